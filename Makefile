@@ -58,11 +58,8 @@ test-cluster: setup ## end-to-end tests on a local cluster, with training in pod
 test-all: setup ## make test and make test-cluster, with the builds in the background: what CI runs
 	@PYTHONPATH=tests $(BIN)/python -m suite test-all
 
-test-times: setup ## write the durations of the last test runs into docs/testing.md
+test-times: setup ## write the durations of the last test runs into docs/contribute/testing.md
 	@PYTHONPATH=tests $(BIN)/python -m suite times
-
-coverage: setup ## make test, and a list of the functions that no test enters
-	@PYTHONPATH=tests $(BIN)/python -m suite test --coverage
 
 test-fast: setup ## fast tests only
 	@PYTHONPATH=tests $(BIN)/python -m suite check --only fast
@@ -134,5 +131,5 @@ release: setup ## VERSION=1.4.0: set the version, write the changelog, build whe
 changelog: setup ## what CHANGELOG.md would gain from changelog.d
 	@$(BIN)/towncrier build --draft --version next
 
-.PHONY: help setup run crds static changelog test test-cluster test-all test-times coverage test-fast test-gpu test-npu
+.PHONY: help setup run crds static changelog test test-cluster test-all test-times test-fast test-gpu test-npu
 .PHONY: check format bench lock clean cache clean-cache

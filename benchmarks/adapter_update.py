@@ -135,7 +135,7 @@ class Trainer:
         """Update the adapter as training does."""
         import ray
 
-        from verl_omni.weight_sync import names, transfer
+        from verl_omni.weight_sync import ipc, names
 
         began = time.perf_counter()
         version = next(self.versions)
@@ -153,7 +153,7 @@ class Trainer:
         )
         job = ray.get_runtime_context().get_job_id()
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
-        transfer.send(tensors.items(), handle=handle, bucket_bytes=BUCKET, device=None, deadline=DEADLINE)
+        ipc.send(tensors.items(), handle=handle, bucket_bytes=BUCKET, device=None, deadline=DEADLINE)
         if (taken := ray.get(answer)[0])["bound"] * 2 != len(tensors):
             raise RuntimeError(f"the engine bound {taken} of {len(tensors)} tensors")
         ray.get(self.server.set_global_steps.remote(version))

@@ -27,10 +27,10 @@ from results import arguments, spread, table, write
 from torch import Tensor
 from weight_transfer import MIB, ROUNDS, updates
 
-from verl_omni.weight_sync.network.buckets import PREFERRED_BYTES
-from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
-from verl_omni.weight_sync.network.receiver import WeightReceiver
-from verl_omni.weight_sync.network.sender import WeightStream
+from verl_omni.weight_sync.buckets import PREFERRED_BYTES
+from verl_omni.weight_sync.messages import HeaderMessage, StreamAddress
+from verl_omni.weight_sync.tcp_receiver import StreamReceiver
+from verl_omni.weight_sync.tcp_sender import StreamSender
 
 HOST = "127.0.0.1"
 KEY = b"a token"
@@ -66,7 +66,7 @@ def receive_raw(port: int, buffer: memoryview) -> None:
 
 def receive_update(address: StreamAddress, number: int) -> None:
     """Receive an update, checked, and drop its tensors: what an engine does with them is another benchmark."""
-    incoming = WeightReceiver(address, number, KEY, DEADLINE)
+    incoming = StreamReceiver(address, number, KEY, DEADLINE)
     incoming.connect()
     with contextlib.closing(incoming):
         for _ in incoming.weights():
@@ -98,7 +98,7 @@ def send_raw(content: memoryview, receiver: Connection) -> Transfer:
 
 def send_update(weights: list[Tensor], receivers: list[Connection]) -> Transfer:
     """Send an update to all receivers."""
-    stream = WeightStream(HOST, KEY, DEADLINE)
+    stream = StreamSender(HOST, KEY, DEADLINE)
     used = time.process_time()
     began = time.monotonic()
     for number, receiver in enumerate(receivers):

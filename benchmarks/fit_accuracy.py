@@ -4,7 +4,7 @@
 
 The peak of an update of the real actor is counted by torch's CPU allocator, including what operators allocate inside
 (`verl_omni/trainer/device_checks/measured_update.py`). With `--gpu`, layers have the width of public models and images
-512 x 512 pixels, and CUDA's allocator counts. The tables in docs/fit.md are written from the results.
+512 x 512 pixels, and CUDA's allocator counts. The tables in docs/guides/fit.md are written from the results.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/fit_models.py [--out FILE]
 
-No model is downloaded, and no accelerator is used. The table in docs/fit.md is written from the result.
+No model is downloaded, and no accelerator is used. The table in docs/guides/fit.md is written from the result.
 """
 
 from __future__ import annotations

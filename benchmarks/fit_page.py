@@ -1,4 +1,4 @@
-"""Tables of docs/fit.md, from the raw data in docs/figures."""
+"""Tables of docs/guides/fit.md, from the raw data in docs/figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from results import ROOT
 from omni_operator.cli.machine import devices
 from verl_omni.trainer.memory_estimate.estimate import fits
 
-PAGE = ROOT / "docs" / "fit.md"
+PAGE = ROOT / "docs" / "guides" / "fit.md"
 GIB = 1 << 30
 MIB = 1 << 20
 Row = dict[str, Any]

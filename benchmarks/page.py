@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md and its plots from the raw data in docs/figures.
+"""Write docs/contribute/benchmarks.md and its plots from the raw data in docs/figures.
 
     python benchmarks/page.py [--check]
 
@@ -19,10 +19,11 @@ import training_sections as training
 from formatting import Data, Section, wrapped
 from results import FIGURES, ROOT
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "contribute" / "benchmarks.md"
 INTRODUCTION = (
     "Speed, memory and learning on a CPU. `make bench` runs the programs in `benchmarks/` with the Python of "
-    "`.venv/bin`, and writes this page from the raw data in `docs/figures/`. [gpu.md](gpu.md) has runs on a GPU."
+    "`.venv/bin`, and writes this page from the raw data in `docs/figures/`. "
+    "[Runs on a GPU](evidence.md#runs-on-a-gpu) are on another page."
 )
 METHOD = (
     "The variants of a run take turns; the first turn is not counted. Values are medians, with the lowest and the "
@@ -71,7 +72,7 @@ NOT_MEASURED = (
     "- The compositional reward over 120 steps and three seeds.\n"
     "- Start-up over several pairs of runs, and in pods.\n"
     "- The replacement of a replica on a Kubernetes cluster.\n"
-    "- Memory and speed on a GPU or NPU, except for one short run ([gpu.md](gpu.md))."
+    "- Memory and speed on a GPU or NPU, except for [one short run](evidence.md#runs-on-a-gpu)."
 )
 
 
@@ -93,7 +94,7 @@ def generated(figures: Path) -> dict[str, str]:
     if missed:
         parts += ["## Missed targets", "\n".join(wrapped(f"- {sentence}") for sentence in missed)]
     parts += [*groups, "## Not measured yet", wrapped(NOT_MEASURED)]
-    return {PAGE.name: "\n\n".join(parts) + "\n", **files}
+    return {PAGE.relative_to(FIGURES.parent).as_posix(): "\n\n".join(parts) + "\n", **files}
 
 
 def _usual_machine(figures: Path) -> str:
@@ -113,7 +114,7 @@ def _section(file: Path, entry: Entry, usual: str) -> Section:
     machine = "" if data["machine"] == usual else f", on {data['machine']}"
     blocks = [f"### {title}", f"`python benchmarks/{command}`{machine}"]
     blocks += [wrapped(block) for block in found.blocks]
-    blocks += [f"![{title}](figures/{name}.svg)" for name in found.plots]
+    blocks += [f"![{title}](../figures/{name}.svg)" for name in found.plots]
     return Section(blocks, found.plots, found.missed)
 
 

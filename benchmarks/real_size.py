@@ -211,13 +211,13 @@ class Timed:
 def add_worker_method(_server: Any) -> None:
     """Add a method that counts the modules of the adapter; runs in the server process, which is also the worker's."""
     from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID
-    from verl_omni.weight_sync import adapter_checks
+    from verl_omni.weight_sync import checks
     from verl_omni.workers.rollout.vllm_rollout.utils import vLLMOmniColocateWorkerExtension
 
     def bound_modules(self: Any) -> int:
         manager = self.lora_manager
-        known = adapter_checks.lora_targets(manager._lora_modules, manager._packed_modules_mapping)
-        return int(adapter_checks.check_binding(manager._registered_adapters[VLLM_LORA_INT_ID].loras, known))
+        known = checks.lora_targets(manager._lora_modules, manager._packed_modules_mapping)
+        return int(checks.check_binding(manager._registered_adapters[VLLM_LORA_INT_ID].loras, known))
 
     vLLMOmniColocateWorkerExtension.bound_modules = bound_modules
 

@@ -1,4 +1,4 @@
-"""PURE: data of the rollout benchmarks -> their sections of docs/benchmarks.md."""
+"""PURE: data of the rollout benchmarks -> their sections of docs/contribute/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def payload(data: Data) -> Section:
         [
             f"Images of {data['resolution']} x {data['resolution']} pixels from {data['workers']} workers: Ray's put "
             "and get, and `DataProto.concat`. Pixels are uint8 by default, and training steps do not send them "
-            "([rollout-server.md](rollout-server.md#output-and-batching)).",
+            "([pools.md](../guides/pools.md#output-and-batching)).",
             table(["images", "pixels", "megabytes", "time over float32", "ms"], cells),
         ],
         {"payload": plot(series, "images in a batch", "seconds", log_x=True, log_y=True)},

@@ -109,7 +109,8 @@ def running(*overrides: str) -> Iterator[Running]:
 
 def batch(size: int, ground_truth: Any = "") -> Any:
     """Training prompts with the same seeds each time."""
-    from verl_omni.trainer.generation.sample_generation import training_prompts
+    from verl_omni.trainer.generation.sample_generation import training_requests
+    from verl_omni.trainer.generation.verl_batches import requests_to_verl
 
     rows = [
         {
@@ -120,7 +121,7 @@ def batch(size: int, ground_truth: Any = "") -> Any:
         }
         for row in range(size)
     ]
-    return training_prompts(rows, n=1, step=1, version=0, seed=0)
+    return requests_to_verl(training_requests(rows, n=1, step=1, version=0, seed=0))
 
 
 def timed_generation(worker: Any, size: int) -> tuple[float, Any]:

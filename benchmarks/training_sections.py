@@ -1,4 +1,4 @@
-"""PURE: data of whole training runs -> their sections of docs/benchmarks.md."""
+"""PURE: data of whole training runs -> their sections of docs/contribute/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def start_up(data: Data) -> Section:
     return Section(
         [
             "A job of one step, with Ray workers that import their own modules, and with forked workers "
-            "([ADR 7](adr/0007-forked-ray-workers.md), the default without a GPU), on an otherwise idle machine; "
+            "([ADR 7](../adr/0007-forked-ray-workers.md), the default without a GPU), on an otherwise idle machine; "
             f"counted pairs: {pairs}.",
             table(
                 ["from the command to", "separate imports", "forked", "ratio"],
@@ -311,7 +311,7 @@ def replica_loss(data: Data) -> Section:
             f"The only rollout replica of a run is lost {row['losses']} times while it generates: its Ray node is "
             f"killed, and a new one joins Ray after {with_range(row, 'node_s')} s. From the kill to the first sample "
             f"of the replacement it takes {with_range(row, 'total_s')} s. Your runs have these times in their "
-            "[events](run-folder.md#events)." + (busy if data["load"] >= QUIET_LOAD else ""),
+            "[events](../guides/results.md#events)." + (busy if data["load"] >= QUIET_LOAD else ""),
             table(["part", "share of the time", "seconds"], cells),
             "The model is tiny: a real one adds the time to load its weights. The trainer looks for nodes every "
             f"{number(data['poll_s'])} s.",

@@ -24,9 +24,9 @@ import torch
 from results import arguments, spread, table, write
 from torch import Tensor
 
-from verl_omni.weight_sync import transfer
+from verl_omni.weight_sync import ipc
+from verl_omni.weight_sync.buckets import SHARED_MEMORY_BYTES, Bucket, Packer
 from verl_omni.weight_sync.buffers import SendBuffer
-from verl_omni.weight_sync.packing import SHARED_MEMORY_BYTES, Packer
 
 MIB = 1 << 20
 BUCKETS = (1, 64, 512)  # MiB
@@ -54,7 +54,7 @@ def receive_all(orders: Connection) -> None:
     torch.set_num_threads(1)
     model: dict[str, Tensor] = {}
 
-    def load(bucket: transfer.Bucket) -> None:
+    def load(bucket: Bucket) -> None:
         for name, tensor in bucket:
             own = name.partition(".")[2]
             if own not in model or model[own].shape != tensor.shape:
@@ -62,7 +62,7 @@ def receive_all(orders: Connection) -> None:
             model[own].copy_(tensor)
 
     while handle := orders.recv():
-        orders.send(len(transfer.receive(load, handle=handle, device=torch.device("cpu"), deadline=DEADLINE)))
+        orders.send(len(ipc.receive(load, handle=handle, device=torch.device("cpu"), deadline=DEADLINE)))
 
 
 def copy_seconds(weights: list[Tensor], targets: list[Tensor]) -> float:
@@ -99,7 +99,7 @@ def transfer_seconds(weights: list[Tensor], bucket: int, orders: Connection, han
     """Seconds of a transfer, from the first tensor to the last confirmation."""
     orders.send(handle)
     began = time.perf_counter()
-    sent = transfer.send(updates(weights), handle=handle, bucket_bytes=bucket * MIB, device=None, deadline=DEADLINE)
+    sent = ipc.send(updates(weights), handle=handle, bucket_bytes=bucket * MIB, device=None, deadline=DEADLINE)
     took = time.perf_counter() - began
     if orders.recv() != sent:
         raise RuntimeError("the receiver got another number of tensors than were sent")

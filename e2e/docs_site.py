@@ -75,7 +75,7 @@ def navigation(index: str, pages: list[str]) -> list[Any]:
     Args:
         index: text of docs/README.md. pages: all pages of decision records.
     """
-    sections: list[Any] = ["README.md", {"Learn": [{"Quick start": "quick-start.md"}]}]
+    sections: list[Any] = ["README.md", {"Start": [{"Quick start": "quick-start.md"}]}]
     for part in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
         title, _, body = part.partition("\n")
         found = []
@@ -83,8 +83,8 @@ def navigation(index: str, pages: list[str]) -> list[Any]:
             name = OUTSIDE.get(posixpath.normpath(posixpath.join(DOCS, target.partition("#")[0])), target)
             if name.endswith(".md") and "://" not in name and not name.startswith("..") and name not in found:
                 found.append({"Values of the chart": name} if name == "chart-values.md" else name)
-        if title == "Learn":
-            sections[1]["Learn"] += found
+        if title == "Start":
+            sections[1]["Start"] += found
         else:
             sections.append({title: found})
     decisions = [name for name in pages if name != "adr/README.md"]

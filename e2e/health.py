@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from e2e.cluster import deadlines
 from e2e.cluster.tools import HEALTH, ensure
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "gitops.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "operate" / "install.md"
 SETTING = "resource.customizations.health.diffusionrl.io_DiffusionRLJob"
 
 

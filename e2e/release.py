@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tagged = f"checked, committed and tagged {release_commit.tag_name(chosen.version)}"
     needed = " and ".join(image.folder for image in CHECKED)
     rest = f"committed; not checked and not tagged, which needs the images {needed}"
-    say(f"{tagged if checked else rest}. Next: read the commit; docs/release.md says how to publish")
+    say(f"{tagged if checked else rest}. Next: read the commit; docs/contribute/testing.md says how to publish")
     return 0
 
 

@@ -63,7 +63,7 @@ class Files:
 
 
 def publish(files: Files, address: str, skopeo: Path) -> None:
-    """Copy images and chart to a registry without TLS, by the command of docs/release.md."""
+    """Copy images and chart to a registry without TLS, by the command of docs/contribute/testing.md."""
     for name, (_, file) in files.digests().items():
         copy = [str(skopeo), "copy", "--quiet", "--dest-tls-verify=false", f"oci-archive:{files.folder / file}"]
         run([*copy, f"docker://{address}/{name}"], deadline=COPY_S)

@@ -1,7 +1,7 @@
 """Which tests on whole clusters run when there is not time for all of them. The functions above `digest` are PURE.
 
-The rule is in docs/testing.md. What is known of earlier runs is in two files `turns.json`: of this machine, and of the
-repository, written by `make test-times`.
+The rule is in docs/contribute/testing.md. What is known of earlier runs is in two files `turns.json`: of this machine,
+and of the repository, written by `make test-times`.
 """
 
 from __future__ import annotations

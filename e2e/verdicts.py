@@ -28,7 +28,6 @@ from e2e.cluster.control_plane import control_plane
 from e2e.operator_process import install
 from e2e.pod_schema import pod_template
 from e2e.random_documents import Documents
-from e2e.random_metadata import change
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, JobError, read_job
 from omni_operator.api.base import whole
@@ -63,9 +62,6 @@ def random_jobs(seed: int, count: int) -> Iterator[Document]:
         made = documents.pick(fixed) if documents.chance(0.3) else copy.deepcopy(known.SMALLEST)
         for _ in range(documents.pick([0, 1, 1, 2, 3])):
             documents.change(made["spec"])
-        if documents.chance(0.15):
-            for _ in range(documents.pick([1, 1, 2])):
-                change(made["metadata"], documents)
         yield made
 
 

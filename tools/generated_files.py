@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 
 from e2e import chart_values
 from tools import (
+    algorithms_table,
     crd_file,
+    init_jobs,
     job_page,
     metrics_page,
     other_defaults,
     python_page,
+    scorers_table,
     setting_names,
     settings_page,
     troubleshooting_page,
@@ -31,6 +34,9 @@ GENERATORS: tuple[Callable[[Sequence[str]], int], ...] = (
     other_defaults.main,
     metrics_page.main,
     python_page.main,
+    scorers_table.main,
+    algorithms_table.main,
+    init_jobs.main,
 )
 
 

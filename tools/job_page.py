@@ -1,6 +1,6 @@
-"""Generator of `docs/job.md`, the reference of a job's fields, from the CRD.
+"""Generator of `docs/reference/job.md`, the reference of a job's fields, from the CRD.
 
-PYTHONPATH=operator:. python -m tools.job_page --out docs/job.md [--check]
+PYTHONPATH=operator:. python -m tools.job_page --out docs/reference/job.md [--check]
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_operator.api.base import VALIDATIONS
 from omni_operator.api.crd.definition import schema
 from tools.generated_file import write_or_check
 
@@ -21,7 +20,8 @@ INTRODUCTION = """\
 
 <!-- Generated from operator/omni_operator/api by `make crds`; do not edit. -->
 
-All fields of a job, with types, defaults and rules. `kubectl explain diffusionrljob.spec` prints the same text.
+All fields of a job, with types and defaults. `kubectl explain diffusionrljob.spec` prints the same text. The API server
+and `drl validate` refuse what breaks a rule between fields, and print the rule.
 
 The same file runs on one machine (`drl run job.yaml`) and on a cluster (`kubectl apply -f job.yaml`). In a local run,
 fields marked "Cluster only", and those of suspension, deadlines, retries and clean-up, have no effect. `drl validate`
@@ -33,8 +33,8 @@ prints every problem with its line, `drl validate --cluster` also what the opera
 
 Changes of `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines take effect at once. Those of the number
 of rollout and reward pods, and of what only these pods are made of, change the pods of the running attempt
-([pools.md](pools.md#replicas-that-come-and-go)). All others are for the next attempt, which follows at once if the
-trainer does not run yet. `managedBy` and `model.base` cannot change. After the end of the job, only
+([pools.md](../guides/pools.md#replicas-that-come-and-go)). All others are for the next attempt, which follows at once
+if the trainer does not run yet. `managedBy` and `model.base` cannot change. After the end of the job, only
 `ttlSecondsAfterFinished` and `cleanupPolicy` can change.
 """
 
@@ -44,27 +44,37 @@ def text() -> str:
     made = schema()
     parts = [INTRODUCTION]
     for name in ("spec", "status"):
-        parts += [f"## {name}\n", *_tables(made["properties"][name], name)]
-    rules = [f"`{at.removeprefix('.') or 'job'}`: {message}" for at, message in _rules(made, "")]
-    parts += ["## Rules between fields\n", "".join(f"- {rule}\n" for rule in dict.fromkeys(rules))]
+        groups = list(_groups(made["properties"][name], name))
+        places: dict[str, list[str]] = {}
+        same: list[str] = []
+        for path, body in groups:
+            places.setdefault(body, []).append(path)
+        for body, paths in places.items():
+            level = "##" if paths == [name] else "###"
+            parts.append(f"{level} {paths[0]}\n")
+            # Groups inside a group that has the same fields as another need no line of their own.
+            others = [path for path in paths[1:] if not any(path.startswith((f"{at}.", f"{at}[")) for at in same)]
+            if others:
+                parts.append(f"The same fields: {', '.join(f'`{path}`' for path in others)}.\n")
+            same += others
+            parts.append(body)
     return "\n".join(parts)
 
 
-def _tables(node: Schema, at: str) -> Iterator[str]:
-    """A table of the fields at `at`, then one for each field with fields of its own."""
-    lines = ["| field | type | default | description |", "| --- | --- | --- | --- |"]
+def _groups(node: Schema, at: str) -> Iterator[tuple[str, str]]:
+    """Path and list of a group of fields, then those of each field with fields of its own."""
+    lines = []
     inner = []
     required = node.get("required", ())
     for name, field in node["properties"].items():
-        default = "required" if name in required else _default(field)
-        lines.append(f"| `{name}` | {_kind(field)} | {default} | {field['description'].replace('|', ', ')} |")
+        default = ", required" if name in required else _default(field)
+        lines.append(f"- **`{name}`** ({_kind(field)}{default}): {field['description']}")
         holder = field.get("items", field)
         if holder.get("properties"):
             inner.append((holder, f"{at}.{name}{'[]' if 'items' in field else ''}"))
-    yield "\n".join(lines) + "\n"
+    yield at, "\n".join(lines) + "\n"
     for holder, path in inner:
-        yield f"### {path}\n"
-        yield from _tables(holder, path)
+        yield from _groups(holder, path)
 
 
 def _kind(field: Schema) -> str:
@@ -81,22 +91,12 @@ def _kind(field: Schema) -> str:
 
 def _default(field: Schema) -> str:
     value = field.get("default")
-    return "" if value is None or isinstance(value, dict) else f"`{json.dumps(value)}`"
-
-
-def _rules(node: Schema, at: str) -> Iterator[tuple[str, str]]:
-    """Path and message of every rule."""
-    for rule in node.get(VALIDATIONS, ()):
-        yield at + rule.get("fieldPath", ""), rule["message"]
-    for name, inner in node.get("properties", {}).items():
-        yield from _rules(inner, f"{at}.{name}")
-    if "items" in node:
-        yield from _rules(node["items"], f"{at}[]")
+    return "" if value is None or isinstance(value, dict) else f", default `{json.dumps(value)}`"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
-    return write_or_check(arguments, Path("docs/job.md"), lambda _: text(), stale="does not match the models")
+    return write_or_check(arguments, Path("docs/reference/job.md"), lambda _: text(), stale="does not match the models")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""The table of docs/switching.md: settings that have another default than in the reference.
+"""Settings that have another default than in the reference; config/other_defaults.yaml has the reason of each.
 
-The reason of each is in config/other_defaults.yaml.
+    python -m tools.other_defaults
 
-    python -m tools.other_defaults [--check]
-
-`--check` writes nothing and fails where the page is stale.
+fails where one has no reason. docs/reference/settings.md has both defaults of every setting.
 """
 
 from __future__ import annotations
@@ -13,19 +11,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig
 
 from tools import settings_page
-from tools.generated_file import write_or_check
 from verl_omni.utils.reference_settings import Renamed, find_rule
 
-PAGE = Path("docs/switching.md")
-BEGIN = "<!-- other defaults: written by `make crds` -->"
-END = "<!-- end of other defaults -->"
 # Evaluations have the settings of training samples, unless the first group has others.
 EVALUATIONS = "actor_rollout_ref.rollout.val_kwargs.pipeline."
 SAMPLES = "actor_rollout_ref.rollout.pipeline."
@@ -87,8 +80,8 @@ def reasons() -> dict[str, str]:
     return found
 
 
-def render(defaults: Sequence[OtherDefault], why: Mapping[str, str]) -> str:
-    """The table.
+def check(defaults: Sequence[OtherDefault], why: Mapping[str, str]) -> None:
+    """Compare the defaults with the reasons.
 
     Raises:
         LookupError: a default without a reason, or a reason without a default that differs.
@@ -98,17 +91,6 @@ def render(defaults: Sequence[OtherDefault], why: Mapping[str, str]) -> str:
         raise LookupError(f"other_defaults.yaml has no reason for the default of {', '.join(missing)}")
     if stale := [name for name in why if name not in names]:
         raise LookupError(f"other_defaults.yaml has a reason for {', '.join(stale)}, of which the default is the same")
-    header = ["| setting | there | here |", "| --- | --- | --- |"]
-    return "\n".join([*header, *map(_row, defaults)])
-
-
-def _row(each: OtherDefault) -> str:
-    here = " or ".join(f"`{text}`" for text in each.here)
-    return f"| `{each.name}` | {_there(each.there)} | {here} |"
-
-
-def _there(text: str) -> str:
-    return "none" if text in NO_VALUE else f"`{text}`"
 
 
 def _value(text: str) -> Any:
@@ -122,15 +104,10 @@ def _value(text: str) -> Any:
         return value
 
 
-def _page(path: Path) -> str:
-    """The page with a new table; the rest stays."""
-    head, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{head}{BEGIN}\n\n{render(find(), reasons())}\n\n{END}{rest.partition(END)[2]}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the table. Returns the exit code."""
-    return write_or_check(arguments, PAGE, _page, stale="does not show the defaults of the trainer")
+def main(_: Sequence[str] | None = None) -> int:
+    """Check that every other default has a reason. Returns the exit code."""
+    check(find(), reasons())
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Names of the trainer's settings, as a module of the operator, which checks overrides without the trainer.
+"""Names of the trainer's settings, as a file of the operator, which checks overrides without the trainer.
 
     python -m tools.setting_names [--check]
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,18 +25,10 @@ from verl_omni.trainer.settings.unused_values import KL, LOG_PROBS
 from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
 from verl_omni.verl_names import AGENT_LOOP
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
-FILE = Path("operator/omni_operator/api/overrides/setting_names.py")
-WIDTH = 120
-HEADER = '''\
-"""Names of the trainer's settings. Written from verl_omni/trainer/config by `make crds`; do not edit."""
-
-# fmt: off
-# ruff: noqa: E501
-from __future__ import annotations
-
-'''
+FILE = Path("operator/omni_operator/api/overrides/setting_names.json")
+SOURCE = "Written from verl_omni/trainer/config by `make crds`; do not edit."
 
 
 def setting_names(loss: str) -> frozenset[str]:
@@ -53,28 +44,40 @@ def _walk(node: Any, prefix: str) -> Iterator[str]:
 
 
 def render() -> str:
-    """Text of the operator's module."""
+    """Text of the operator's file; the module next to it says what its parts mean."""
     by_loss = {loss: setting_names(loss) for loss in ALGORITHMS}
     common = frozenset.intersection(*by_loss.values())
-    parts = [
-        "# Settings of every algorithm.\n",
-        _tuple("COMMON", common),
-        "# Settings of one algorithm, by the trainer's name of it.\n",
-        "BY_LOSS = {\n",
-        *(f'    "{loss}": (\n{_lines(names - common, 8)}    ),\n' for loss, names in by_loss.items()),
-        "}\n",
-        "# Groups whose keys the user chooses.\n",
-        _tuple("OPEN", _open_groups()),
-        "# What this project registers, by the setting that names one of them.\n",
-        f'REGISTERED = {{\n    "{ARCHITECTURE}": {tuple(sorted(FAMILIES))!r},\n',
-        f'    "{DEFAULT_LOOP}": {(AGENT_LOOP,)!r},\n}}\n',
-        "# Paths of models of the reference's families that do not exist here, in any case.\n",
-        f"MISSING_FAMILY = {MISSING_FAMILY!r}\n",
-        *_required(),
-        *_values(by_loss),
-        *_reference(),
-    ]
-    return HEADER + "".join(parts)
+    parts: dict[str, Any] = {
+        "source": SOURCE,
+        "common": _by_group(common),
+        "by_loss": {loss: _by_group(names - common) for loss, names in by_loss.items()},
+        "open": _by_group(_open_groups()),
+        "registered": {ARCHITECTURE: sorted(FAMILIES), DEFAULT_LOOP: [AGENT_LOOP]},
+        "missing_family": MISSING_FAMILY,
+        "required": _required(),
+        **_values(by_loss),
+        **_reference(),
+    }
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(part)}" for name, part in parts.items()) + "\n}\n"
+
+
+def _by_group(names: Iterable[str]) -> dict[str, str]:
+    """The last parts of names, by the group that they are in."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names):
+        group, _, last = name.rpartition(".")
+        groups.setdefault(group, []).append(last)
+    return {group: " ".join(lasts) for group, lasts in sorted(groups.items())}
+
+
+def _lines(part: Any) -> str:
+    """A part of the file as JSON, with a line for each of its entries."""
+    if isinstance(part, dict):
+        entries = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in part.items())
+        return f"{{\n{entries}\n}}"
+    if isinstance(part, list):
+        return "[\n" + ",\n".join(f" {json.dumps(row)}" for row in part) + "\n]"
+    return json.dumps(part)
 
 
 def _open_groups() -> Iterator[str]:
@@ -85,21 +88,17 @@ def _open_groups() -> Iterator[str]:
             yield f"{engine_settings.GROUP}.{name}"
 
 
-def _required() -> Iterator[str]:
-    """The settings that must have one value with an algorithm."""
+def _required() -> list[Any]:
+    """The settings that must have one value with some algorithms: name, value, reason and the algorithms."""
     losses: dict[str, list[str]] = {}
     for loss, entry in ALGORITHMS.items():
         for each in entry.required:
             if each.name not in (LOG_PROBS, KL):  # the trainer drops the other value, and says why (unused_values.py)
-                row = f"{json.dumps(each.name)}, {each.value!r}, {json.dumps(each.reason)}"
-                losses.setdefault(row, []).append(loss)
-    yield "# Settings that must have one value with some algorithms, and why.\n"
-    yield "REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (\n"
-    yield from (f"    ({row}, {tuple(names)!r}),\n" for row, names in losses.items())
-    yield ")\n"
+                losses.setdefault(json.dumps([each.name, each.value, each.reason]), []).append(loss)
+    return [[*json.loads(row), names] for row, names in losses.items()]
 
 
-def _values(by_loss: Mapping[str, frozenset[str]]) -> Iterator[str]:
+def _values(by_loss: Mapping[str, frozenset[str]]) -> dict[str, Any]:
     """Types and ranges of values, and what is a group."""
     found: dict[str, set[type | None]] = {}
     groups: dict[str, bool] = {}
@@ -111,19 +110,16 @@ def _values(by_loss: Mapping[str, frozenset[str]]) -> Iterator[str]:
         groups |= setting_groups.groups(config)
     # Where an algorithm takes values of another type, only the trainer checks them.
     kinds = {name: kind for name, (kind, *others) in found.items() if kind and not others}
-    for title, name, kind in (("numbers", "NUMBERS", float), ("true or false", "SWITCHES", bool)):
-        yield f"# Settings that are {title}.\n"
-        yield _tuple(name, (setting for setting, found in kinds.items() if found is kind))
-    yield "# Settings that are two numbers, with an example.\n"
-    yield f"PAIRS = {{\n{_entries(value_types.PAIRS)}}}\n"
-    yield "# Numbers and switches that are never null.\n"
-    yield _tuple("NEVER_NULL", (setting for setting in kinds if not value_types.may_be_null(setting)))
-    yield "# Groups of settings, and those that are empty by default, so that null means empty.\n"
-    yield _tuple("GROUPS", groups)
-    yield _tuple("EMPTY_GROUPS", (group for group, empty in groups.items() if empty))
-    yield "# Numbers that must be positive, or must not be negative, with what to write instead.\n"
-    for name, settings in (("POSITIVE", number_ranges.POSITIVE), ("NOT_NEGATIVE", number_ranges.NOT_NEGATIVE)):
-        yield f"{name} = {{\n{_entries({one: number_ranges.ADVICE.get(one, '') for one in settings})}}}\n"
+    return {
+        "numbers": _by_group(name for name, kind in kinds.items() if kind is float),
+        "switches": _by_group(name for name, kind in kinds.items() if kind is bool),
+        "pairs": value_types.PAIRS,
+        "never_null": _by_group(name for name in kinds if not value_types.may_be_null(name)),
+        "groups": _by_group(groups),
+        "empty_groups": _by_group(group for group, empty in groups.items() if empty),
+        "positive": {name: number_ranges.ADVICE.get(name, "") for name in sorted(number_ranges.POSITIVE)},
+        "not_negative": {name: number_ranges.ADVICE.get(name, "") for name in sorted(number_ranges.NOT_NEGATIVE)},
+    }
 
 
 def _engine_kinds() -> dict[str, type]:
@@ -133,47 +129,24 @@ def _engine_kinds() -> dict[str, type]:
     return {f"{engine_settings.GROUP}.{name}": kind for name, kind in found if kind is not None}
 
 
-def _entries(values: Mapping[str, str]) -> str:
-    return "".join(f"    {json.dumps(name)}: {json.dumps(text)},\n" for name, text in sorted(values.items()))
-
-
-def _reference() -> Iterator[str]:
-    """The settings of the reference that the configuration does not have."""
+def _reference() -> dict[str, Any]:
+    """The settings of the reference that the configuration does not have, and those with few accepted values."""
     by_name = sorted(rules().items())
-    elsewhere = {name: rule.name for name, rule in by_name if isinstance(rule, Renamed | Copied)}
     rejected: dict[str, list[str]] = {}
     for name, rule in by_name:
         if isinstance(rule, Rejected):
-            rejected.setdefault(f"{rule.accepted!r}, {json.dumps(rule.advice)}", []).append(name)
+            rejected.setdefault(json.dumps([rule.accepted, rule.advice]), []).append(name)
     for name, supported in sorted(SUPPORTED.items()):
-        rejected.setdefault(f"{supported.values!r}, {json.dumps(supported.advice)}", []).append(name)
+        rejected.setdefault(json.dumps([supported.values, supported.advice]), []).append(name)
     for name, setting in engine_settings.SETTINGS.items():
         if setting.choices:
-            row = f"{(None, *setting.choices)!r}, {json.dumps(setting.meaning)}"
+            row = json.dumps([[None, *setting.choices], setting.meaning])
             rejected.setdefault(row, []).append(f"{engine_settings.GROUP}.{name}")
-    yield "# Settings of the reference, by the setting here that has their value. In a name, `.*` stands for a group.\n"
-    yield "ELSEWHERE = {\n"
-    yield from (f"    {json.dumps(name)}: {json.dumps(target)},\n" for name, target in elsewhere.items())
-    yield "}\n"
-    yield "# Settings of the reference that have no effect here.\n"
-    yield _tuple("WITHOUT_EFFECT", (name for name, rule in by_name if isinstance(rule, WithoutEffect)))
-    yield "# Settings with the only values that are accepted, and what to write instead of others.\n"
-    yield "REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (\n"
-    for rule_text, names in rejected.items():
-        short = f'    ({rule_text}, ("{names[0]}",)),\n'
-        fits = len(names) == 1 and len(short) <= WIDTH
-        yield short if fits else f"    ({rule_text}, (\n{_lines(names, 8)}    )),\n"
-    yield ")\n"
-
-
-def _tuple(name: str, values: Iterable[str]) -> str:
-    return f"{name} = (\n{_lines(values, 4)})\n"
-
-
-def _lines(values: Iterable[str], indent: int) -> str:
-    margin = " " * indent
-    text = " ".join(f'"{value}",' for value in sorted(values))
-    return textwrap.fill(text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False) + "\n"
+    return {
+        "elsewhere": {name: rule.name for name, rule in by_name if isinstance(rule, Renamed | Copied)},
+        "without_effect": _by_group(name for name, rule in by_name if isinstance(rule, WithoutEffect)),
+        "rejected": [[*json.loads(row), _by_group(names)] for row, names in rejected.items()],
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

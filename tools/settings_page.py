@@ -1,4 +1,4 @@
-"""docs/settings.md: every setting of the reference, and what becomes of it here.
+"""docs/reference/settings.md: every setting of the reference, and what becomes of it here.
 
     python -m tools.settings_page [--check]
 
@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 import textwrap
 from collections import Counter
@@ -24,25 +25,26 @@ from verl_omni.trainer.settings.configuration import OPEN, defaults
 from verl_omni.trainer.settings.supported_values import SUPPORTED
 from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
-PAGE = Path("docs/settings.md")
+PAGE = Path("docs/reference/settings.md")
 SOURCE = Path("docs/figures/reference-settings.tsv")
 HEADER = """\
 # Settings of the reference
 
 For users of verl-omni: all {total} settings of its trainer, and what becomes of each here. Written by `make crds`
 from the trainer's configuration and `verl_omni/utils/reference_settings.yaml`; tests compare every line with
-what the trainer does. Names and defaults of the reference are those of verl-omni of September 2026; "recipes" says how
-many of its 40 published recipes set a value.
+what the trainer does. Names and defaults of the reference are those of verl-omni of September 2026.
 
 | what happens to a value | settings |
 | --- | ---: |
 {counts}
 
-- **used**: it has the reference's meaning, except for what [switching.md](switching.md) says. With "only", other
-  values are refused. "With" names the only algorithms (`loss_mode`) that read it; with others it has no effect, and is
-  named at the start.
+One default: both have it. `x` there, `y` here: the reference's, and this trainer's.
+
+- **used**: it has the reference's meaning, except for what [switching.md](../from-verl-omni/switching.md) says. With
+  "only", other values are refused. "With" names the only algorithms (`loss_mode`) that read it; with others it has no
+  effect, and is named at the start.
 - **same as**: the value goes to the named setting, or must be equal to it.
 - **without effect**: accepted and named once at the start of a run, with this reason.
 - **only**: other values are refused, because this trainer does not have what they ask for.
@@ -56,20 +58,19 @@ ENGINE_HEADER = f"""
 ## {ENGINE_TITLE}
 
 Below `{engine_settings.GROUP}` a run, and each program that starts a
-[rollout server](rollout-server.md), may set these, with hyphens too. The engine is handed what is set, by name; null
-is not set. Names that are not here are refused, `drl validate` suggests the nearest one, and values that other settings
-rule out are refused at the start. What does nothing for a model's family or next to other settings is named.
+[rollout server](../guides/pools.md#the-rollout-server), may set these, with hyphens too. The engine is handed what is
+set, by name; null is not set. Names that are not here are refused, `drl validate` suggests the nearest one, and values
+that other settings rule out are refused at the start. What does nothing for a model's family or next to other settings
+is named.
 
-| setting | value | what it does |
-| --- | --- | --- |
 """
 REFUSED_HEADER = """
 These are settings of vLLM-Omni that the stage of this trainer cannot take, unless their value asks for nothing:
 
-| setting | why |
-| --- | --- |
 """
 _WRITTEN = {bool: "true or false", int: "whole number", float: "number", str: "text", dict: "group, or JSON text"}
+DESCRIBED = re.compile(r"(?P<used>used|with .*?); default (?P<default>.*?)(?P<only>; only .*)?$")
+USED = ("used", "same as another")
 KINDS = ("used", "same as another", "without effect", "only the value that asks for nothing", "refused")
 
 
@@ -96,8 +97,8 @@ def reference_settings(source: Path = SOURCE) -> list[dict[str, str]]:
 
 
 def configurations() -> list[DictConfig]:
-    """The default settings with each algorithm; interpolations are not resolved."""
-    return [defaults(loss) for loss in ALGORITHMS]
+    """The default settings with each algorithm of the reference; interpolations are not resolved."""
+    return [defaults(loss) for loss, entry in ALGORITHMS.items() if entry.in_reference]
 
 
 def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None:
@@ -127,7 +128,8 @@ def _used(found: Sequence[tuple[DictConfig, str]], algorithms: int) -> str:
     """Which algorithms use a setting."""
     if len(found) == algorithms:
         return "used"
-    return f"used with {_listed([config.actor_rollout_ref.actor.diffusion_loss.loss_mode for config, _ in found])}"
+    names = [_code(config.actor_rollout_ref.actor.diffusion_loss.loss_mode) for config, _ in found]
+    return f"with {', '.join(names)}"
 
 
 def default_here(config: DictConfig, name: str) -> str | None:
@@ -142,6 +144,23 @@ def default_here(config: DictConfig, name: str) -> str | None:
 
 def _there(default: str) -> str:
     return "" if not default else "derived" if default.startswith("${") else _code(default)
+
+
+def _shown(row: Row) -> str:
+    """The defaults of a setting, and what else is to know."""
+    parts = DESCRIBED.match(row.here)
+    if parts is None:
+        return f"{row.here}; {_there(row.default) or 'none'} there"
+    default = parts["default"] if _same(row.default, parts["default"]) else ""
+    default = default or f"{_there(row.default) or 'none'} there, {parts['default']} here"
+    algorithms = "" if parts["used"] == "used" else f"; {parts['used']}"
+    return default + algorithms + (parts["only"] or "")
+
+
+def _same(there: str, here: str) -> bool:
+    """Whether a default is the same value in Python and in YAML; a derived one, and one with a condition, is not."""
+    none = ("", "-", "None")
+    return here.strip("`") == ("null" if there in none else there.lower() if there in ("True", "False") else there)
 
 
 def _listed(values: Sequence[Any]) -> str:
@@ -180,14 +199,38 @@ def _parts(found: Sequence[Row]) -> Iterator[str]:
     names = (name.removeprefix("actor_rollout_ref.") for name in {**cpu_values.REPLACED, **cpu_values.IGNORED})
     on_cpu = textwrap.fill(", ".join(f"`{name}`" for name in names), 120)
     yield HEADER.format(total=len(found), counts=table, on_cpu=on_cpu)
-    section = ""
+    sections: dict[str, list[Row]] = {}
     for row in found:
-        if (top := row.name.partition(".")[0]) != section:
-            section = top
-            yield f"\n## {section}\n\n| setting | recipes | default there | here |\n| --- | ---: | --- | --- |\n"
-        short = row.name.removeprefix(f"{section}.")
-        yield f"| `{short}` | {row.recipes} | {_there(row.default)} | {row.here} |\n"
+        sections.setdefault(row.name.partition(".")[0], []).append(row)
+    for section, its_rows in sections.items():
+        yield f"\n## {section}\n"
+        yield from _section(section, its_rows)
     yield from _engine()
+
+
+def _section(section: str, found: Sequence[Row]) -> Iterator[str]:
+    """The settings that have a meaning here, then the others by what becomes of them."""
+    yield "\n"
+    for row in found:
+        if row.kind in USED:
+            yield f"- `{row.name.removeprefix(f'{section}.')}`: {_shown(row)}\n"
+    others: dict[str, dict[str, None]] = {}
+    for row in found:
+        if row.kind not in USED:
+            others.setdefault(row.here, {})[f"`{_group(row, found).removeprefix(f'{section}.')}`"] = None
+    for here, names in others.items():
+        yield f"- {', '.join(names)}: {here}\n"
+
+
+def _group(row: Row, found: Sequence[Row]) -> str:
+    """The largest group of settings, as `group.*`, that all have the row's fate; the row's own name without one."""
+    parts = row.name.split(".")
+    for count in range(2, len(parts)):
+        group = ".".join(parts[:count])
+        fates = [other.here for other in found if other.name.startswith(f"{group}.")]
+        if len(fates) > 1 and set(fates) == {row.here}:
+            return f"{group}.*"
+    return row.name
 
 
 def _engine() -> Iterator[str]:
@@ -195,7 +238,7 @@ def _engine() -> Iterator[str]:
     yield ENGINE_HEADER
     for name, setting in engine_settings.SETTINGS.items():
         meaning = setting.meaning + (f": {_listed(setting.choices)}" if setting.choices else "")
-        yield f"| `{name}` | {_WRITTEN[setting.kind]} | {meaning} |\n"
+        yield f"- `{name}` ({_WRITTEN[setting.kind]}): {meaning}\n"
     reasons: dict[str, list[str]] = {}
     for name, rule in sorted(rules().items()):
         match rule:
@@ -207,7 +250,7 @@ def _engine() -> Iterator[str]:
                 pass
     yield REFUSED_HEADER
     for reason, names in reasons.items():
-        yield f"| {', '.join(_code(name.rpartition('.')[2]) for name in names)} | {reason} |\n"
+        yield f"- {', '.join(_code(name.rpartition('.')[2]) for name in names)}: {reason}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

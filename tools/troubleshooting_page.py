@@ -1,6 +1,6 @@
-"""Generator of `docs/troubleshooting.md` from the table of reasons.
+"""Generator of `docs/operate/troubleshooting.md` from the table of reasons.
 
-PYTHONPATH=operator:. python -m tools.troubleshooting_page --out docs/troubleshooting.md [--check]
+PYTHONPATH=operator:. python -m tools.troubleshooting_page --out docs/operate/troubleshooting.md [--check]
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ drl logs NAME                         # its output
 
 and search this page for the reason. A job without conditions was not seen by an operator: check that the operator runs
 and watches its namespace ([install.md](install.md)). Faults of the cluster and of the operator itself are in
-[failure-modes.md](failure-modes.md). For `drl run`, see [A run on one machine](#a-run-on-one-machine).
+[failure modes](../contribute/evidence.md). For `drl run`, see [A run on one machine](#a-run-on-one-machine).
 """
 ON_ONE_MACHINE = """\
 ## A run on one machine
@@ -47,7 +47,7 @@ ON_ONE_MACHINE = """\
 # Parts of messages of `drl run` and the trainer, and what to do.
 MESSAGES = {
     "not installed:": "`make setup` in a clone of the repository; `drl` of `.venv/bin` has the training stack "
-    "([cli.md](cli.md#install))",
+    "([cli.md](../reference/cli.md#install))",
     "is a model id, which only the operator downloads": "`hf download OWNER/NAME --local-dir FOLDER`, and write "
     "`./FOLDER` into the job",
     "this job is already running": "wait for that run or stop it, or change `metadata.name`",
@@ -57,12 +57,12 @@ MESSAGES = {
     "usually because the machine ran out of memory": "`drl fit JOB.yaml` says what takes it, and which settings lower "
     "it",
     "velocities of engine and trainer differ": "with a family of your own, compare what "
-    "[own-family.md](own-family.md#5-train) lists",
+    "[own-family.md](../guides/own-family.md#5-train) lists",
 }
 SYMPTOMS = """
 Minutes until the first step are normal for large models: startup prints what it is waiting for, and `train.log` has
 more. If the reward does not rise, look at the samples of `report.html` first, then at `reward/std` (0: nothing to
-compare) and `actor/grad_norm` ([metrics](run-folder.md#metrics)).
+compare) and `actor/grad_norm` ([metrics](../guides/results.md#metrics)).
 """
 SECTIONS = (
     ("The job waits", "The job continues by itself when the cause is gone.", WAITING),
@@ -86,7 +86,7 @@ def text() -> str:
     parts = [INTRODUCTION, "## Conditions\n", _conditions()]
     for title, introduction, reasons in SECTIONS:
         parts += [f"## {title}\n", f"{introduction}\n", *_sections(reasons)]
-    parts += ["## Nothing is wrong\n", _table(NORMAL), _on_one_machine()]
+    parts += ["## Nothing is wrong\n", _list(NORMAL), _on_one_machine()]
     return "\n".join(parts)
 
 
@@ -100,13 +100,12 @@ def _sections(reasons: Mapping[str, Reason]) -> Iterator[str]:
     for name, reason in sorted(reasons.items()):
         yield f"### {name}\n"
         yield f"{reason.meaning}\n"
-        yield f"- Shown by: {_shown(reason)}\n- Look closer: `{reason.look}`\n- What to do: {reason.action}\n"
+        yield f"{reason.action}\n"
+        yield f"`{reason.look}` (shown by {_shown(reason)})\n"
 
 
-def _table(reasons: Mapping[str, Reason]) -> str:
-    lines = ["| reason | shown by | meaning |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {_shown(reason)} | {reason.meaning} |" for name, reason in sorted(reasons.items())]
-    return "\n".join(lines) + "\n"
+def _list(reasons: Mapping[str, Reason]) -> str:
+    return "".join(f"- `{name}` ({_shown(reason)}): {reason.meaning}\n" for name, reason in sorted(reasons.items()))
 
 
 def _on_one_machine() -> str:
@@ -119,9 +118,8 @@ def _shown(reason: Reason) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
-    return write_or_check(
-        arguments, Path("docs/troubleshooting.md"), lambda _: text(), stale="does not match the table of reasons"
-    )
+    page = Path("docs/operate/troubleshooting.md")
+    return write_or_check(arguments, page, lambda _: text(), stale="does not match the table of reasons")
 
 
 if __name__ == "__main__":

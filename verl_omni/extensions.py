@@ -1,7 +1,7 @@
 """Decorators with which a user's module registers an algorithm, a loss, advantages, a model family or a reward.
 
 The setting `actor_rollout_ref.model.external_lib` names the module; the driver and every worker import it
-(docs/extensions.md). Importing this module imports neither torch nor verl.
+(docs/guides/own-family.md). Importing this module imports neither torch nor verl.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def register_family(
 
 
 def register_reward(name: str) -> Callable[[Function], Function]:
-    """Decorator of a scorer (docs/rewards.md); its name is a `reward.scorer`, or one of `reward.reward_functions`."""
+    """Decorator of a scorer; its name is a `reward.scorer`, or one of `reward.reward_functions`."""
 
     _check_name("register_reward", name)
 
@@ -140,7 +140,7 @@ def _check_function(decorator: str, thing: Any) -> None:
 def _add_algorithm(name: str, like: str, implementation: str | None = None, loss: str | None = None) -> None:
     from dataclasses import replace
 
-    from verl_omni.workers.algorithms.registry import ALGORITHMS
+    from verl_omni.workers.algorithms.registered import ALGORITHMS
 
     own = [each for each in ALGORITHMS if ALGORITHMS[each].like is None]
     possible = [each for each in own if ALGORITHMS[each].on_recorded_steps] if loss else own

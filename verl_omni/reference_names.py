@@ -1,6 +1,6 @@
 """Names of the reference's documentation that do not exist here: importing one says what to use.
 
-The names are from verl-omni.readthedocs.io/en/stable/api (July 2026). docs/switching.md lists them.
+The names are from verl-omni.readthedocs.io/en/stable/api (July 2026). docs/from-verl-omni/switching.md lists them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_FAMILY = "register a model family of your own by verl_omni.extensions.register_family (docs/own-family.md)"
-_TRAINER = "start a run by verl_omni.trainer.main_diffusion, and register an algorithm of your own (docs/extensions.md)"
+_FAMILY = "register a model family of your own by verl_omni.extensions.register_family (docs/guides/own-family.md)"
+_TRAINER = (
+    "start a run by verl_omni.trainer.main_diffusion, and register an algorithm of your own (docs/guides/own-family.md)"
+)
 _ENGINE = "the trained model is verl_omni.workers.actor, which is not an interface for subclasses"
 _SCORER = "name the scorer hpsv3 in the settings, or to verl_omni.utils.reward_score.default_compute_score_image"
 _OF_PIPELINES = "verl_omni.pipelines"

@@ -79,10 +79,15 @@ def kubeconfig(server: str, authority: bytes, user: dict[str, str]) -> dict[str,
 
 
 class Authority:
-    """The certificate authority of one cluster. All its files are in `folder`, which only the owner may read."""
+    """The certificate authority of one cluster. All its files are in `folder`, which only the owner may read.
 
-    def __init__(self, folder: Path, now: datetime | None = None) -> None:
+    Args:
+        identifiers: whether certificates have key identifiers, which Python 3.13 requires by default.
+    """
+
+    def __init__(self, folder: Path, now: datetime | None = None, identifiers: bool = True) -> None:
         self.folder = folder
+        self._identifiers = identifiers
         self._now = now or datetime.now(UTC)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (folder / "ca.key").exists():
@@ -109,6 +114,8 @@ class Authority:
         )
         builder = self._builder(name, name, key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        if self._identifiers:
+            builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         signed = builder.add_extension(usage, critical=True).sign(key, hashes.SHA256())
         accounts = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         public = accounts.public_key().public_bytes(
@@ -134,6 +141,9 @@ class Authority:
         other += [x509.DNSName(name) for name in subject.names]
         if other:
             builder = builder.add_extension(x509.SubjectAlternativeName(other), critical=False)
+        if self._identifiers:
+            authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+            builder = builder.add_extension(authority, critical=False)
         self._write(paths[0].name, builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
         self._write(paths[1].name, private_bytes(key))
         return paths

@@ -115,7 +115,7 @@ def test_an_admin_of_a_namespace_is_told_which_right_is_missing_and_nothing_stay
 def test_an_upgrade_keeps_given_values_and_takes_new_defaults(
     program: Path, empty: ControlPlane, api: Api, tmp_path: Path
 ) -> None:
-    """With `--reset-then-reuse-values`, as docs/install.md says; `--reuse-values` would keep old defaults."""
+    """With `--reset-then-reuse-values`, as docs/operate/install.md says; `--reuse-values` would keep old defaults."""
     install(program, empty.kubeconfig, "--create-namespace", "--set=tuning.passes=3")
     newer = tmp_path / "newer"
     shutil.copytree(helm.CHART, newer)

@@ -12,7 +12,6 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JOB_SEEN, JobOnPlane
 from e2e.operator_process import AGENT, RunningOperator
 from e2e.operator_requests import assert_requests
-from omni_operator.api.names import FINALIZER
 from omni_operator.api.status import CONDITION_TYPES
 
 pytestmark = pytest.mark.cluster
@@ -70,19 +69,6 @@ def test_a_job_goes_without_the_operator_and_takes_what_is_created_later(
     body = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": {"entrypoint": "true"}}
     api.post(job.ray("rayjobs"), body)
     deadlines.wait_until("the late RayJob to be gone", JOB_SEEN, lambda: api.gone(job.ray("rayjobs", job.attempt(1))))
-
-
-def test_a_job_with_the_finalizer_of_an_earlier_version_can_be_deleted(
-    running: RunningOperator, api: Api, namespace: str
-) -> None:
-    job = JobOnPlane(api, namespace)
-    job.start()
-    api.patch(job.own_path, {"metadata": {"finalizers": [FINALIZER]}})
-    deadlines.wait_until(
-        "the finalizer to be gone", JOB_SEEN, lambda: "finalizers" not in api.get(job.own_path)["metadata"]
-    )
-    api.delete(job.own_path)
-    job.await_gone()
 
 
 def test_a_job_succeeds_and_its_conditions_carry_the_generation(

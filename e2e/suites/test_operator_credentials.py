@@ -19,7 +19,7 @@ from e2e.exec_plugin import ExecPlugin
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import AGENT, operator
 from omni_operator.cluster.credentials import load_credentials
-from omni_operator.handlers.process import register_login
+from omni_operator.handlers.kopf_login import register_login
 
 pytestmark = pytest.mark.cluster
 ACCOUNTS = ("first", "second")

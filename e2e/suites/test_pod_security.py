@@ -121,7 +121,7 @@ def test_the_default_policy_is_never_laxer_than_restricted(api: Api) -> None:
 
 
 def test_a_limit_range_gives_pods_of_jobs_their_limits_and_refuses_what_is_larger(api: Api) -> None:
-    """As docs/security-of-jobs.md says; it is the administrator's, and no job can change it."""
+    """As docs/operate/security.md says; it is the administrator's, and no job can change it."""
     path = f"/api/v1/namespaces/{NAMESPACE}/limitranges"
     limits = {
         "type": "Container",

@@ -1,4 +1,7 @@
-"""Entry point of the operator, `python -m omni_operator.main`; settings: environment variables (docs/operator.md)."""
+"""Entry point of the operator, `python -m omni_operator.main`.
+
+Settings are environment variables (docs/operate/operator.md).
+"""
 
 from __future__ import annotations
 

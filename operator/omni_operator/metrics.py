@@ -232,15 +232,15 @@ def _metric(
     kind: str, name: str, text: str, labels: Sequence[str], jobs: Sequence[_Shown], read: Callable[[_Shown], Series]
 ) -> Metric:
     """A metric of jobs."""
-    made = Metric(f"diffusionrl_job_{name}", text, kind)
+    metric = Metric(f"diffusionrl_job_{name}", text, kind)
     names = (*JOB, *labels)
-    full = made.name + ("_total" if kind == "counter" else "")
-    made.samples = (  # type: ignore[assignment]  # read once, and no list of thousands
+    full = metric.name + ("_total" if kind == "counter" else "")
+    metric.samples = (  # type: ignore[assignment]  # read once, and no list of thousands
         Sample(full, dict(zip(names, (*job.key, *values), strict=True)), float(figure))
         for job in jobs
         for values, figure in read(job)
     )
-    return made
+    return metric
 
 
 def _conditions(job: _Shown) -> Series:

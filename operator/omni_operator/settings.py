@@ -165,8 +165,8 @@ def _parse_cluster_setting(name: str, value: object) -> Any:
     try:
         return getattr(ClusterSettings.model_validate({name: value}), name)
     except ValidationError as error:
-        found = describe_errors(error, ClusterSettings)
-        raise ValueError("; ".join(f"{format_path(at)}: {said}" if at else said for at, said in found)) from error
+        errors = describe_errors(error, ClusterSettings)
+        raise ValueError("; ".join(f"{format_path(at)}: {said}" if at else said for at, said in errors)) from error
 
 
 def _parse_bool(text: str) -> bool:

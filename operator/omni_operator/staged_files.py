@@ -20,16 +20,16 @@ def staged(folder: Path) -> Iterator[Path]:
     """
     existed = folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+    staging_folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
     try:
-        yield made
-        for path in sorted(made.rglob("*")):
-            target = folder / path.relative_to(made)
+        yield staging_folder
+        for path in sorted(staging_folder.rglob("*")):
+            target = folder / path.relative_to(staging_folder)
             if path.is_dir():
                 target.mkdir(parents=True, exist_ok=True)
             else:
                 path.replace(target)
     finally:
-        shutil.rmtree(made)
+        shutil.rmtree(staging_folder)
         if not existed and not any(folder.iterdir()):
             folder.rmdir()

@@ -11,6 +11,10 @@ import pytest
 from omni_operator.api.files.job_loader import load_job
 
 README_LINES = 120
+# Pages are those of docs/ without decision records; words also those of the README, generated pages included.
+PAGES = 30
+WORDS = 60_000
+CELL_WORDS = 30
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
@@ -60,6 +64,30 @@ def test_every_page_is_in_the_index(root: Path) -> None:
         pages = {path.resolve() for path in (root / folder).glob("*.md")} - {index.resolve()}
         assert pages - linked == set(), f"pages that {folder}/README.md does not name"
     assert "docs/README.md" in LINK.findall((root / "README.md").read_text("utf-8"))
+
+
+def pages(root: Path) -> list[Path]:
+    """The pages of docs/, without decision records."""
+    return [path for path in (root / "docs").rglob("*.md") if path.parent.name != "adr"]
+
+
+def long_cells(text: str) -> list[str]:
+    """Cells of tables with too many words."""
+    rows = [line for line in text.splitlines() if line.lstrip().startswith("|")]
+    return [cell.strip() for row in rows for cell in row.split("|") if len(cell.split()) > CELL_WORDS]
+
+
+def test_the_documentation_is_short(root: Path) -> None:
+    found = pages(root)
+    assert len(found) <= PAGES, "merge pages: a reader chooses from this list"
+    words = sum(len(path.read_text(encoding="utf-8").split()) for path in [*found, root / "README.md"])
+    assert words <= WORDS, "say a fact once, and leave out what no reader needs"
+
+
+def test_no_cell_of_a_table_is_a_paragraph(root: Path) -> None:
+    texts = {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in [*pages(root), root / "README.md"]}
+    assert {name: cells for name, text in texts.items() if (cells := long_cells(text))} == {}
+    assert long_cells(f"| {'word ' * 31}| short |") == [("word " * 31).strip()]
 
 
 def test_readme_is_short(root: Path) -> None:

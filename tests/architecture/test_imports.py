@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-HEAVY = ("torch", "ray", "vllm", "vllm_omni", "verl", "verl_omni", "transformers", "diffusers", "numpy", "matplotlib")
+HEAVY = ("torch", "ray", "vllm", "vllm_omni", "verl", "transformers", "diffusers", "numpy", "matplotlib")
 UNUSED = ("ruamel", "typer", "rich")  # by the operator's process; drl reads files with ruamel.yaml
 # Allowed top-level statements with an effect, and the reasons.
 ACTING = {

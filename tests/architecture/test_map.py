@@ -1,4 +1,4 @@
-"""docs/map.md names every folder and module at the top of both packages, and only paths that exist."""
+"""docs/contribute/map.md names every folder and module at the top of both packages, and only paths that exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINES = 160
 
 
 def text(root: Path) -> str:
-    return (root / "docs" / "map.md").read_text(encoding="utf-8")
+    return (root / "docs" / "contribute" / "map.md").read_text(encoding="utf-8")
 
 
 def named(page: str) -> set[str]:

@@ -19,7 +19,7 @@ from omni_operator.status.reasons.problems import FAILURES, WAITING, WARNINGS
 from omni_operator.status.reasons.table import CONDITIONS, NORMAL, REASONS, reasons_shown
 from tools import troubleshooting_page
 
-PAGE = "docs/troubleshooting.md"
+PAGE = "docs/operate/troubleshooting.md"
 
 
 def test_the_table_has_every_reason_that_the_code_gives_and_no_other(root: Path) -> None:
@@ -42,12 +42,6 @@ def test_every_condition_is_explained_and_nothing_else() -> None:
 
 def test_the_table_has_every_warning_of_the_trainer(root: Path) -> None:
     assert warnings_of_the_trainer(root) == WARNING_REASONS - {OTHER_WARNING, SIDECAR}
-
-
-def test_the_page_of_the_run_folder_has_every_warning(root: Path) -> None:
-    page = (root / "docs" / "run-folder.md").read_text(encoding="utf-8")
-    table = page.partition("| reason of a warning |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == WARNING_REASONS - {OTHER_WARNING, SIDECAR}
 
 
 def test_a_row_names_places_that_exist() -> None:

@@ -6,7 +6,7 @@ from typing import get_args
 
 from omni_operator.api.spec.training import Algorithm
 from omni_operator.plan.overrides import LOSSES
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 
 def test_a_job_offers_every_algorithm_of_the_trainer_and_no_other() -> None:

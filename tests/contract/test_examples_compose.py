@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from omni_operator import plan
 from omni_operator.api import load_job
-from omni_operator.api.spec.reward import BUILTIN
 from omni_operator.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +21,15 @@ CLAIMS = {
     for path in (ROOT / "examples" / "claims").glob("*.yaml")
     for claim in yaml.safe_load_all(path.read_text())
 }
+# The largest trained weights, the largest samples of two models, training without samples, and the tutorials.
+FITTED = [
+    "qwen-image-full-grpo",
+    "wan-dance-grpo",
+    "wan22-5b-dance-grpo",
+    "sd35-offline-dpo",
+    "sd35-ocr-1gpu",
+    "qwen-image-ocr-grpo",
+]
 RELEASED = [path for path in EXAMPLES if "/" in load_job(path).job.spec.model.base]  # repositories of the hub
 
 
@@ -65,9 +73,9 @@ def test_the_operator_takes_an_example_with_a_released_model(path: Path) -> None
     assert spec.model.cache and {spec.model.cache.claim_name, spec.checkpoint.claim_name} <= mounted & CLAIMS
 
 
-@pytest.mark.slow  # the largest trained weights, the largest samples of two models, and training without samples
+@pytest.mark.slow
 @pytest.mark.usefixtures("_fit_in_this_process")
-@pytest.mark.parametrize("name", ["qwen-image-full-grpo", "wan-dance-grpo", "wan22-5b-dance-grpo", "sd35-offline-dpo"])
+@pytest.mark.parametrize("name", FITTED)
 def test_an_example_with_a_released_model_fits(name: str) -> None:
     job = str(ROOT / "examples" / f"{name}.yaml")
     found = CliRunner().invoke(app, ["fit", job, "--device", "h100-80g", "--json"])
@@ -86,11 +94,3 @@ def test_reserved_settings_exist_in_the_trainer() -> None:
     config = configuration.load(required)
     missing = object()
     assert [name for name in RESERVED if OmegaConf.select(config, name, default=missing) is missing] == []
-
-
-@pytest.mark.slow
-def test_the_builtin_scorers_are_those_of_the_trainer() -> None:
-    from verl_omni.reward_loop.rewards import SCORERS
-
-    # A job writes a reward server and a function as `http` and `function`, not by the name of a scorer.
-    assert {*BUILTIN, "http", "http_batch", "python"} == set(SCORERS)

@@ -17,8 +17,8 @@ def test_the_committed_names_are_those_of_the_trainer() -> None:
 
 
 def test_a_stale_list_is_found_and_written_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "setting_names.py"
+    path = tmp_path / "setting_names.json"
     assert setting_names.main(["--out", str(path)]) == 0
-    path.write_text(path.read_text(encoding="utf-8").replace('"data.shuffle",', ""), encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8").replace(" shuffle ", " "), encoding="utf-8")
     assert setting_names.main(["--out", str(path), "--check"]) == 1
     assert "make crds" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""docs/metrics.md lists the metrics of both packages."""
+"""docs/reference/metrics.md lists the metrics of both packages."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_operator.cli.machine.model import PROMPT_FILES, Family
+from omni_operator.cli.machine.new_models import PROMPT_FILES, Family
 
 
 def test_the_families_are_those_of_the_trainers_program() -> None:

@@ -16,7 +16,7 @@ from omni_operator.api.overrides.setting_names import BY_LOSS
 from verl_omni.trainer.settings import configuration
 
 # Generated from the names themselves.
-LEFT_OUT = {"docs/settings.md", "docs/job.md"}
+LEFT_OUT = {"docs/reference/settings.md", "docs/reference/job.md"}
 NAME = re.compile(r"(?<![\w./{\-@:'])[a-zA-Z_]\w*(?:\[\])?(?:\.[a-zA-Z_]\w*(?:\[\])?)+(?![\w/(\-.])")
 FILE = re.compile(r"\.(py|md|ya?ml|jsonl?|txt|html|sh|tgz|whl|log|db|toml|tar|com|io|org|d|png|safetensors)$")
 # Fields, values and settings that take names of their own.
@@ -46,11 +46,10 @@ OTHERS = {
     "replica.server_address",
     "server_manager.generate",
     "torch.Tensor.copy_",
-    "torch.compile",
     "torch.distributed",
     "torch.distributed.checkpoint",
     "torch.nn.Module",
-    "torch.optim.AdamW",
+    "verl_omni.scorers",  # a group of entry points
 }
 # Keys of what `drl fit --json` prints, and settings of the reference whose section is named without its beginning.
 OURS = {"pools.trainer", "pools.rollout", "actor.rollout_correction", "model.pipeline", "model.algo"}
@@ -93,13 +92,13 @@ def setting_names() -> frozenset[str]:
 
     for loss in BY_LOSS:
         walk(OmegaConf.to_container(configuration.defaults(loss), resolve=False), "")
-    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     section = ""
     for line in page.splitlines():
         if line.startswith("#"):
             section = (re.findall(r"`([\w.]+)`", line) or [line.lstrip("# ")])[0]
-        elif row := re.match(r"\| `([\w.*]+)`", line):
-            found.add(f".{section}.{row[1]}")
+        elif row := re.match(r"(?:\||-) ((?:`[\w.*]+`(?:, )?)+)", line):
+            found.update(f".{section}.{name}" for name in re.findall(r"`([\w.*]+)`", row[1]))
     return frozenset(found)
 
 
@@ -130,7 +129,7 @@ def exists(name: str) -> bool:
     opened = bare
     while "." in opened:  # below a field or value that takes any content, such as podTemplate and tuning
         opened = opened.rpartition(".")[0]
-        if opened.rpartition(".")[2] in OPEN:
+        if opened.rpartition(".")[2] in OPEN or any(found.endswith(f".{opened}.*") for found in setting_names()):
             return True
     return False
 

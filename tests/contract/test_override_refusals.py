@@ -17,7 +17,7 @@ from omni_operator.api.spec.training import LOSSES
 from omni_operator.cli.main import app
 from verl_omni.trainer.settings import configuration
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
-from verl_omni.workers.algorithms import registry
+from verl_omni.workers.algorithms.registered.diffusion_nft import DECAY_SCHEDULES
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
 ACTOR = "actor_rollout_ref.actor"
@@ -172,10 +172,7 @@ def test_validate_refuses_flow_dppo_with_the_log_probabilities_of_the_engine(
     tmp_path: Path, options: list[str]
 ) -> None:
     document = yaml.safe_load(EXAMPLE.read_text())
-    document["spec"]["algorithm"] = {
-        "name": "FlowDPPO",
-        "overrides": ["algorithm.rollout_correction.bypass_mode=true"],
-    }
+    document["spec"]["algorithm"] = {"name": "FlowDPPO", "overrides": ["algorithm.rollout_correction.bypass_mode=true"]}
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(document))
     found = CliRunner().invoke(app, ["validate", str(path), *options])
@@ -185,7 +182,7 @@ def test_validate_refuses_flow_dppo_with_the_log_probabilities_of_the_engine(
 
 
 def test_the_schedules_of_the_old_policy_are_those_of_the_trainer() -> None:
-    assert override_rules.DECAY_SCHEDULES == registry.DECAY_SCHEDULES
+    assert override_rules.DECAY_SCHEDULES == DECAY_SCHEDULES
 
 
 def test_a_module_of_the_user_may_register_an_algorithm_that_needs_other_values() -> None:

@@ -1,4 +1,4 @@
-"""The tutorial docs/own-reward.md: its function scores, its job is valid, and a misspelt setting is refused."""
+"""The tutorial docs/start/own-reward.md: its function scores, its job is valid, and a misspelt setting is refused."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from omni_operator import plan
 from omni_operator.api import load_job
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "own-reward.md"
+PAGE = ROOT / "docs" / "start" / "own-reward.md"
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    tutorial = PAGE.read_text(encoding="utf-8").partition("\n## Your own reward server\n")[0]
+    return re.findall(rf"```{language}\n(.*?)```", tutorial, re.DOTALL)
 
 
 @pytest.fixture

@@ -13,18 +13,16 @@ from control.cli.document_blocks import PAGES, ROOT, Block, blocks
 PYTHON = [block for page in PAGES for block in blocks(page) if block.language == "python"]
 # Blocks that a test runs, or compares with a file that a test runs.
 RUN = {
-    "docs/algorithms.md": "tests/ml/trainer/test_preferences.py",
-    "docs/cli.md": "tests/control/client/test_documented_client.py",
-    "docs/extensions.md": "tests/ml/test_extensions.py",
-    "docs/own-family.md": "tests/contract/test_own_family.py",
-    "docs/own-reward.md": "tests/contract/test_own_reward.py",
-    "docs/reward-server.md": "tests/ml/reward_loop/test_reward_server_page.py",
+    "docs/reference/algorithms.md": "tests/ml/trainer/data/test_preferences.py",
+    "docs/reference/cli.md": "tests/control/client/test_documented_client.py",
+    "docs/guides/own-family.md": "tests/contract/test_own_family.py",
+    "docs/start/own-reward.md": "tests/contract/test_own_reward.py",
 }
 # Those of which a test only does the same.
 SIMILAR = {
-    "docs/cluster.md": "e2e/suites/test_control_plane.py",
-    "docs/results.md": "tests/ml/engine/test_whole_job.py",
-    "docs/rollout-server.md": "tests/ml/engine/test_standalone.py",
+    "docs/contribute/testing.md": "e2e/suites/test_control_plane.py",
+    "docs/guides/results.md": "tests/ml/engine/runs/test_whole_job.py",
+    "docs/guides/pools.md": "tests/ml/engine/server/test_standalone.py",
 }
 PACKAGES = {"verl_omni": ROOT, "omni_operator": ROOT / "operator", "e2e": ROOT}
 

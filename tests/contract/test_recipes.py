@@ -35,7 +35,7 @@ OPEN = (
     without("qwen_image_online_dpo_lora", NOISE),
     without("sd35_offline_dpo_lora", NOISE, f"{ROLLOUT}.n"),
 )
-# Settings that a job sets in another way, or to another name of the same value (docs/switching.md).
+# Settings that a job sets in another way, or to another name of the same value (docs/from-verl-omni/switching.md).
 WRITTEN_OTHERWISE = (
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.model.algorithm",

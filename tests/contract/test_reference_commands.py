@@ -62,11 +62,7 @@ ACCEPTED = (
     (
         "#591",
         "sd35_nft_lora",
-        (
-            "trainer.use_v1=true",
-            f"{V1}.trainer_mode=sync",
-            "algorithm.old_policy_decay_schedule=copy",
-        ),
+        ("trainer.use_v1=true", f"{V1}.trainer_mode=sync", "algorithm.old_policy_decay_schedule=copy"),
     ),
     ("#310", "sd35_nft_lora", (f"{ROLLOUT}.step_execution=True",)),
     ("#310", "qwen_image_online_dpo_lora", (f"{ROLLOUT}.step_execution=True",)),
@@ -82,12 +78,7 @@ ACCEPTED = (
     (
         "#118",
         "qwen_image_ocr_lora",
-        (
-            f"{ROLLOUT}.data_parallel_size=1",
-            f"{FSDP}.fsdp_size=8",
-            "trainer.nnodes=2",
-            "trainer.n_gpus_per_node=8",
-        ),
+        (f"{ROLLOUT}.data_parallel_size=1", f"{FSDP}.fsdp_size=8", "trainer.nnodes=2", "trainer.n_gpus_per_node=8"),
     ),
     ("#204", "sd35_ocr_lora", (f"{ROLLOUT}.rollout_attn_backend=TORCH_SDPA",)),
     ("#55", "qwen_image_ocr_full_64", (f"{LOSS}.clip_ratio=1e-5", f"{ROLLOUT}.load_format=dummy")),

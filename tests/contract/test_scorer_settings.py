@@ -4,84 +4,116 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
 from omegaconf import OmegaConf
 
 from omni_operator import plan
 from omni_operator.api import read_job
-from omni_operator.api.spec.reward import BUILTIN, Http
-from omni_operator.api.spec.scorers import UNAVAILABLE
+from omni_operator.api.spec.reward import Http
+from omni_operator.api.spec.scorers import BUILTIN, settings_model
+from verl_omni.reward_loop.rewards import SCORERS, doc_line, get_scorer
+from verl_omni.reward_loop.scorer_signature import setting_fields, value_problems
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
-SAMPLE_ARGUMENTS = ["data_source", "solution_image", "ground_truth", "extra_info"]
-LISTS = ["data_sources", "solution_images", "ground_truths", "extra_infos"]
 
 
-def settings_of(scorer: str) -> dict[str, Any]:
-    from verl_omni.reward_loop.rewards import get_scorer
-    from verl_omni.reward_loop.scorer_signature import FILLED_IN
-
-    parameters = list(inspect.signature(get_scorer(scorer)).parameters.values())
-    assert [parameter.name for parameter in parameters[:4]] in (SAMPLE_ARGUMENTS, LISTS)
-    return {each.name: each.default for each in parameters[4:] if each.name not in FILLED_IN}
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_a_scorer_takes_a_sample_or_lists_of_samples(scorer: str) -> None:
+    arguments = ["data_source", "solution_image", "ground_truth", "extra_info"]
+    first = list(inspect.signature(get_scorer(scorer)).parameters)[:4]
+    assert first in (arguments, [f"{argument}s" for argument in arguments])
+    assert doc_line(scorer).endswith(".")
 
 
 @pytest.mark.parametrize("scorer", BUILTIN)
-def test_a_job_knows_every_setting_of_a_scorer_and_its_default(scorer: str) -> None:
-    fields = BUILTIN[scorer].model_fields
-    arguments = settings_of(scorer)
-    assert fields.keys() == arguments.keys()
-    for name, info in fields.items():
-        if info.is_required():  # a judge's base_url and model may also come from verl's reward router
-            assert arguments[name] in (None, inspect.Parameter.empty), name
-        else:
-            assert info.default == arguments[name], name
+def test_a_job_may_write_the_default_of_each_setting(scorer: str) -> None:
+    fields = setting_fields(get_scorer(scorer))
+    assert settings_model(scorer).model_fields.keys() == fields.keys()
+    values = {name: default for name, (_, default) in fields.items() if default is not ...}
+    assert list(value_problems(get_scorer(scorer), values)) == []
+    assert {name: settings_model(scorer).model_fields[name].default for name in values} == values
 
 
-def test_the_scorers_of_the_reference_that_are_missing_are_refused_for_the_same_reasons() -> None:
-    from verl_omni.reward_loop.rewards import SCORERS
-    from verl_omni.reward_loop.rewards import UNAVAILABLE as MISSING
+def test_scorers_are_read_without_machine_learning_libraries() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'numpy', 'PIL', 'ray', 'httpx', 'transformers', 'tenacity')))\n"
+        "from omni_operator.api.spec.scorers import BUILTIN, settings_model\n"
+        "from verl_omni.reward_loop.rewards import SCORERS, modality\n"
+        "print([settings_model(name).__name__ for name in BUILTIN] == list(BUILTIN), len([*map(modality, SCORERS)]))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.stdout.split() == ["True", str(len(SCORERS))], found.stderr
 
-    assert UNAVAILABLE == MISSING
-    assert not UNAVAILABLE.keys() & {*BUILTIN, *SCORERS}
+
+@pytest.fixture
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with the scorer `sharpness`, for processes that this test starts."""
+    (tmp_path / "sharp.py").write_text(
+        "from __future__ import annotations\n"
+        "from typing import TYPE_CHECKING, Annotated\n"
+        "from pydantic import Field\n"
+        "if TYPE_CHECKING:\n"
+        "    from torch import Tensor\n"
+        "def compute_score(data_source, solution_image: Tensor, ground_truth, extra_info,\n"
+        "                  scale: Annotated[float, Field(gt=0)] = 1.0) -> float:\n"
+        "    'Mean difference of neighbouring pixels.'\n"
+        "    return scale * float(solution_image.float().diff(dim=-1).abs().mean())\n"
+    )
+    folder = tmp_path / "sharp-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: sharp\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[verl_omni.scorers]\nsharpness = sharp\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
-def test_the_published_modules_of_scorers_are_the_same_for_a_command_line_and_a_converted_job() -> None:
-    from omni_operator.recipes import reference_scorers as converted
-    from verl_omni.trainer.settings import reference_modules as trained
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [("{scale: 2}", None), ("{scale: 0}", "scale: 0 must be more than 0"), ("{scael: 2}", "did you mean 'scale'?")],
+)
+def test_a_job_names_a_scorer_of_an_installed_package(tmp_path: Path, settings: str, problem: str | None) -> None:
+    job = tmp_path / "job.yaml"
+    example = EXAMPLE.with_stem("red-grpo-cluster").read_text(encoding="utf-8")
+    own = f"name: sharpness\n      settings: {settings}"
+    job.write_text(example.replace("name: color\n      settings: {color: red}", own, 1))
+    command = [sys.executable, "-m", "omni_operator.cli", "validate", "--cluster", str(job)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode == 0) is (problem is None), found.stderr
+    assert (problem or "") in found.stderr
 
-    assert converted.PUBLISHED == trained.PUBLISHED
-    implied = {name: given for name, given in trained.IMPLIED.items() if name != "http"}
-    assert implied == converted.SCORER_SETTINGS
-    assert {"hpsv3": trained.SETTINGS["hpsv3"]} == converted.RENAMED
+
+@pytest.mark.usefixtures("_installed")
+def test_the_trainer_runs_a_scorer_of_an_installed_package() -> None:
+    code = (
+        "import torch\n"
+        "from verl_omni.reward_loop.rewards import get_scorer, setting_problems\n"
+        "stripes = torch.tensor([0, 255], dtype=torch.uint8).repeat(3, 4, 2)\n"
+        "print(get_scorer('sharpness')('d', stripes, '', {}, scale=2.0), setting_problems('sharpness', {'scale': -1}))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.stdout.startswith("510.0 ['scale: -1 "), found.stderr
 
 
 @pytest.mark.parametrize("name", ["http", "http_batch"])
 def test_the_fields_of_a_reward_server_are_the_settings_of_its_scorers(name: str) -> None:
     fields = {name.removesuffix("_seconds"): info for name, info in Http.model_fields.items() if name != "batched"}
-    scorer = settings_of(name)
+    scorer = {name: default for name, (_, default) in setting_fields(get_scorer(name)).items()}
     assert fields.keys() == scorer.keys()
     defaults = {name: info.default for name, info in fields.items() if name != "url"}
     defaults["protocol"] = defaults["protocol"].lower()  # values of the job's API are in PascalCase
     assert defaults == {name: default for name, default in scorer.items() if name != "url"}
 
 
-def test_the_colors_of_a_job_are_those_of_the_scorer() -> None:
-    from verl_omni.reward_loop.rewards.color import CHANNELS
-
-    assert get_args(BUILTIN["color"].model_fields["color"].annotation) == tuple(CHANNELS)
-
-
 @pytest.mark.parametrize("quality", [1, 100])
 def test_the_encoder_takes_both_ends_of_the_range_of_jpeg_quality(quality: int) -> None:
     import torch
 
-    from verl_omni.reward_loop.rewards import get_scorer
-
-    BUILTIN["jpeg"].model_validate({"quality": quality})
+    settings_model("jpeg").model_validate({"quality": quality})
     noise = torch.randint(0, 256, (3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     score = get_scorer("jpeg")
     sizes = [score("d", noise, "", {}, quality=value) for value in (quality, 50)]

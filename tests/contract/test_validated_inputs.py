@@ -12,7 +12,6 @@ from pyarrow import Table, parquet
 from typer.testing import CliRunner
 
 from control.cli.document_blocks import ROOT
-from omni_operator.cli.local import preflight
 from omni_operator.cli.main import app
 from verl_omni.models.tiny import MAKERS
 
@@ -96,14 +95,6 @@ def test_files_of_the_model_and_the_adapter_are_checked(tmp_path: Path) -> None:
     assert (
         found.startswith("5: spec.model.base: ") and "vae has no weights; complete the download: hf download" in found
     )
-
-
-def test_without_the_training_stack_rows_of_json_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = write(tmp_path)
-    (tmp_path / "more.jsonl").write_text('{"prompt": "a"}')
-    monkeypatch.setattr(preflight, "missing_stack", lambda: ["torch"])
-    (found,) = problems(job)
-    assert "spec.data.train[1]: " in found and "there is no column 'caption'" in found
 
 
 def test_prompts_that_the_engine_would_refuse_are_found(tmp_path: Path) -> None:

@@ -17,19 +17,20 @@ import torch
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
+from tests.ml import smallest_job
+from tests.ml.smallest_job import refusal
 from verl_omni import extensions
 from verl_omni.pipelines.registry import FAMILIES, encoder_class, training_adapter
 from verl_omni.pipelines.sample_shapes import sample_shapes
 from verl_omni.reward_loop.rewards import SCORERS, get_scorer
-from verl_omni.trainer.settings import configuration, reward_settings
+from verl_omni.trainer.settings import reward_settings
 from verl_omni.utils.registry import Registry
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 from verl_omni.workers.config import DiffusionModelConfig
 
 REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, ESTIMATORS, FAMILIES, SCORERS)
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 EXTERNAL = "actor_rollout_ref.model.external_lib"
 MODEL = Path(__file__).parents[2] / "examples" / "shapes-sd3"
@@ -48,13 +49,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def load(*overrides: str) -> Any:
-    return configuration.load([*REQUIRED, f"{EXTERNAL}=my_extension", *overrides])
-
-
-def refusal(*overrides: str) -> str:
-    with pytest.raises(configuration.SettingsError) as caught:
-        configuration.load([*REQUIRED, *overrides])
-    return str(caught.value)
+    return smallest_job.load(f"{EXTERNAL}=my_extension", *overrides)
 
 
 def test_an_algorithm_has_its_own_settings_and_those_of_the_one_that_it_is_like() -> None:
@@ -123,11 +118,12 @@ def test_a_reward_is_a_scorer_by_its_name() -> None:
 
 
 def test_the_module_and_the_command_of_the_docs(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "extensions.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "own-family.md").read_text(encoding="utf-8")
+    page = page.partition("\n## Extensions\n")[2]
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (command,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_extension.py").write_text(code)
-    config = configuration.load([*REQUIRED, *re.findall(r"[a-z_.]+=\w+", command)])
+    config = smallest_job.load(*re.findall(r"[a-z_.]+=\w+", command))
     assert reward_settings.find_problems(config.reward) == []
     assert (config.algorithm.adv_estimator, config.reward.scorer_kwargs.weight) == ("my_advantage", 2)
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
@@ -197,7 +193,13 @@ def test_an_error_inside_the_module_is_that_of_the_settings(tmp_path: Path, text
 
 def test_the_trainer_shows_where_a_module_failed(tmp_path: Path) -> None:
     (tmp_path / "broken_extension.py").write_text("import no_such_package\n")
-    program = [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *REQUIRED, f"{EXTERNAL}=broken_extension"]
+    program = [
+        sys.executable,
+        "-m",
+        "verl_omni.trainer.main_diffusion",
+        *smallest_job.REQUIRED,
+        f"{EXTERNAL}=broken_extension",
+    ]
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(program, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert ran.returncode == 2 and ran.stderr.splitlines()[-1].startswith(f"{EXTERNAL}: the import of")
@@ -228,7 +230,7 @@ def test_what_a_decorator_cannot_register_is_refused() -> None:
 
 
 def test_without_the_module_its_names_are_unknown() -> None:
-    assert "no algorithm 'my_algorithm'; one of flow_grpo, " in refusal(f"{LOSS}.loss_mode=my_algorithm")
+    assert "no algorithm 'my_algorithm'; one of " in refusal(f"{LOSS}.loss_mode=my_algorithm")
     assert "my_advantage is not supported" in refusal("algorithm.adv_estimator=my_advantage")
 
 
@@ -237,7 +239,7 @@ def test_a_name_of_this_package_cannot_be_taken() -> None:
         extensions.register_loss("flow_grpo")(test_a_name_of_this_package_cannot_be_taken)
     with pytest.raises(ValueError, match="scorer 'jpeg' exists already"):
         extensions.register_reward("jpeg")(test_a_name_of_this_package_cannot_be_taken)
-    with pytest.raises(ValueError, match="write one of flow_grpo, grpo_guard, flow_dppo"):
+    with pytest.raises(ValueError, match="write one of flow_dppo, flow_grpo, grpo_guard"):
         extensions.register_loss("mine", like="diffusion_nft")(test_a_name_of_this_package_cannot_be_taken)
     with pytest.raises(ValueError, match="inside a function: define it at the top level"):
         extensions.register_reward("mine")(lambda: 0.0)

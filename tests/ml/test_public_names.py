@@ -183,7 +183,7 @@ def test_the_page_lists_the_names_that_are_checked_here() -> None:
     for module, name, _ in (*LIGHT, *HEAVY):
         if not (first := name.partition(".")[0]).startswith("_"):
             checked.setdefault(module, set()).add(first)
-    page = (Path(__file__).parents[2] / "docs" / "switching.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "from-verl-omni" / "switching.md").read_text(encoding="utf-8")
     table = page.partition("## Public names")[2].partition("\n##")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `verl_omni")]
     listed = {module.strip(" `"): set(re.findall(r"`(\w+)`", names)) for module, names in rows}
@@ -215,7 +215,7 @@ def test_other_names_that_are_missing_fail_as_always() -> None:
 
 
 def test_the_page_lists_the_names_that_do_not_exist() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "switching.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "from-verl-omni" / "switching.md").read_text(encoding="utf-8")
     table = page.partition("### Names that do not exist here")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `verl_omni")]
     listed = {(module.strip(" `"), name) for module, names in rows for name in re.findall(r"`(\w+)`", names)}

@@ -13,21 +13,20 @@ import torch
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
+from tests.ml import smallest_job
 from verl_omni.trainer.diffusion.diffusion_algos import (
     DiffusionLossFn,
     DiffusionLossResult,
     register_diffusion_adv_est,
     register_diffusion_loss,
 )
-from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms import reference_loss
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.algorithms.flow_grpo import COMPARED
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 EXTERNAL = "actor_rollout_ref.model.external_lib=their_module"
 # As a user of the reference writes it.
 MODULE = """
@@ -71,13 +70,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setattr(registry, "_entries", dict(registry))  # type: ignore[attr-defined]
     (tmp_path / "their_module.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    configuration.load([*REQUIRED, EXTERNAL])
+    smallest_job.load(EXTERNAL)
     yield sys.modules["their_module"]
     sys.modules.pop("their_module", None)
 
 
 def objective(loss_mode: str, **arguments: Any) -> Any:
-    config = configuration.load([*REQUIRED, EXTERNAL, f"{LOSS}.loss_mode={loss_mode}", f"{LOSS}.clip_ratio=0.1"])
+    config = smallest_job.load(EXTERNAL, f"{LOSS}.loss_mode={loss_mode}", f"{LOSS}.clip_ratio=0.1")
     actor = config.actor_rollout_ref.actor
     loss = omega_conf_to_dataclass(actor.diffusion_loss)
     given = SimpleNamespace(use_kl_loss=False, diffusion_loss=loss)
@@ -180,7 +179,7 @@ def test_inputs_are_checked_by_the_base_class() -> None:
 
 
 def test_an_estimator_of_advantages(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configuration.load([*REQUIRED, EXTERNAL, "algorithm.adv_estimator=their_advantages"])
+    config = smallest_job.load(EXTERNAL, "algorithm.adv_estimator=their_advantages")
     samples: Any = SimpleNamespace(tensors={}, scores=torch.tensor([0.0, 1.0, 5.0]), groups=["a", "a", "b"])
     batch = training_algorithm("flow_grpo").training_batch(samples, None, config, 1)
     assert batch["advantages"].tolist() == [-2, -1, 3]

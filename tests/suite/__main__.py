@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -17,7 +16,7 @@ import psutil
 
 from e2e import turns
 
-from . import coverage, long_tests, timings
+from . import long_tests, timings
 from .preloaded import Preloaded
 from .runner import Runner
 from .stages import Target, lanes, only
@@ -25,8 +24,7 @@ from .stages import Target, lanes, only
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".venv" / "suite"
 WAITING = ROOT / ".venv" / "long-tests-that-wait.json"
-COVERAGE = ROOT / ".venv" / "coverage"
-PAGE = ROOT / "docs" / "testing.md"
+PAGE = ROOT / "docs" / "contribute" / "testing.md"
 # Both, because a shell starts background jobs with SIGINT ignored, which the stages would inherit.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -42,20 +40,19 @@ def has_accelerator() -> bool:
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/davinci_manager"))
 
 
-def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[str], None]) -> int:
+def run(target: Target, prefixes: Sequence[str], say: Callable[[str], None]) -> int:
     """Run the stages of a target, or those that the prefixes of names choose; the exit status."""
-    files = sorted((ROOT / "tests" / "ml" / "engine").glob("test_*.py"))
+    files = sorted((ROOT / "tests" / "ml" / "engine").rglob("test_*.py"))
     chosen = lanes(target, [path.relative_to(ROOT) for path in files])
     if prefixes:
         chosen = only(chosen, prefixes)
     digests = long_tests.digests(ROOT)
     begun = datetime.now(UTC).isoformat(timespec="seconds")
-    everything = target is not Target.TEST or prefixes or covered
+    everything = target is not Target.TEST or prefixes
     let_wait({} if everything else long_tests.waiting(long_tests.recorded(), digests), say)
     # The context of an accelerator does not survive a fork.
     runner = Runner(FOLDER, say, None if has_accelerator() else Preloaded())
-    with coverage.counting(ROOT, COVERAGE) if covered else nullcontext():
-        failed = runner.run(chosen)
+    failed = runner.run(chosen)
     passed = timings.passed(FOLDER)
     turns.keep(timings.on_clusters(passed))
     lately = {name: record for name, record in timings.elsewhere(passed).items() if record.at >= begun}
@@ -63,8 +60,6 @@ def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[s
     stages, tests = timings.read(FOLDER)
     names = {stage.name for lane in chosen for stage in lane}
     say("\n" + timings.table(machine(), [stage for stage in stages if stage.name in names], tests))
-    if covered:
-        say(f"\ncode that no test reached: {coverage.write_report(ROOT, COVERAGE)}")
     for name in failed:  # last, because a long output is often cut at its beginning
         say(f"\n{name}:\n{runner.failure_summary(name)}")
     say(f"\nfailed: {', '.join(failed)}; logs: {FOLDER}" if failed else "\nevery stage passed")
@@ -76,7 +71,9 @@ def let_wait(files: Mapping[str, str], say: Callable[[str], None]) -> None:
     WAITING.write_text(json.dumps(files, indent=1) + "\n", encoding="utf-8")
     os.environ[long_tests.VARIABLE] = str(WAITING)
     if files:
-        say(f"{len(files)} long files of tests wait for a later run (docs/testing.md); make test-all runs all")
+        say(
+            f"{len(files)} long files of tests wait for a later run (docs/contribute/testing.md); make test-all runs it"
+        )
 
 
 def write_times(say: Callable[[str], None]) -> int:
@@ -96,7 +93,6 @@ def main() -> int:
     """Do what the arguments ask for; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m suite")
     parser.add_argument("target", choices=[*(target.value for target in Target), "times"])
-    parser.add_argument("--coverage", action="store_true", help="list the functions that no test enters")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="stages whose names begin with this"
     )
@@ -117,7 +113,7 @@ def main() -> int:
     if chosen.target == "times":
         return write_times(say)
     try:
-        return run(Target(chosen.target), chosen.only, chosen.coverage, say)
+        return run(Target(chosen.target), chosen.only, say)
     except KeyboardInterrupt:
         say("interrupted: every stage was ended")
         return 130

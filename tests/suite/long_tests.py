@@ -1,4 +1,4 @@
-"""Long files of tests take turns in `make test`: the rule of docs/testing.md. PURE, but for `digests` and the last two.
+"""Long files of tests take turns in `make test` (docs/contribute/testing.md). PURE, but for `digests` and the last two.
 
 Whole files, because tests of a file may share an engine, and the later ones what the earlier ones did with it. What is
 known of earlier runs is kept in the cache of the machine only, so that on a new machine all tests run.

@@ -27,16 +27,23 @@ _TRAINER = "tests/ml/trainer"
 # Stages of the slow tests, the longest last: files and folders, a folder without what other stages have of it.
 SLOW = {
     "workers": (_WORKERS,),
-    "ranks": tuple(f"{_WORKERS}/test_{name}.py" for name in ("ranks", "ranks_of_algorithms", "sequence_parallel")),
+    "ranks": tuple(
+        f"{_WORKERS}/{name}.py"
+        for name in ("actor/test_ranks", "algorithms/test_ranks_of_algorithms", "actor/test_sequence_parallel")
+    ),
     "estimates": tuple(
-        f"{_TRAINER}/test_{name}_estimate.py" for name in ("memory", "pool", "pairs_and_evaluations", "engine")
+        f"{_TRAINER}/memory_estimate/test_{name}_estimate.py"
+        for name in ("memory", "pool", "pairs_and_evaluations", "engine")
     ),
     "trainer": (_TRAINER,),
     "others": ("tests",),
 }
 # Their numbers depend on the instructions that oneDNN chooses. The usual stages have the newest that the processor has;
 # `make test-all` also has those of processors without AVX-512, and the oldest.
-NUMERIC = tuple(f"{_WORKERS}/test_{name}.py" for name in ("old_log_probs", "actor", "objectives"))
+NUMERIC = tuple(
+    f"{_WORKERS}/{name}.py"
+    for name in ("algorithms/test_old_log_probs", "actor/test_actor", "algorithms/test_objectives")
+)
 INSTRUCTIONS = ("AVX2", "SSE41")
 
 

@@ -1,4 +1,4 @@
-"""Durations of stages and tests, and the table of them in `docs/testing.md`. PURE, but for `read` and `passed`."""
+"""Durations of stages and tests, and their table in docs/contribute/testing.md. PURE, but for `read` and `passed`."""
 
 from __future__ import annotations
 

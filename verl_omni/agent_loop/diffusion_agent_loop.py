@@ -7,9 +7,9 @@ import copy
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,6 @@ import numpy as np
 import ray
 import torch
 from omegaconf import DictConfig, OmegaConf
-from ray.exceptions import RayActorError
-from tensordict import TensorDict
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, _agent_loop_registry
 from verl.utils.config import omega_conf_to_dataclass
@@ -38,9 +36,9 @@ from verl_omni.agent_loop.batching import (
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.rows import SampleFailed, run_rows, short_prompt
 from verl_omni.agent_loop.sampling import row_params
+from verl_omni.agent_loop.score_requests import NUM_TURNS, ScoreRequests
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, RECORDED, UNSCORED, training_tensors
 from verl_omni.pipelines.registry import family, reads_extra_ids, training_adapter
-from verl_omni.reward_loop.scorer_names import lost_worker_text
 from verl_omni.reward_loop.scorer_results import (
     FAILURE,
     NO_REWARD,
@@ -50,7 +48,6 @@ from verl_omni.reward_loop.scorer_results import (
     too_many_text,
 )
 from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS
-from verl_omni.utils.columns import objects
 from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.sample_store import SampleWriter
 
@@ -58,12 +55,47 @@ from verl_omni.utils.sample_store import SampleWriter
 CALLS_OF_A_REWARD_WORKER = 900
 LOOPS_OF_TEXT = "verl.experimental.agent_loop."  # their classes begin so; data sets of language models name them
 SENT_TO_A_REWARD_WORKER = 64  # samples that wait in its process; the others wait here
-# A context variable, because the methods on the way to the scorers have the arguments that subclasses override.
-_validating: ContextVar[bool] = ContextVar("validating", default=False)
-_writer: ContextVar[SampleWriter | None] = ContextVar("writer", default=None)  # None: samples are not stored
-_score_later: ContextVar[bool] = ContextVar("score_later", default=False)
+BATCH = "__batch__"  # argument with a row's `BatchRun`, which the methods that subclasses override pass on
 
 __all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "SampleFailed", "_pad_prompt_extra_field"]
+
+
+@dataclass(slots=True)
+class BatchRun:
+    """A batch that a worker generates: what its caller wants, and what all its rows share."""
+
+    validate: bool = False
+    """Whether it is an evaluation."""
+    carry_responses: bool = True
+    """Whether the result has the samples themselves."""
+    score_later: bool = False
+    """Whether the caller scores the samples that agent loops have not scored."""
+    failures_allowed: int = 0
+    """How many samples may have no score for which one is required."""
+    writer: SampleWriter | None = None
+    """Stores the tensors that training reads; None: the result has them."""
+    failures: list[ScoringFailure] = field(default_factory=list)
+    """Failures for which a score is required, in the order in which they happened."""
+
+    @classmethod
+    def of(cls, meta_info: Mapping[str, Any], put: Callable[[Any], Any]) -> BatchRun:
+        """The wishes in the `meta_info` of a batch; `put` stores an object."""
+        return cls(
+            validate=bool(meta_info.get("validate")),
+            carry_responses=bool(meta_info.get("carry_responses", True)),
+            score_later=bool(meta_info.get("score_later")),
+            failures_allowed=int(meta_info.get("failures_allowed", 0)),
+            writer=SampleWriter(put) if meta_info.get("store_samples") else None,
+        )
+
+    def count_failure(self, failure: ScoringFailure | None) -> None:
+        """Count a sample without a score. Raises `TooManyUnscored` if it is one too many."""
+        if failure is None or not failure.required:
+            return
+        self.failures.append(failure)
+        if len(self.failures) > self.failures_allowed:
+            text = too_many_text(self.failures[0].text, len(self.failures), self.failures_allowed)
+            raise TooManyUnscored(text)
 
 
 class DiffusionAgentLoopWorker:
@@ -110,7 +142,6 @@ class DiffusionAgentLoopWorker:
             for reader in (self.processor, self.tokenizer):
                 if reader is not None:
                     reader.chat_template = template
-        self.score_seconds = float(OmegaConf.select(config, "reward.deadline_seconds", default=DEADLINE_SECONDS))
         self.put: Callable[[Any], Any] = ray.put
         self._makers: dict[str, Callable[..., Any]] = {}
         limit = self.rollout_config.max_concurrent_requests
@@ -118,10 +149,9 @@ class DiffusionAgentLoopWorker:
             raise ValueError(f"max_concurrent_requests must be positive: {limit}")
         self._generating = asyncio.Semaphore(limit)
         self._queued = 0
-        share = CALLS_OF_A_REWARD_WORKER // self.rollout_config.agent.num_workers
-        self._sent_limit = max(1, min(SENT_TO_A_REWARD_WORKER, share))
-        self._sent: Counter[int] = Counter()  # unscored samples by the number of the reward worker
-        self._sending: asyncio.Semaphore | None = None
+        self._score_requests: ScoreRequests | None = None  # made for the first sample that is scored
+        # Announces a row to a client that gathers the requests of all rows.
+        self._row = getattr(self.server_manager, "row", nullcontext)
         # It would log, for each row, that no builder is registered for a diffusion model.
         logging.getLogger("verl.utils.tokenizer.continuous_token_wiring").setLevel(logging.ERROR)
 
@@ -129,6 +159,7 @@ class DiffusionAgentLoopWorker:
         """Constructor arguments of every loop; the settings that a loop reads for each row are already resolved."""
         config = copy.deepcopy(self.config)
         OmegaConf.resolve(config.actor_rollout_ref.rollout)
+        OmegaConf.resolve(config.actor_rollout_ref.model)
         OmegaConf.resolve(config.data)
         offered = {
             "trainer_config": DictConfigWrap(config=config),
@@ -171,21 +202,14 @@ class DiffusionAgentLoopWorker:
         params = row_params(self.rollout_config, batch.meta_info, size, columns)
         rows = [{name: column[row] for name, column in columns.items()} for row in range(size)]
         version = batch.meta_info.get("global_steps")
-        _validating.set(bool(batch.meta_info.get("validate")))
-        carry = bool(batch.meta_info.get("carry_responses", True))
-        store = bool(batch.meta_info.get("store_samples"))
-        _writer.set(SampleWriter(self.put) if store else None)
-        _score_later.set(bool(batch.meta_info.get("score_later")))
-        allowed = int(batch.meta_info.get("failures_allowed", 0))
-        failures: list[ScoringFailure] = []
+        this_batch = BatchRun.of(batch.meta_info, self.put)
+        for each in rows:
+            each[BATCH] = this_batch
 
         async def run(row: int) -> _InternalDiffusionAgentLoopOutput:
             made = await self._run_agent_loop(params[row], **rows[row])
-            if (failure := made.extra_fields[FAILURE]) is not None and failure.required:
-                failures.append(failure)
-                if len(failures) > allowed:
-                    raise TooManyUnscored(too_many_text(failures[0].text, len(failures), allowed))
-            return made if carry else self._drop_response(made)
+            this_batch.count_failure(made.extra_fields[FAILURE])
+            return made if this_batch.carry_responses else self._drop_response(made, this_batch)
 
         outputs = await run_rows(
             size,
@@ -194,9 +218,12 @@ class DiffusionAgentLoopWorker:
                 f"row {row} of {size} at weight version {version} (prompt {short_prompt(rows[row].get('raw_prompt'))})"
             ),
         )
-        return self._postprocess(
-            outputs, {name: column for name, column in columns.items() if name == "uid" or not store}
-        )
+        if this_batch.writer is None:
+            return self._postprocess(outputs, columns)
+        stored = this_batch.writer.finish()
+        for made in outputs:
+            made.extra_fields["stored"] = stored[made.extra_fields["stored"]]
+        return self._postprocess(outputs, {name: column for name, column in columns.items() if name == "uid"})
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], /, *, agent_name: str, **kwargs: Any
@@ -204,7 +231,9 @@ class DiffusionAgentLoopWorker:
         self._queued += 1
         try:
             async with self._generating:  # a row that is being scored leaves room for another one in the engine
-                output: DiffusionAgentLoopOutput = await self._loop(agent_name).run(sampling_params, **kwargs)
+                with self._row():
+                    columns = {name: value for name, value in kwargs.items() if name != BATCH}
+                    output: DiffusionAgentLoopOutput = await self._loop(agent_name).run(sampling_params, **columns)
         finally:
             self._queued -= 1
         return await self._agent_loop_postprocess(output, **kwargs)
@@ -235,7 +264,7 @@ class DiffusionAgentLoopWorker:
         self, output: DiffusionAgentLoopOutput, /, **kwargs: Any
     ) -> _InternalDiffusionAgentLoopOutput:
         check_loop_output(output)
-        keys = output.extra_fields.pop("prompt_keys", None)
+        batch = kwargs.get(BATCH) or BatchRun()
         fields = pad_fields(output.extra_fields, self.max_prompt_embed_length)
         fields["raw_prompt"] = kwargs["raw_prompt"]
         ids, mask = pad_prompt(self.tokenizer, output.prompt_ids, self.rollout_config.prompt_length)
@@ -246,14 +275,14 @@ class DiffusionAgentLoopWorker:
         if output.reward_score is not None and not math.isfinite(output.reward_score):
             output.reward_score = NO_REWARD
         log_probs = output.response_logprobs
-        if (writer := _writer.get()) is not None:
+        if batch.writer is not None:
             conditions = training_adapter(self.model_config.architecture).CONDITIONS
-            tensors = training_tensors(output.extra_fields, log_probs, conditions, keys)
+            number = batch.writer.add(training_tensors(output.extra_fields, log_probs, conditions))
             fields = {name: fields[name] for name in FOR_THE_DRIVER if name in fields}
-            fields["stored"] = writer.store(tensors.own, tensors.shared)
+            fields["stored"] = number
             log_probs = None
         fields[FAILURE] = failure
-        if _score_later.get():
+        if batch.score_later:
             fields["tool_extra_fields"] = self._scorer_fields(output)
             fields["loop_score"] = output.reward_score
         if "reward_extra_info" in output.extra_fields:
@@ -277,16 +306,12 @@ class DiffusionAgentLoopWorker:
     ) -> None:
         """Have a reward worker score a sample without a score, while other rows are still being generated.
 
-        It is the worker with the fewest unscored samples of this process.
-
         Sets `reward_score`, `metrics.compute_score` (seconds), and among the `extra_fields` of the output
         `reward_extra_info` and `scoring_failure` (why a scorer gave no score, or None).
         Sends the sample's audio and fields that an agent loop added, but not the tensors recorded for training.
 
         Raises:
-            TimeoutError: the reward worker's process did not respond within `reward.deadline_seconds`; how long a
-                sample waits for other samples does not matter.
-            RuntimeError: the process of the reward worker has ended.
+            Exception: as `ScoreRequests.score`.
             ValueError: the scorer, or the loop, returned a field with the name of a column that training reads.
         """
         if output.reward_score is not None:
@@ -294,26 +319,14 @@ class DiffusionAgentLoopWorker:
             return
         if self.reward_loop_worker_handles is None:
             return
-        columns = {name: objects([value]) for name, value in kwargs.items()}
-        columns["__num_turns__"] = np.array([output.num_turns])
-        if _validating.get() and self.rollout_config.val_kwargs.pipeline.get("output_type") == BOTH:
+        batch = kwargs.get(BATCH) or BatchRun()
+        columns = {name: value for name, value in kwargs.items() if name != BATCH}
+        columns |= {NUM_TURNS: output.num_turns, "tool_extra_fields": self._scorer_fields(output)}
+        if batch.validate and self.rollout_config.val_kwargs.pipeline.get("output_type") == BOTH:
             responses = output.extra_fields["clean_latents"].unsqueeze(0)
-        columns["tool_extra_fields"] = objects([self._scorer_fields(output)])
-        data = DataProto(
-            batch=TensorDict({"prompts": prompts, "responses": responses}, batch_size=1),
-            non_tensor_batch=columns,
-            meta_info={"validate": _validating.get()},
-        )
         began = time.perf_counter()
-        if self._sending is None:
-            self._sending = asyncio.Semaphore(self._sent_limit * len(self.reward_loop_worker_handles))
-        async with self._sending:
-            number = min(range(len(self.reward_loop_worker_handles)), key=lambda each: self._sent[each])
-            self._sent[number] += 1
-            try:
-                result = await self._scored(number, data)
-            finally:
-                self._sent[number] -= 1
+        sample = {"prompts": prompts, "responses": responses}
+        result = await self._scores(self.reward_loop_worker_handles).score(sample, columns, validate=batch.validate)
         check_reward_fields(result["reward_extra_info"])
         output.reward_score = result["reward_score"]
         output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
@@ -325,38 +338,32 @@ class DiffusionAgentLoopWorker:
         recorded = {*RECORDED, *PADDED_FIELDS, *training_adapter(self.model_config.architecture).CONDITIONS}
         return {name: value for name, value in output.extra_fields.items() if name not in recorded}
 
-    async def _scored(self, number: int, data: DataProto) -> dict[str, Any]:
-        """The reply of reward worker `number`; the worker enforces the deadline of the scorer's call."""
-        assert self.reward_loop_worker_handles is not None
-        worker = self.reward_loop_worker_handles[number]
-        reply = asyncio.ensure_future(worker.compute_score.remote(data))
-        try:
-            while not (await asyncio.wait({reply}, timeout=self.score_seconds))[0]:
-                async with asyncio.timeout(self.score_seconds):
-                    await worker.__ray_ready__.remote()  # it may have a long queue, or be stopped
-            result: dict[str, Any] = reply.result()
-            return result
-        except RayActorError as error:  # Ray names the worker only if it has noticed its death already
-            raise RuntimeError(lost_worker_text(number, self.config.reward, error)) from error
-        except TimeoutError as error:
-            if reply.done():
-                raise  # the scorer's deadline
-            text = f"reward worker {number} did not respond within {self.score_seconds:g} s (reward.deadline_seconds)"
-            raise TimeoutError(text) from error
-        finally:
-            reply.cancel()
+    def _scores(self, workers: Sequence[Any]) -> ScoreRequests:
+        if self._score_requests is None:
+            share = CALLS_OF_A_REWARD_WORKER // self.rollout_config.agent.num_workers
+            self._score_requests = ScoreRequests(
+                workers,
+                limit=max(1, min(SENT_TO_A_REWARD_WORKER, share)),
+                deadline_seconds=float(
+                    OmegaConf.select(self.config, "reward.deadline_seconds", default=DEADLINE_SECONDS)
+                ),
+                reward=self.config.reward,
+            )
+        return self._score_requests
 
-    def _drop_response(self, made: _InternalDiffusionAgentLoopOutput) -> _InternalDiffusionAgentLoopOutput:
+    def _drop_response(
+        self, made: _InternalDiffusionAgentLoopOutput, batch: BatchRun
+    ) -> _InternalDiffusionAgentLoopOutput:
         """The sample without pixels and prompt ids; if it is to be scored later, they are in the object store."""
         fields = made.extra_fields
         if made.reward_score is None:
-            if not _score_later.get():
+            if not batch.score_later:
                 raise ValueError(
                     "carry_responses is false, so each sample needs a score, and there are no reward workers"
                 )
             sample = {"prompts": made.prompt_ids, "responses": made.response_diffusion_output}
             fields = {**fields, UNSCORED: self.put(sample)}
-        ids = made.prompt_ids[:, :0] if _writer.get() is not None else made.prompt_ids
+        ids = made.prompt_ids[:, :0] if batch.writer is not None else made.prompt_ids
         changed = {"response_diffusion_output": None, "prompt_ids": ids, "extra_fields": fields}
         return made.model_copy(update=changed)
 

@@ -9,6 +9,7 @@ import ray
 from typing_extensions import override
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager
+from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
 from verl.utils.ray_utils import auto_await
 from verl.utils.skip import SkipManager
 
@@ -29,13 +30,15 @@ class DiffusionAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
     @auto_await
     @SkipManager.annotate(role="rollout")
     async def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """Samples for a batch whose size the number of workers divides; keys as in `batching.collate`.
+        """Samples for a batch; keys as in `batching.collate`.
 
-        The same as verl's method (verl/experimental/agent_loop/agent_loop.py), except for `align`.
+        The same as verl's method (verl/experimental/agent_loop/agent_loop.py), except for `align`, and for batches
+        whose size the number of workers does not divide: verl's caller would have to pad them.
         """
         if "priority" not in prompts.non_tensor_batch:
             prompts.non_tensor_batch["priority"] = np.arange(len(prompts), dtype=np.int64)
-        chunks = prompts.chunk(len(self.agent_loop_workers))
+        padded, padding = pad_dataproto_to_divisor(prompts, len(self.agent_loop_workers))
+        chunks = padded.chunk(len(self.agent_loop_workers))
         made = await asyncio.gather(
             *(worker.generate_sequences.remote(c) for worker, c in zip(self.agent_loop_workers, chunks, strict=True))
         )
@@ -43,7 +46,7 @@ class DiffusionAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
         output = DataProto.concat(outputs)
         metrics = [part.meta_info.pop("metrics") for part in outputs]
         output.meta_info = {"timing": self._performance_metrics(metrics, output), **outputs[0].meta_info}
-        return output
+        return unpad_dataproto(output, padding)
 
     def queued_samples(self, deadline: float) -> int:
         """Number of samples that wait for generation, or are being generated.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -161,8 +162,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
     def _has_first_tokenizer(self) -> bool:
         """Whether the engine decodes ids with the same tokenizer: not if `model.tokenizer_path` is another one."""
         model = self.config.actor_rollout_ref.model
-        own = model.tokenizer_path
-        return own is None or Path(own).resolve() == Path(model.path, "tokenizer").resolve()
+        return model.tokenizer_path is None or _same_folder(model.tokenizer_path, f"{model.path}/tokenizer")
 
     def _extra_ids(self, prompt: list[dict[str, Any]], negative: list[dict[str, Any]] | None) -> dict[str, Any]:
         """`extra_prompt_ids` and `negative_extra_prompt_ids` (None without a negative prompt); {} without a map."""
@@ -193,6 +193,11 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
             messages, add_generation_prompt=True, tokenize=False, **self.apply_chat_template_kwargs
         )
         return text
+
+
+@cache
+def _same_folder(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
 
 
 def _messages(prompt: str | list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

@@ -1,7 +1,7 @@
 """Registry of model families, by the architecture of a model: each family is a folder of this package.
 
 A folder has `engine_pipeline.py`, which the engine imports, and `training.py`, which the trainer imports. Nothing else
-refers to a family by name (docs/model-families.md). Users add theirs with `verl_omni.extensions`.
+refers to a family by name (docs/reference/model-families.md). Users add theirs with `verl_omni.extensions`.
 """
 
 from __future__ import annotations

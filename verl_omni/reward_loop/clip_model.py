@@ -14,10 +14,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from verl_omni.reward_loop.part_settings import TRAINER
+from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
 from verl_omni.utils.model_folder import model_folder
 
-MODEL = "model_name_or_path"
-PROCESSOR = "processor_name_or_path"
 _LOADED: dict[tuple[Any, ...], Any] = {}
 _RESTING: set[tuple[Any, ...]] = set()  # keys of `_LOADED` whose tensors are in CPU memory
 _LOADING = threading.Lock()  # scorers run in threads

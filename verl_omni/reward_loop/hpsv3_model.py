@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, LoadableModel, device_problems, to_device
+from verl_omni.reward_loop.clip_model import LoadableModel, device_problems, to_device
+from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
 from verl_omni.utils.model_folder import model_folder
 
-WEIGHTS = "MizzenAI/HPSv3"
-BASE = "Qwen/Qwen2-VL-7B-Instruct"
 FILE = "HPSv3.safetensors"
 PACKAGE = "hpsv3"
 TEXTS = "dataset/data_collator_qwen.py"
@@ -79,7 +78,7 @@ class Hpsv3Model(LoadableModel):
         from transformers import AutoConfig, AutoProcessor
 
         model, base, device = source
-        if problems := hpsv3_problems({MODEL: model, PROCESSOR: base, "device": device}):
+        if problems := hpsv3_problems({"device": device}, {MODEL: model, PROCESSOR: base}):
             raise FileNotFoundError("; ".join(problems))
         file = weights_file(model)
         folder = model_folder(base, PROCESSOR)
@@ -144,17 +143,21 @@ class Hpsv3Model(LoadableModel):
         return states
 
 
-def hpsv3_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about what is missing on this machine; nothing is loaded."""
+def hpsv3_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> list[str]:
+    """Messages about what is missing on this machine; nothing is loaded.
+
+    Args:
+        given: the scorer's settings. defaults: its settings MODEL and PROCESSOR.
+    """
     found = []
     try:
-        weights_file(str(given.get(MODEL) or WEIGHTS))
+        weights_file(str(given.get(MODEL) or defaults[MODEL]))
     except FileNotFoundError as error:
         found.append(str(error))
     try:
-        config = model_folder(str(given.get(PROCESSOR) or BASE), PROCESSOR) / "config.json"
+        config = model_folder(str(given.get(PROCESSOR) or defaults[PROCESSOR]), PROCESSOR) / "config.json"
         if not config.is_file():
-            found.append(f"{PROCESSOR}: {config} does not exist; write the folder of Qwen2-VL, such as {BASE}")
+            found.append(f"{PROCESSOR}: {config} does not exist; write the folder of Qwen2-VL")
     except FileNotFoundError as error:
         found.append(str(error))
     try:
@@ -224,7 +227,7 @@ def _take_head(weights: dict[str, Tensor], file: Path, config: Any) -> list[tupl
     if head[0][0].shape[1] != width:
         raise ValueError(
             f"{MODEL}: {file} has a head for a model of width {head[0][0].shape[1]}, and the base model of {PROCESSOR} "
-            f"has the width {width}; write the base model that it was trained from, such as {BASE}"
+            f"has the width {width}; write the base model that it was trained from"
         )
     if head[-1][0].shape[0] != OUTPUTS:
         raise ValueError(
@@ -248,7 +251,7 @@ def _make_model(weights: dict[str, Tensor], file: Path, config: Any, folder: Pat
     if len(table) != tokens:
         raise ValueError(
             f"{MODEL}: {file} has embeddings of {len(table)} tokens, and the tokenizer of {folder} with {REWARD_TOKEN} "
-            f"has {tokens}; write the base model that it was trained from, such as {BASE}"
+            f"has {tokens}; write the base model that it was trained from"
         )
     config.text_config.vocab_size = tokens
     made, loading = Qwen2VLModel.from_pretrained(
@@ -258,7 +261,7 @@ def _make_model(weights: dict[str, Tensor], file: Path, config: Any, folder: Pat
         if found := sorted(each if isinstance(each, str) else each[0] for each in loading[problem]):
             raise ValueError(
                 f"{MODEL}: {file} {said} {len(found)} weights of the base model {folder}, such as {found[0]}; write "
-                f"the base model that it was trained from, such as {BASE}"
+                f"the base model that it was trained from"
             )
     return made
 

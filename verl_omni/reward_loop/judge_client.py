@@ -16,7 +16,7 @@ from torch import Tensor
 from verl_omni.reward_loop import http_exchange, judge_answers
 from verl_omni.reward_loop.http_answers import AGAIN, Answer, AskAgain, pause_before
 from verl_omni.reward_loop.judge_router import WAITING
-from verl_omni.reward_loop.rewards.http import png_base64
+from verl_omni.reward_loop.reward_server import png_base64
 from verl_omni.reward_loop.scorer_results import error_text
 from verl_omni.reward_loop.video_frames import chosen_frames
 

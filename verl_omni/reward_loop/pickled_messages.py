@@ -21,9 +21,6 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-JSON = "json"
-PICKLE = "pickle"
-PROTOCOLS = (JSON, PICKLE)
 ARRAY = "numpy.ndarray"  # what an answer gets for the class, which it may only pass on
 _NUMBERS = re.compile(r"[biuf][0-9]{1,2}")  # numpy's types of numbers, such as f4
 _CORE = re.compile(r"numpy\._?core\.(multiarray|numeric)")

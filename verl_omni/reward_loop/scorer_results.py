@@ -72,7 +72,7 @@ def too_many_text(first: str, count: int, allowed: int) -> str:
     """Message of `TooManyUnscored`."""
     return (
         f"{first}. {count} {'sample has' if count == 1 else 'samples have'} no score, and reward.max_failed_share "
-        f"allows {allowed} in this batch: correct the scorer, or raise the share (docs/rewards.md)"
+        f"allows {allowed} in this batch: correct the scorer, or raise the share (docs/reference/rewards.md)"
     )
 
 

@@ -6,10 +6,13 @@ import ast
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 # Arguments that reward managers fill in.
 SAMPLE = frozenset({"data_source", "solution_image", "ground_truth", "extra_info"})
@@ -20,6 +23,8 @@ OF_TEXTS = {
     text: f"is what scorers of texts get; name the parameter {image}"
     for text, image in (("solution_str", "solution_image"), ("solution_strs", PLURAL["solution_image"]))
 }
+# An integer is a number, but a text is not, and neither are true, infinity and NaN.
+_EXACT = ConfigDict(strict=True, allow_inf_nan=False)
 FILLED_IN = SAMPLE | set(PLURAL.values()) | {"reward_router_address", "reward_model_tokenizer", "model_name"}
 
 
@@ -86,6 +91,48 @@ def signature_of(scorer: Callable[..., Any]) -> Signature:
         {each.name: each.default is not each.empty for each in named},
         open_ended=any(each.kind is each.VAR_KEYWORD for each in known),
     )
+
+
+def setting_fields(scorer: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Type and default of each setting, as pydantic's `create_model` takes them; without a default, it is `...`.
+
+    Only the annotations of settings are evaluated: a sample's type is imported for type checkers alone.
+    """
+    names = vars(inspect.getmodule(scorer))
+    fields: dict[str, tuple[Any, Any]] = {}
+    for name, parameter in parameters_of(scorer).items():
+        if name in FILLED_IN or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        annotation = parameter.annotation
+        if isinstance(annotation, str):
+            annotation = eval(annotation, dict(names))
+        if annotation is parameter.empty:
+            annotation = Any
+        fields[name] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
+    return fields
+
+
+def value_problems(scorer: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[str]:
+    """Messages about values that do not have the type of the scorer's parameter."""
+    fields = setting_fields(scorer)
+    for name, value in given.items():
+        if name not in fields:  # a scorer with `**settings` takes any
+            continue
+        annotation = fields[name][0]
+        try:
+            TypeAdapter(annotation, config=_EXACT).validate_python(value)
+        except ValidationError as error:
+            yield f"{name}: {'null' if value is None else value} {_problem(error, annotation)}"
+
+
+def _problem(error: ValidationError, annotation: Any) -> str:
+    detail = error.errors()[0]
+    info = FieldInfo.from_annotation(annotation)
+    if detail["type"] == "literal_error":
+        return f"is not one of {', '.join(get_args(info.annotation))}"
+    if detail["type"] == "string_pattern_mismatch" and info.description:
+        return f"has the wrong format: {info.description.removesuffix('.')}"
+    return str(detail["msg"]).removeprefix("Input ")
 
 
 def signature_in_source(text: str, name: str) -> Signature | None:

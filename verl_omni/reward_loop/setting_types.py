@@ -1,30 +1,70 @@
-"""PURE: types of scorers' settings, and values with a wrong type."""
+"""Types of scorers' settings: ranges, patterns, and the line that messages and docs/reference/rewards.md show.
+
+A scorer's parameters have these types. Trainer, `drl validate` and operator check a job's settings by them, so this
+module and the modules in `rewards` import no machine-learning library.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field
 
-Seconds = Annotated[float, Field(gt=0)]
-Attempts = Annotated[int, Field(ge=1)]
-Tokens = Annotated[int, Field(ge=1)]
-Interval = Annotated[int, Field(ge=1)]
+JSON: Final = "json"
+PICKLE: Final = "pickle"
+MODEL = "model_name_or_path"
+PROCESSOR = "processor_name_or_path"
+FILE = "file"  # marks a setting that is a file
+FOLDER = "folder"  # marks a setting that is the folder of a model, or a repository of the hub
+# Host, valid port, path. The port is opened in a NetworkPolicy. User and password are not allowed.
+_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+SERVER_URL = rf"^https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:({_PORT}))?([/?#][^\s\x00-\x1f]*)?$"
+
+Attempts = Annotated[int, Field(ge=1, le=100, description="Attempts while the server is unreachable or busy.")]
+Backoff = Annotated[float, Field(ge=0, le=3600, description="Seconds before the second attempt.")]
+Device = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z]+(:[0-9]+)?$",
+        description="Device of the model: cpu, trainer (the trainer's accelerators), or an accelerator of its own such "
+        "as cuda.",
+    ),
+]
+File = Annotated[str, Field(min_length=1), FILE]
+Interval = Annotated[int, Field(ge=1, description="Of a video, the judge gets each frame of this distance.")]
+JudgeModel = Annotated[
+    str | None, Field(min_length=1, description="The name that the server at base_url serves the model under.")
+]
+JudgeUrl = Annotated[
+    str | None,
+    Field(
+        max_length=2048,
+        pattern=SERVER_URL,
+        description="The judge's URL up to and with /v1: http:// or https://, host, optional port, path. Default: the "
+        "judge of spec.reward.model.",
+    ),
+]
+KeyVariable = Annotated[
+    str | None,
+    Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Name of the environment variable with the API key."),
+]
+ModelFolder = Annotated[
+    str,
+    Field(min_length=1, description="The model: a folder, or a repository that is in the hub cache."),
+    FOLDER,
+]
 NotNegative = Annotated[float, Field(ge=0)]
-Retries = Annotated[int, Field(ge=0)]
+Protocol = Literal["json", "pickle"]
+Quality = Annotated[int, Field(ge=1, le=100, description="Quality of the JPEG encoder.")]
+Retries = Annotated[int, Field(ge=0, le=100, description="Attempts after the first.")]
+Seconds = Annotated[float, Field(gt=0, le=3600, description="Timeout of one attempt, in seconds.")]
+ServerUrl = Annotated[
+    str,
+    Field(
+        max_length=2048,
+        pattern=SERVER_URL,
+        description="The server's URL: http:// or https://, host, optional port and path, without user and password.",
+    ),
+]
 Share = Annotated[float, Field(ge=0, le=1)]
-Quality = Annotated[int, Field(ge=1, le=100)]
-# An integer is a number, but a text is not, and neither are true, infinity and NaN.
-_EXACT = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-def value_problems(scorer: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[str]:
-    """Messages about values that do not have the type of the scorer's parameter."""
-    hints = get_type_hints(scorer, include_extras=True)
-    for name, value in given.items():
-        try:
-            TypeAdapter(hints[name], config=_EXACT).validate_python(value)
-        except ValidationError as error:
-            said = str(error.errors()[0]["msg"]).removeprefix("Input ")
-            yield f"{name}: {'null' if value is None else value} {said}"
+Tokens = Annotated[int, Field(ge=1, description="Upper limit of an answer.")]

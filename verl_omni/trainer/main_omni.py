@@ -8,7 +8,7 @@ from verl_omni.trainer.main_diffusion import USAGE_ERROR
 
 TEXT = (
     "verl_omni.trainer.main_omni does not exist here: models that generate tokens, such as Qwen3-Omni, are not "
-    "trained; verl_omni.trainer.main_diffusion trains diffusion models (docs/model-families.md)"
+    "trained; verl_omni.trainer.main_diffusion trains diffusion models (docs/reference/model-families.md)"
 )
 
 

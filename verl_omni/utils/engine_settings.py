@@ -24,7 +24,7 @@ class EngineSetting:
 
     Attributes:
         kind: type of its values: bool, int, float, str or dict. A dict may be written as JSON text.
-        meaning: a line of docs/settings.md.
+        meaning: a line of docs/reference/settings.md.
         choices: the only values; empty: the engine checks them.
         of: another setting, without which this one does nothing.
     """

@@ -64,6 +64,17 @@ def describe_error(error: BaseException) -> str:
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
 
 
+def sendable(error: Exception) -> Exception:
+    """The error if another process can load it, otherwise one with its text."""
+    from ray import cloudpickle
+
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))
+    except Exception:  # noqa: BLE001  the class of a user may do anything here
+        return RuntimeError(describe_error(error))
+    return error
+
+
 def after_traceback(text: str) -> str:
     """PURE: what follows the last frame of a traceback: `Type: message`, which may have several lines."""
     lines = text.splitlines()

@@ -1,6 +1,7 @@
 """Training tensors of samples in Ray's object store, from the process that made them to the ranks that train on them.
 
-The driver holds references only. What all samples of a prompt have in common, such as its embeddings, is stored once.
+The driver holds references only. Many samples are one object of the store. Tensors that samples have in common, such as
+the embeddings of their prompt, are in it once.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from verl_omni.utils.packed_tensors import PackedTensors, Packer, Place
+
 Reference = Any  # ray.ObjectRef
-Put = Callable[[dict[str, Tensor]], Reference]
-Get = Callable[[list[Reference]], Sequence[Mapping[str, Tensor]]]
+Put = Callable[[PackedTensors], Reference]
+Get = Callable[[list[Reference]], Sequence[PackedTensors]]
+OBJECT_BYTES = 128 << 20  # samples wait for each other until they have so many bytes together, or the batch ends
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSample:
-    """The training tensors of one sample.
+    """The training tensors of one sample."""
 
-    Attributes:
-        parts: references of dicts of tensors by name, [...] without a batch dimension. Samples may share a part.
-    """
-
-    parts: tuple[Reference, ...]
+    reference: Reference
+    """An object of the store, `PackedTensors` of several samples."""
+    row: int
+    """The sample's row in it."""
 
 
 @dataclass(slots=True)
@@ -34,26 +37,31 @@ class SampleWriter:
     """Stores the samples of one batch.
 
     Args:
-        put: stores a dict of tensors, as `ray.put` does.
+        put: stores an object, as `ray.put` does.
     """
 
     put: Put
-    _shared: dict[str, Reference] = field(default_factory=dict)
+    _waiting: Packer = field(default_factory=Packer)
+    _stored: list[StoredSample] = field(default_factory=list)
 
-    def store(self, own: dict[str, Tensor], shared: Mapping[str, dict[str, Tensor]]) -> StoredSample:
-        """Store a sample.
+    def add(self, tensors: dict[str, Tensor]) -> int:
+        """Store a sample's tensors, without a batch dimension, soon. Returns its number, from 0."""
+        self._waiting.add(tensors)
+        number = len(self._stored) + len(self._waiting) - 1
+        if self._waiting.nbytes >= OBJECT_BYTES:
+            self._write()
+        return number
 
-        Args:
-            own: tensors of this sample alone.
-            shared: tensors by a key of the inputs that determine them. For samples with the same key, only the first
-                sample's tensors are stored.
-        """
-        parts = [self.put(own)]
-        for key, tensors in shared.items():
-            if key not in self._shared:
-                self._shared[key] = self.put(tensors)
-            parts.append(self._shared[key])
-        return StoredSample(tuple(parts))
+    def finish(self) -> list[StoredSample]:
+        """Store the samples that wait. Returns all samples, by their numbers."""
+        if len(self._waiting):
+            self._write()
+        return self._stored
+
+    def _write(self) -> None:
+        reference = self.put(self._waiting.packed())
+        self._stored += [StoredSample(reference, row) for row in range(len(self._waiting))]
+        self._waiting = Packer()
 
 
 class SharedRows:
@@ -102,30 +110,30 @@ def load(rows: Sequence[Sequence[StoredSample]], get: Get) -> dict[str, Any]:
     """
     samples = [sample for row in rows for sample in row]
     shape = (len(rows),) if all(len(row) == 1 for row in rows) else (len(rows), len(rows[0]))
-    references = list(dict.fromkeys(part for sample in samples for part in sample.parts))
+    references = list(dict.fromkeys(sample.reference for sample in samples))
     parts = dict(zip(references, get(references), strict=True))
-    names = [name for part in samples[0].parts for name in parts[part]]
-    return {name: _rows_of(name, samples, parts, shape) for name in names}
+    copies: dict[Reference, dict[Place, Tensor]] = {reference: {} for reference in references}
+    loaded = [parts[each.reference].row(each.row, copies[each.reference]) for each in samples]
+    return {name: _rows_of(name, loaded, shape) for name in loaded[0]}
 
 
-def _rows_of(
-    name: str,
-    samples: Sequence[StoredSample],
-    parts: Mapping[Reference, Mapping[str, Tensor]],
-    shape: tuple[int, ...],
-) -> Any:
-    holders = []
-    for place, sample in enumerate(samples):
-        found = [part for part in sample.parts if name in parts[part]]
-        if not found:
-            raise KeyError(f"{name} is missing in sample {place}, sample 0 has it")
-        holders.append(found[0])
-    distinct = list(dict.fromkeys(holders))
-    table = _stacked([parts[part][name] for part in distinct])
+def _rows_of(name: str, samples: Sequence[Mapping[str, Tensor]], shape: tuple[int, ...]) -> Any:
+    for number, sample in enumerate(samples):
+        if name not in sample:
+            raise KeyError(f"{name} is missing in sample {number}, sample 0 has it")
+    numbers: dict[int, int] = {}  # identity of a distinct tensor -> its row in the table
+    distinct: list[Tensor] = []
+    index = []
+    for sample in samples:
+        tensor = sample[name]
+        if id(tensor) not in numbers:
+            numbers[id(tensor)] = len(distinct)
+            distinct.append(tensor)
+        index.append(numbers[id(tensor)])
+    table = _stacked(distinct)
     if len(distinct) == len(samples):
         return table.view(*shape, *table.shape[1:])
-    places = {part: place for place, part in enumerate(distinct)}
-    return SharedRows(table, torch.tensor([places[part] for part in holders]).view(shape))
+    return SharedRows(table, torch.tensor(index).view(shape))
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:

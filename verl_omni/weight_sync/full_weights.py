@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from verl_omni.weight_sync.checks import check_finite
 from verl_omni.weight_sync.errors import IncompleteUpdate, summarize_names
 from verl_omni.weight_sync.messages import dtype_name
 from verl_omni.weight_sync.names import add_lora_wrapper, part_names, replace_parts, strip_lora_wrapper
-from verl_omni.weight_sync.staging import check_finite
 
 
 def fused_module_parts(module: nn.Module) -> dict[str, list[str]]:

@@ -29,8 +29,8 @@ from verl_omni.platforms.cpu.process_tuning import use_phase_threads
 from verl_omni.reference_names import missing_name
 from verl_omni.utils import sample_store
 from verl_omni.weight_sync.errors import WeightSyncError
-from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
-from verl_omni.weight_sync.network.sender import WeightStream
+from verl_omni.weight_sync.messages import HeaderMessage, StreamAddress
+from verl_omni.weight_sync.tcp_sender import StreamSender
 from verl_omni.workers.actor.background_write import BackgroundWrite
 from verl_omni.workers.actor.device_flops import utilisation
 from verl_omni.workers.actor.policy import PolicyName
@@ -178,7 +178,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
             ValueError: other machines can reach the address, and there is no token.
         """
         host = ray.util.get_node_ip_address().strip("[]")
-        self._stream = WeightStream(host, network_key(host), network_deadline(self.rollout_config))
+        self._stream = StreamSender(host, network_key(host), network_deadline(self.rollout_config))
         return self._stream.address
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)

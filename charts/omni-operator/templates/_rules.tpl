@@ -5,7 +5,7 @@ and a RayCluster before it replaces rollout pods.
 {{- define "omni.rules.jobs" -}}
 - apiGroups: [diffusionrl.io]
   resources: [diffusionrljobs]
-  verbs: [get, list, watch, patch, delete] # patch: the finalizer of earlier versions; delete: ttlSecondsAfterFinished
+  verbs: [get, list, watch, delete] # delete: ttlSecondsAfterFinished
 - apiGroups: [diffusionrl.io]
   resources: [diffusionrljobs/status]
   verbs: [patch]

@@ -111,7 +111,7 @@ def compare(alone: dict[str, Any], shared: dict[str, Any]) -> None:
     """The same step in one pod and in two.
 
     Engines that generate images one by one have no batch that differs: with the same weights, rewards are equal. Two
-    ranks add gradients in another order; the tolerance is the same as in `tests/ml/workers/test_ranks.py`.
+    ranks add gradients in another order; the tolerance is the same as in `tests/ml/workers/actor/test_ranks.py`.
     """
     first = shared["step"] == 1
     for name in ("reward/mean", "reward/std"):

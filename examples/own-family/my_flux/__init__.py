@@ -1,4 +1,7 @@
-"""FLUX.1-dev as a model family: `actor_rollout_ref.model.external_lib=my_flux` registers it (docs/own-family.md)."""
+"""FLUX.1-dev as a model family (docs/guides/own-family.md).
+
+`actor_rollout_ref.model.external_lib=my_flux` registers it.
+"""
 
 from verl_omni.extensions import register_family
 

@@ -120,6 +120,7 @@ class StrictModel(BaseModel):
         alias_generator=to_camel,
         validate_by_name=False,
         validate_by_alias=True,
+        defer_build=True,
     )
 
     cel: ClassVar[tuple[Cel, ...]] = ()
@@ -143,8 +144,8 @@ class StrictModel(BaseModel):
 
     @model_validator(mode="after")
     def _hold_rules(self) -> Self:
-        if found := list(self.violations()):
-            context: dict[str, Any] = {"violations": found}
+        if violations := list(self.violations()):
+            context: dict[str, Any] = {"violations": violations}
             raise PydanticCustomError(RULE, "broken rules between fields", context)
         return self
 
@@ -197,6 +198,7 @@ class LenientModel(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
         serialize_by_alias=True,
+        defer_build=True,
     )
 
     @model_validator(mode="before")

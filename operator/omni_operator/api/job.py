@@ -1,7 +1,5 @@
 """`DiffusionRLJob`, the custom resource."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -51,7 +49,7 @@ class Spec(StrictModel):
         {
             "weightSync": "there is nothing to choose yet: weights reach the engines over IPC (with "
             "spec.rollout.placement Separate over TCP first), as an adapter where spec.model.lora.enabled is true and "
-            "whole where it is false",
+            "whole where it is false"
         }
     )
 
@@ -60,12 +58,16 @@ class Spec(StrictModel):
     reward: Reward = Field(description="How images are scored.")
     trainer: Trainer = Field(description="Pods, accelerators, training steps and learning rate.")
     algorithm: Algorithm = Field(
-        default=Algorithm(), description="Training algorithm, and overrides of trainer settings."
+        default=Algorithm.model_construct(), description="Training algorithm, and overrides of trainer settings."
     )
-    rollout: Rollout = Field(default=Rollout(), description="How samples are generated.")
-    checkpoint: Checkpoint = Field(default=Checkpoint(), description="Checkpoints, and where they are kept.")
+    rollout: Rollout = Field(default=Rollout.model_construct(), description="How samples are generated.")
+    checkpoint: Checkpoint = Field(
+        default=Checkpoint.model_construct(), description="Checkpoints, and where they are kept."
+    )
     output: Output | None = Field(default=None, description="Where results are sent. Default: nowhere.")
-    storage: Storage = Field(default=Storage(), description="Access to S3-compatible stores and the hub.")
+    storage: Storage = Field(
+        default=Storage.model_construct(), description="Access to S3-compatible stores and the hub."
+    )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of all random numbers.")
     suspend: bool = Field(
         default=False,
@@ -95,9 +97,11 @@ class Spec(StrictModel):
         description="Maximum retries after disruptions (reason Preempted): evictions, preemption, lost nodes. They "
         "count against backoffLimit only if a rule of failurePolicy says Retry.",
     )
-    failure_policy: FailurePolicy = Field(default=FailurePolicy(), description="Which failures are retried.")
+    failure_policy: FailurePolicy = Field(
+        default=FailurePolicy.model_construct(), description="Which failures are retried."
+    )
     suspend_policy: SuspendPolicy = Field(
-        default=SuspendPolicy(), description="What happens before the job is suspended."
+        default=SuspendPolicy.model_construct(), description="What happens before the job is suspended."
     )
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = Field(
         default=None, description="Seconds after its end before the job is deleted. Default: it is kept."
@@ -107,11 +111,15 @@ class Spec(StrictModel):
         description="At the end of an attempt, delete its Ray cluster (DeleteCluster), delete only the workers "
         "(DeleteWorkers), or keep all pods (Retain).",
     )
-    runtime: Runtime = Field(default=Runtime(), description="Image and service account of the pods.")
-    head: Head = Field(default=Head(), description="Pod of the Ray head.")
-    scheduling: Scheduling = Field(default=Scheduling(), description="Scheduling of the pods.")
-    security: Security = Field(default=Security(), description="Authentication and network policy of the pods.")
-    observability: Observability = Field(default=Observability(), description="Metrics and experiment tracking.")
+    runtime: Runtime = Field(default=Runtime.model_construct(), description="Image and service account of the pods.")
+    head: Head = Field(default=Head.model_construct(), description="Pod of the Ray head.")
+    scheduling: Scheduling = Field(default=Scheduling.model_construct(), description="Scheduling of the pods.")
+    security: Security = Field(
+        default=Security.model_construct(), description="Authentication and network policy of the pods."
+    )
+    observability: Observability = Field(
+        default=Observability.model_construct(), description="Metrics and experiment tracking."
+    )
 
     cel = (
         Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", NO_CLAIM, ".backoffLimit"),
@@ -127,11 +135,7 @@ class Spec(StrictModel):
             NO_NOISE,
             ".rollout.sampler.noiseLevel",
         ),
-        Cel(
-            "self.algorithm.name != 'MixGRPO' || has(self.rollout.sampler.window)",
-            NO_WINDOW,
-            ".rollout.sampler",
-        ),
+        Cel("self.algorithm.name != 'MixGRPO' || has(self.rollout.sampler.window)", NO_WINDOW, ".rollout.sampler"),
         Cel(
             "self.algorithm.name != 'DanceGRPO' || !has(self.rollout.sampler.type) || "
             "self.rollout.sampler.type == 'dance_sde'",
@@ -256,4 +260,6 @@ class DiffusionRLJob(StrictModel):
     kind: Literal["DiffusionRLJob"] = Field(description="Kind: DiffusionRLJob.")
     metadata: Metadata = Field(description="Name, labels and annotations.")
     spec: Spec = Field(description="Training run to carry out.")
-    status: Status = Field(default=Status(), description="State of the job, as observed by the operator.")
+    status: Status = Field(
+        default=Status.model_construct(), description="State of the job, as observed by the operator."
+    )

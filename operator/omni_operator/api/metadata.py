@@ -1,7 +1,5 @@
 """`metadata` of a job, as the operator reads it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
@@ -26,7 +24,7 @@ Integer = Annotated[int, BeforeValidator(whole), Field(ge=-(2**63), lt=2**63)]
 class Metadata(BaseModel):
     """Name, labels and annotations; other metadata that a cluster adds is ignored."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
     name: Annotated[str, StringConstraints(max_length=NAME_LIMIT, pattern=DNS_1035)] = Field(
         description=f"Lower-case letters, digits and '-', a letter first, at most {NAME_LIMIT} characters."
@@ -44,8 +42,8 @@ class Metadata(BaseModel):
     @model_validator(mode="after")
     def _labels_are_labels(self) -> Self:
         parts = (("labels", find_bad_labels(self.labels)), ("annotations", find_bad_annotations(self.annotations)))
-        if found := [Violation((name, *bad.at), bad.text) for name, many in parts for bad in many]:
-            raise PydanticCustomError(RULE, "malformed labels", {"violations": found})
+        if violations := [Violation((name, *bad.at), bad.text) for name, many in parts for bad in many]:
+            raise PydanticCustomError(RULE, "malformed labels", {"violations": violations})
         return self
 
     @model_validator(mode="before")

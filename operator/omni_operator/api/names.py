@@ -24,7 +24,6 @@ JOB_ANNOTATION = f"{GROUP}/job.yaml"
 OVERRIDES_ANNOTATION = f"{GROUP}/overrides.txt"
 OPEN_ANNOTATION = f"{GROUP}/open-ports"  # on a NetworkPolicy: ports that pods may reach at every address
 PAUSE_ANNOTATION = f"{GROUP}/pause-rolling-update"  # on a job: its rollout and reward pods are not replaced
-FINALIZER = f"{GROUP}/finalizer"  # earlier versions added it to jobs; it is removed where it is found
 FIELD_MANAGER = "diffusionrl-operator"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod has its own
 SELECTOR = JOB_LABEL  # on all objects of all jobs; policies of a cluster replace the label `managed-by`

@@ -1,7 +1,5 @@
 """`status` of a job. Every field is optional, and unknown fields are ignored."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field
@@ -26,15 +24,7 @@ ConditionType: TypeAlias = Literal[
 ]
 CONDITION_TYPES: tuple[ConditionType, ...] = get_args(ConditionType)
 JobState: TypeAlias = Literal[
-    "Pending",
-    "Queued",
-    "Starting",
-    "Running",
-    "Suspending",
-    "Suspended",
-    "Retrying",
-    "Succeeded",
-    "Failed",
+    "Pending", "Queued", "Starting", "Running", "Suspending", "Suspended", "Retrying", "Succeeded", "Failed"
 ]
 RECONCILE_ERROR = "ReconcileError"  # present while passes fail; written separately from the others
 FAILURES_KEPT = 5
@@ -212,13 +202,15 @@ class Status(LenientModel):
     )
     failures_counted: Count = Field(default=0, description="All failures that count against spec.backoffLimit.")
     disruptions_counted: Count = Field(default=0, description="All failures that count against spec.disruptionLimit.")
-    children: Children = Field(default=Children(), description="Objects of the running attempt.")
-    rollout: RolloutStatus = Field(default=RolloutStatus(), description="Trainer pods, which also run the engines.")
+    children: Children = Field(default=Children.model_construct(), description="Objects of the running attempt.")
+    rollout: RolloutStatus = Field(
+        default=RolloutStatus.model_construct(), description="Trainer pods, which also run the engines."
+    )
     reward: PodCounts | None = Field(default=None, description="Reward pods of a judge; absent without any.")
-    weights: Weights = Field(default=Weights(), description="Versions of the weights.")
-    progress: Progress = Field(default=Progress(), description="Progress of the run.")
-    checkpoint: CheckpointStatus = Field(default=CheckpointStatus(), description="Newest checkpoint.")
-    usage: Usage = Field(default=Usage(), description="Resources used, over all attempts.")
+    weights: Weights = Field(default=Weights.model_construct(), description="Versions of the weights.")
+    progress: Progress = Field(default=Progress.model_construct(), description="Progress of the run.")
+    checkpoint: CheckpointStatus = Field(default=CheckpointStatus.model_construct(), description="Newest checkpoint.")
+    usage: Usage = Field(default=Usage.model_construct(), description="Resources used, over all attempts.")
     start_time: Time | None = Field(default=None, description="Time at which the first attempt was created.")
     attempt_start_time: Time | None = Field(default=None, description="Time at which the running attempt was created.")
     running_time: Time | None = Field(default=None, description="Time at which the running attempt's trainer started.")
@@ -235,8 +227,8 @@ class Status(LenientModel):
 
     def body(self) -> dict[str, Any]:
         """The status to send, without its empty parts, which cost the API server as much as full ones."""
-        made = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return {name: value for name, value in made.items() if value not in ({}, [])}
+        fields = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return {name: value for name, value in fields.items() if value not in ({}, [])}
 
     @property
     def finished(self) -> bool:

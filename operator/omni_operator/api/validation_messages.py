@@ -67,7 +67,7 @@ def _message(detail: dict[str, Any], path: FieldPath, root: type[BaseModel]) -> 
     context = detail.get("ctx", {})
     value = detail.get("input")
     if kind == "extra_forbidden":
-        return "unknown field" + _nearest_or_all(str(path[-1]), fields_at(root, path[:-1]))
+        return "unknown field" + nearest_or_all(str(path[-1]), fields_at(root, path[:-1]))
     if kind == "missing":
         return "must be given" + _description(root, path)
     if kind == "literal_error":
@@ -126,7 +126,8 @@ def _shown(value: Any) -> str:
             return repr(value)
 
 
-def _nearest_or_all(name: str, valid: list[str]) -> str:
+def nearest_or_all(name: str, valid: list[str]) -> str:
+    """The nearest valid name, or the first ones, as the end of a sentence about an unknown name."""
     if not valid:
         return ""
     more = ", ..." if len(valid) > NAMES else ""

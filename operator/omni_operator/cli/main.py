@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from . import console
-from .machine import model
+from .machine import new_models
 from .machine.training_stack import DISTRIBUTION
 from .program import Program
 
@@ -42,7 +42,7 @@ def drl(
     """
 
 
-app.add_typer(model.app, name="model")
+app.add_typer(new_models.app, name="model")
 
 if __name__ == "__main__":
     app()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from omni_operator import plan
 from omni_operator.api import JobError, LoadedJob
 from omni_operator.api.base import Violation
 from omni_operator.api.files.yaml_document import Document, Problem
-from omni_operator.api.spec.pods import ImageName
+from omni_operator.api.spec.pods import IMAGE_NAME
 from omni_operator.api.validation_messages import describe_errors, format_path
-from omni_operator.plan.policy_refusals import find_policy_refusals
 
 from . import console
 
@@ -39,7 +39,7 @@ Settings = Annotated[
     typer.Option(
         "--settings",
         help="With --cluster: file with the operator's settings: image, rayVersion, resourceNames, podPolicy "
-        "(docs/cli.md).",
+        "(docs/reference/cli.md).",
         metavar="FILE.yaml",
     ),
 ]
@@ -51,13 +51,11 @@ def check_image(name: str | None) -> str | None:
     Raises:
         typer.BadParameter: no image can have the name.
     """
-    try:
-        return None if name is None else _IMAGE_NAME.validate_python(name)
-    except ValidationError as error:
-        raise typer.BadParameter(f"{name!r} is not the name of an image: write REGISTRY/NAME:TAG") from error
+    if name is not None and not re.fullmatch(IMAGE_NAME, name):
+        raise typer.BadParameter(f"{name!r} is not the name of an image: write REGISTRY/NAME:TAG")
+    return name
 
 
-_IMAGE_NAME: TypeAdapter[str] = TypeAdapter(ImageName)
 Image = Annotated[
     str | None,
     typer.Option(
@@ -83,6 +81,8 @@ class ClusterView:
 
     def policy_problems(self, loaded: LoadedJob) -> Iterator[Problem]:
         """Why the operator's pod policy would refuse the job."""
+        from omni_operator.plan.policy_refusals import find_policy_refusals
+
         return _located(loaded, find_policy_refusals(loaded.job, self.settings))
 
     def warnings(self, loaded: LoadedJob) -> list[str]:
@@ -129,11 +129,11 @@ def read_settings(path: Path) -> plan.ClusterSettings:
     try:
         return plan.ClusterSettings.model_validate(document.plain())
     except ValidationError as error:
-        found = [
+        problems = [
             Problem(document.where(at), text, format_path(at))
             for at, text in describe_errors(error, plan.ClusterSettings)
         ]
-        raise JobError(found) from error
+        raise JobError(problems) from error
 
 
 def job_folder(path: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -71,14 +70,14 @@ def _print_overrides(loaded: LoadedJob, folder: Path, runs: Path, *, command: bo
     overrides = plan.render_overrides(job, layout)
     arguments = plan.render_command(job, layout)
     if as_json:
-        console.say(json.dumps({"overrides": overrides, "command": arguments}, indent=2, ensure_ascii=False))
+        console.say_json({"overrides": overrides, "command": arguments})
     else:
         console.say(shlex.join(arguments) if command else "\n".join(overrides))
 
 
 def _print_objects(loaded: LoadedJob, view: ClusterView, attempt: int, *, as_json: bool) -> None:
-    if found := tuple(view.problems(loaded)):
-        console.refuse(console.format_problems(found))
+    if problems := tuple(view.problems(loaded)):
+        console.refuse(console.format_problems(problems))
     objects = plan.render_objects(loaded.job, attempt, view.settings)
     if view.lacks_image(loaded):
         console.note(
@@ -90,6 +89,6 @@ def _print_objects(loaded: LoadedJob, view: ClusterView, attempt: int, *, as_jso
     for warning in view.warnings(loaded):
         console.note(warning)
     if as_json:
-        console.say(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2, ensure_ascii=False))
+        console.say_json({"apiVersion": "v1", "kind": "List", "items": objects})
     else:
         console.write(plan.dump_yaml(*objects))

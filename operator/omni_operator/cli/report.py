@@ -44,9 +44,9 @@ def report(
 def _folder(name: str, runs: Path) -> Path:
     folder = Path(name) if _is_run(Path(name)) else runs / name
     if not _is_run(folder):
-        if found := next((path for path in (Path(name), folder) if path.is_dir()), None):
+        if other_folder := next((path for path in (Path(name), folder) if path.is_dir()), None):
             console.refuse(
-                f"{found} is not the folder of a run that has begun to train: it has no {run_folder.METRICS}"
+                f"{other_folder} is not the folder of a run that has begun to train: it has no {run_folder.METRICS}"
             )
         known = sorted(path.parent.name for path in runs.glob(f"*/{run_folder.METRICS}"))
         console.refuse(f"no run {name!r} in {runs}; runs there: {', '.join(known) or 'none'}")

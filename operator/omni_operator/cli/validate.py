@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,7 +60,7 @@ def validate(
     if all(verdict.has_image for verdict in verdicts):
         console.refuse_given(context, ("image",), "because every job names an image")
     if as_json:
-        console.say(json.dumps(_document(verdicts), indent=2, ensure_ascii=False))
+        console.say_json(_document(verdicts))
     else:
         _print(verdicts)
     if any(verdict.problems for verdict in verdicts):

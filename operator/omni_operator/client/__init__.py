@@ -4,14 +4,14 @@ from omni_operator.cluster.errors import ClusterError, Forbidden
 
 from .archive import FolderTaken
 from .connection import UnusableKubeconfig
-from .events import Event
 from .explanation import explain
+from .fetched_results import CannotFetch, Fetched, fetch
+from .job_pods import JobPod, find_dashboard
 from .jobs import Client, FieldNotServed, Job, JobDeleted, JobExists, JobFinished, JobNotFound, NotScalable, Submitted
-from .logs import LogLine, PodNotFound, find_pods, follow_logs, read_logs
-from .names import InvalidName
-from .pods import JobPod, find_dashboard
+from .kubernetes_events import Event
+from .name_checks import InvalidName
+from .pod_logs import LogLine, PodNotFound, find_pods, follow_logs, read_logs
 from .port_forward import PortForwarder
-from .results import CannotFetch, Fetched, fetch
 from .surroundings import read_surroundings
 
 __all__ = [

@@ -68,11 +68,13 @@ def check_folder(folder: Path, owner: dict[str, str]) -> None:
     if all(path.name.startswith(PREFIX) for path in folder.iterdir()):
         return
     try:
-        found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        earlier_owner = json.loads((folder / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        found = None
-    if found != owner:
-        what = f"results of another job {found.get('job')}" if isinstance(found, dict) else "other files"
+        earlier_owner = None
+    if earlier_owner != owner:
+        what = (
+            f"results of another job {earlier_owner.get('job')}" if isinstance(earlier_owner, dict) else "other files"
+        )
         raise FolderTaken(f"{folder} has {what}")
 
 

@@ -16,6 +16,7 @@ from kubernetes.config import ConfigException, list_kube_config_contexts, new_cl
 from kubernetes.config.incluster_config import InClusterConfigLoader
 from typing_extensions import override
 from urllib3.exceptions import HTTPError
+from urllib3.util.ssl_ import create_urllib3_context
 from yaml import YAMLError
 
 from omni_operator.api.names import SERVICE_ACCOUNT
@@ -45,6 +46,10 @@ class Connection:
 
     def __init__(self, client: ApiClient) -> None:
         self.client = client
+        # As kubectl: Python 3.13 refuses CAs without key identifiers, which clusters have.
+        pool_options = client.rest_client.pool_manager.connection_pool_kw
+        pool_options["ssl_context"] = create_urllib3_context(cert_reqs=pool_options["cert_reqs"])
+        pool_options["ssl_context"].verify_flags &= ~ssl.VERIFY_X509_STRICT
 
     def send(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
         """The object in the answer to a request.
@@ -201,12 +206,12 @@ def connect(
             )
         user = chosen["context"].get("user")
     except (ConfigException, OSError, YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         if isinstance(error, OSError) and error.filename:
-            said = f"{error.filename} cannot be read: {error.strerror}"
+            reason = f"{error.filename} cannot be read: {error.strerror}"
         elif not isinstance(error, ConfigException | OSError | YAMLError):
-            said = f"it does not have the form of one ({said})"
-        raise UnusableKubeconfig(f"cannot use the kubeconfig: {said}; {GIVE_OTHER}") from error
+            reason = f"it does not have the form of one ({reason})"
+        raise UnusableKubeconfig(f"cannot use the kubeconfig: {reason}; {GIVE_OTHER}") from error
     if not configuration.host.startswith(("https://", "http://")):
         raise UnusableKubeconfig(
             f"cannot use the kubeconfig: its server {configuration.host!r} must begin with https:// or http://"

@@ -12,7 +12,7 @@ from omni_operator.status.observed.observation import ObservedPod
 from omni_operator.status.observed.timestamps import format_timestamp
 from omni_operator.status.reasons.table import REASONS
 
-from .events import Event
+from .kubernetes_events import Event
 
 # Advice for reasons that come from Kubernetes, and that the operator does not explain.
 ADVICE = {

@@ -29,12 +29,12 @@ def find_image(client: Client, job: Job) -> str:
     if image:
         return str(image)
     try:
-        found = read_operator_settings(client.connection, client.namespace).image
+        default_image = read_operator_settings(client.connection, client.namespace).image
     except (SettingsUnreadable, AmbiguousOperator) as error:
         raise ImageUnknown(f", and the operator's default image is not known ({error})") from error
-    if not found:
+    if not default_image:
         raise ImageUnknown("")
-    return found
+    return default_image
 
 
 def _read_image_of_attempt(client: Client, job: Job) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 from omni_operator.api import DiffusionRLJob
 from omni_operator.plan.pods.containers import CONTAINER, USER
 
-from .pods import RunPlace
+from .job_pods import RunPlace
 
 VOLUME = "runs"
 LIFE_SECONDS = 3600  # it ends by itself if drl is killed

@@ -25,8 +25,8 @@ from omni_operator.cluster.errors import (
 from omni_operator.cluster.kinds import JOBS, Kind
 
 from .connection import Connection, connect
-from .events import Event, sort_events
-from .names import check_job_name, check_namespace
+from .kubernetes_events import Event, sort_events
+from .name_checks import check_job_name, check_namespace
 from .submission import find_differences
 
 POLL_SECONDS = 5.0
@@ -159,9 +159,10 @@ class Client:
         """
         metadata = body.get("metadata") or {}
         name = check_job_name(str(metadata.get("name") or ""))
-        if (own := metadata.get("namespace") or self.namespace) != self.namespace:
+        if (job_namespace := metadata.get("namespace") or self.namespace) != self.namespace:
             raise ClusterError(
-                f"metadata.namespace of {name} is {own}, and this client is for {self.namespace}: nothing was created"
+                f"metadata.namespace of {name} is {job_namespace}, and this client is for {self.namespace}: "
+                "nothing was created"
             )
         sent = {**body, "metadata": {**metadata, "namespace": self.namespace}}
         query = {"dryRun": "All"} if dry_run else {}
@@ -336,7 +337,7 @@ class Client:
                 raise
             raise FieldNotServed(
                 f"{error}; nothing was changed: the definition of jobs on the cluster (CRD) is older than this drl; "
-                "leave the field out, or have the operator and the definition upgraded (docs/install.md)"
+                "leave the field out, or have the operator and the definition upgraded (docs/operate/install.md)"
             ) from error
 
     def _send(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
@@ -351,7 +352,7 @@ def _installed() -> Iterator[None]:
     except KindAbsent as error:
         raise KindAbsent(
             f"the cluster has no DiffusionRLJob in {JOBS.api_version}: the operator is not installed, or the version "
-            "of its jobs is not that of drl (docs/install.md)"
+            "of its jobs is not that of drl (docs/operate/install.md)"
         ) from error
 
 

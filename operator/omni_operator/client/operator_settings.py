@@ -13,8 +13,6 @@ from .connection import Connection
 
 DEPLOYMENTS = "/apis/apps/v1/deployments"
 SELECTOR = "diffusionrl.io/component=operator"
-# Charts up to 0.1.0 have only this label. Where such an operator is not found, any other Deployment would replace it.
-EARLIER_SELECTOR = "app.kubernetes.io/name=omni-operator"
 
 
 class SettingsUnreadable(Exception):
@@ -33,16 +31,13 @@ def read_operator_settings(connection: Connection, namespace: str) -> ClusterSet
         AmbiguousOperator: several Deployments may be that operator.
         Unavailable: the API server does not answer, or rejects the credentials.
     """
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
     try:
-        for selector in (SELECTOR, EARLIER_SELECTOR):
-            for body in connection.list(DEPLOYMENTS, labelSelector=selector):
-                found[body["metadata"]["namespace"], body["metadata"]["name"]] = body
+        deployments = connection.list(DEPLOYMENTS, labelSelector=SELECTOR)
     except Unavailable:
         raise
     except ClusterError as error:
         raise SettingsUnreadable(str(error)) from error
-    return select_settings(found.values(), namespace)
+    return select_settings(deployments, namespace)
 
 
 def select_settings(deployments: Iterable[Mapping[str, Any]], namespace: str) -> ClusterSettings:

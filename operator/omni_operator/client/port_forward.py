@@ -79,8 +79,8 @@ class PortForwarder:
             _copy(local, far)
             far.close()
             back.join()
-            if said := remote.error(port):
-                self._report(f"pod {pod}, port {port}: {said.strip()}")
+            if error_text := remote.error(port):
+                self._report(f"pod {pod}, port {port}: {error_text.strip()}")
 
 
 def _copy(source: Any, target: Any) -> None:

@@ -14,10 +14,10 @@ from omni_operator.cluster.errors import ClusterError
 from omni_operator.cluster.kinds import PODS, WORKLOADS, Kind
 from omni_operator.plan.pools import KUEUE_QUEUE
 
-from .events import Event, sort_events
 from .explanation import QueueState, Surroundings
+from .job_pods import select_pod_bodies
 from .jobs import CORE_EVENTS, Client, Job
-from .pods import select_pod_bodies
+from .kubernetes_events import Event, sort_events
 
 
 def read_surroundings(client: Client, job: Job) -> Surroundings:

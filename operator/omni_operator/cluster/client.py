@@ -31,7 +31,7 @@ CONDITION_MANAGER = f"{FIELD_MANAGER}-condition"
 SCALE_MANAGER = f"{FIELD_MANAGER}-scale"
 JSON_PATCH = "application/json-patch+json"
 MERGE = "application/merge-patch+json"
-KEPT = ("namespace", "name", "uid")
+KEPT = ("namespace", "name", "uid", "resourceVersion")
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE = 100  # objects, of which a user's annotations may take 256 KiB each
 UNDECLARED = "field not declared in schema"  # in the answer to an apply request, which has the code 500
@@ -98,7 +98,7 @@ class ApiServer(AuthenticatedClient):
             log.warning("%s", error)
             raise DefinitionOutdated(
                 f"the definition of {kind.kind} on the cluster (CRD) lacks fields of the status, so it is older than "
-                "this operator: apply crds/ of the operator's version (docs/install.md)"
+                "this operator: apply crds/ of the operator's version (docs/operate/install.md)"
             ) from error
 
     async def patch(self, kind: Kind, body: Body, changes: Body) -> Body:

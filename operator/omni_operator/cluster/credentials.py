@@ -162,4 +162,6 @@ def _new_configuration() -> Configuration:
     # No proxies from the environment: aiohttp does not read ranges such as 10.96.0.0/12 in NO_PROXY, so requests of a
     # pod would leave the cluster. A kubeconfig's proxy-url is used.
     configuration.client_session_kwargs = {"trust_env": False}
+    # As kubectl: Python 3.13 refuses CAs without key identifiers, which clusters have.
+    configuration.disable_strict_ssl_verification = True
     return configuration

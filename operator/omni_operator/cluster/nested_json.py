@@ -25,7 +25,12 @@ def load_json(data: bytes) -> Any:
     Raises:
         ValueError: it is not JSON.
     """
-    return json.loads(b"".join(_outer_levels(data)) if _may_be_deep(data) else data)
+    return json.loads(cut_text(data))
+
+
+def cut_text(data: bytes) -> bytes:
+    """A JSON text in which a string replaces what is nested in more than `DEPTH` levels."""
+    return b"".join(_outer_levels(data)) if _may_be_deep(data) else data
 
 
 def _may_be_deep(data: bytes) -> bool:

@@ -24,7 +24,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Namespace, name and uid of all objects of a kind at one resource version."""
+    """Namespace, name, uid and version of all objects of a kind at one resource version."""
 
     items: list[Meta]
     version: int

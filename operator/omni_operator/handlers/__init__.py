@@ -1,1 +1,1 @@
-"""The operator's process: kopf's watches, the queue of jobs, background tasks, HTTP."""
+"""The operator's process: kopf's handlers, watches of children, the queue of jobs, background tasks, HTTP."""

@@ -133,7 +133,7 @@ class MissingKinds:
         if status and (missing := tuple(find_missing(Status, status, "status"))):
             log.error(
                 "the definition of DiffusionRLJobs (CRD) is older than this operator: it lacks %s; apply crds/ of the "
-                "operator's version (docs/install.md), or the API server refuses the status of jobs",
+                "operator's version (docs/operate/install.md), or the API server refuses the status of jobs",
                 ", ".join(missing),
             )
 

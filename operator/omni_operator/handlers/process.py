@@ -1,12 +1,13 @@
 """The operator's process: watches, background tasks and HTTP servers, from startup to a graceful stop.
 
-kopf runs the process: signals, start and stop of its activities, login. The watches are our own
-(docs/adr/0013-own-watches.md).
+kopf runs the process (signals, start and stop of its activities, login) and watches the jobs (`jobs.py`). The watches
+of their children are our own (docs/adr/0013-jobs-through-kopf.md).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -17,10 +18,10 @@ from prometheus_client import disable_created_metrics
 
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.client import ApiServer
-from omni_operator.cluster.credentials import Credentials, Loaded
-from omni_operator.cluster.kinds import RAYJOBS
+from omni_operator.cluster.credentials import Credentials
 from omni_operator.cluster.leader.leader_election import LeaderElection, LeaseTimes
 from omni_operator.cluster.leader.write_fence import WriteFence
+from omni_operator.cluster.watch.object_watch import WatchSource
 from omni_operator.cluster.watch.watch_client import WatchClient
 from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.metrics import JobMetrics, OperatorMetrics
@@ -32,10 +33,13 @@ from omni_operator.settings import Settings
 
 from .background import CacheCleanup, LeaseHeartbeat, MissingKinds
 from .http_server import PROBE_CONNECTIONS, probe_routes, serve
+from .jobs import JobLists, configure_watches, new_kopf_settings, register_jobs, streams_lists
+from .kopf_login import register_login
 from .leading_replica import LeadingReplica
 from .watches import Watches
 
-LOGIN_BACKOFF = 5.0  # seconds before kopf retries a failed login
+RESTART_PAUSE = 5.0
+log = logging.getLogger(__name__)
 
 
 async def run(settings: Settings, credentials: Credentials, version: str) -> bool:
@@ -81,15 +85,8 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
         metrics.follow(
             lambda: leading.workers.depth, lambda: len(liveness.overdue(time.monotonic())), lambda: election.leads
         )
-        endpoint = ReportEndpoint(
-            reports,
-            ReportAuthorizer(cluster, cache, cluster.clock),
-            cache,
-            cluster.clock,
-            leading.workers.wake,
-            metrics.reported,
-            ReportRelay(session, lambda: fence.left() > 0, lambda: election.leader_url),
-        )
+        relay = ReportRelay(session, lambda: fence.left() > 0, lambda: election.leader_url)
+        endpoint = _report_endpoint(cluster, cache, reports, leading, metrics, relay)
         watches = Watches(
             source,
             settings.namespaces,
@@ -101,6 +98,8 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             election.observe,
             restart.set,
         )
+        jobs = JobLists(cluster, watches, settings.namespaces)
+        watches.listed_anew = jobs.expire
         missing = MissingKinds(cluster, restart)
         async with (
             serve(probe_routes(liveness, metrics, time.monotonic), settings.http_port, connections=PROBE_CONNECTIONS),
@@ -110,12 +109,17 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             taking_part = asyncio.create_task(_take_part(election, watches))
             loops = [
                 *watches.runs(),
+                jobs.run(),
                 LeaseHeartbeat(cluster, liveness, settings, cluster.clock).run(),
                 missing.run(),
                 CacheCleanup(cluster, cache, settings, leading.workers.wake).run(),
                 _join(taking_part),
             ]
-            operating = _operate(settings, credentials, restart, lambda: _cancel(taking_part))
+            registry = kopf.OperatorRegistry()
+            register_login(registry, credentials)
+            register_start_and_stop(registry, source, settings, lambda: _cancel(taking_part))
+            register_jobs(registry, jobs.changed)
+            operating = _operate(registry, settings.namespaces, restart)
             await _run_all(operating, loops)
     return restart.is_set()
 
@@ -137,7 +141,26 @@ def _reconciler(
         instance=settings.instance,
         timeouts=settings.timeouts,
         failed=metrics.failed,
-        made=lambda body: liveness.expect(RAYJOBS, body, time.monotonic()),
+        written=lambda kind, body: liveness.expect(kind, body, time.monotonic()),
+    )
+
+
+def _report_endpoint(
+    cluster: ApiServer,
+    cache: ObjectCache,
+    reports: ReportStore,
+    leading: LeadingReplica,
+    metrics: OperatorMetrics,
+    relay: ReportRelay,
+) -> ReportEndpoint:
+    return ReportEndpoint(
+        reports,
+        ReportAuthorizer(cluster, cache, cluster.clock),
+        cache,
+        cluster.clock,
+        leading.workers.wake,
+        metrics.reported,
+        relay,
     )
 
 
@@ -168,61 +191,45 @@ async def _join(task: asyncio.Task[None]) -> None:
         task.result()
 
 
-def register_login(registry: kopf.OperatorRegistry, credentials: Credentials) -> None:
-    """Register a login handler: kopf uses the operator's credentials, renewed when they expire or are rejected."""
-    given: Loaded | None = None
-
-    @kopf.on.login(registry=registry, backoff=LOGIN_BACKOFF)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        nonlocal given
-        given = await credentials.current(rejected=given)
-        return await _connection_info(given)
-
-
-async def _connection_info(loaded: Loaded) -> kopf.ConnectionInfo:
-    """Credentials in kopf's format."""
-    configuration = loaded.configuration
-    scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").partition(" ")
-    return kopf.ConnectionInfo(
-        server=configuration.host,
-        ca_path=configuration.ssl_ca_cert,
-        insecure=not configuration.verify_ssl,
-        scheme=scheme or None,
-        token=token or None,
-        certificate_path=configuration.cert_file,
-        private_key_path=configuration.key_file,
-        proxy_url=configuration.proxy,
-        default_namespace=loaded.namespace,
-        expiration=loaded.expires,
-    )
-
-
-async def _operate(
-    settings: Settings, credentials: Credentials, restart: asyncio.Event, stop: Callable[[], Awaitable[None]]
+def register_start_and_stop(
+    registry: kopf.OperatorRegistry,
+    source: WatchSource,
+    operator_settings: Settings,
+    stop: Callable[[], Awaitable[None]],
 ) -> None:
-    """Run kopf until a signal or `restart` ends it. `stop` is awaited at once; kopf itself takes 5 s more to end."""
-    registry = kopf.OperatorRegistry()
-    kopf_settings = kopf.OperatorSettings()
-    kopf_settings.scanning.disabled = True  # it needs cluster-wide permissions
-    kopf_settings.networking.request_timeout = 30
-    kopf_settings.networking.connect_timeout = 10
-    kopf_settings.posting.enabled = False
-    kopf_settings.peering.standalone = True
-    kopf_settings.process.ultimate_exiting_timeout = settings.stop_seconds
-    register_login(registry, credentials)
+    """Register a startup handler that configures kopf, and a cleanup handler that awaits `stop`.
+
+    kopf itself takes 5 s more to end after its cleanup handlers.
+    """
+
+    @kopf.on.startup(registry=registry)
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure_watches(settings, streams_lists=await streams_lists(source, operator_settings.namespace))
+        settings.process.ultimate_exiting_timeout = operator_settings.stop_seconds
 
     @kopf.on.cleanup(registry=registry)
-    async def clean(**_: object) -> None:
+    async def clean(**_: Any) -> None:
         await stop()
 
-    await kopf.operator(
-        registry=registry,
-        settings=kopf_settings,
-        standalone=True,
-        clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
-        stop_flag=restart,
-    )
+
+async def _operate(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], restart: asyncio.Event) -> None:
+    """Run kopf until a signal or `restart` ends it.
+
+    kopf also ends when a watch fails for a reason that it does not know. Then everything is observed anew.
+    """
+    try:
+        await kopf.operator(
+            registry=registry,
+            settings=new_kopf_settings(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            stop_flag=restart,
+        )
+    except Exception:
+        log.exception("the watch of jobs failed; observing everything anew in %.0f s", RESTART_PAUSE)
+        await asyncio.sleep(RESTART_PAUSE)
+        restart.set()
 
 
 async def _run_all(main: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -1,4 +1,7 @@
-"""The operator's watches: each change updates the cache and wakes the worker of its job.
+"""Changes of jobs, their children and Leases: each updates the cache and wakes the worker of its job.
+
+Jobs arrive through kopf (`jobs.py`), all others through the operator's own informer
+(docs/adr/0013-jobs-through-kopf.md).
 
 A pass needs the job's children, so jobs wait until all kinds of children were listed once. After that, new jobs are
 passed over as they arrive, and all others when the jobs are listed too, because their passes would delay the list.
@@ -38,13 +41,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Watches:
-    """Watches of jobs, their children and the operator's Lease.
+    """Watches of the children of jobs and of the operator's Lease; jobs are given to `handle` and `compare`.
 
     Attributes:
         namespaces: namespaces to watch; empty: all.
         own_namespace: namespace of the operator's Leases.
         lease_changed: called with type and object of each change of a Lease.
         restored: called when a list has older objects than before: etcd was restored from an older snapshot.
+        listed_anew: called with the namespace after each list of children but the first: an event may have been missed.
         children_listed: set when all kinds of children were listed once, in all namespaces except denied ones.
         wake: called with the job that an event belongs to.
         watched: called with the resource of every event, for metrics.
@@ -59,13 +63,14 @@ class Watches:
     own_namespace: str
     lease_changed: Callable[[str, Body], None] = lambda change, body: None
     restored: Callable[[], None] = lambda: None
+    listed_anew: Callable[[str | None], None] = lambda namespace: None
     children_listed: asyncio.Event = field(default_factory=asyncio.Event)
     _unlisted: set[Unlisted] = field(default_factory=set)
     _denied: set[Unlisted] = field(default_factory=set)
     _lease_seen: bool = False
 
     def runs(self) -> list[Coroutine[Any, Any, None]]:
-        """All watches, to be run at the same time until they are cancelled."""
+        """The watches of all kinds but jobs, to be run at the same time until they are cancelled."""
         watches = [
             ObjectWatch(
                 self.source,
@@ -77,10 +82,11 @@ class Watches:
                 functools.partial(self.synced, (kind, namespace)),
                 functools.partial(self.denied, (kind, namespace)),
             )
-            for kind in (*CHILDREN, JOBS, LEASES)
+            for kind in (*CHILDREN, LEASES)
             for namespace in ((self.own_namespace,) if kind == LEASES else self.namespaces or (None,))
         ]
         self._unlisted = {(watch.kind, watch.namespace) for watch in watches}
+        self._unlisted |= {(JOBS, namespace) for namespace in self.namespaces or (None,)}
         return [watch.run() for watch in watches]
 
     def handle(self, kind: Kind, change: str, body: Body) -> None:
@@ -118,7 +124,11 @@ class Watches:
                 )
                 self.restored()
             for key in self.cache.remove_missing(kind, alive, version, namespace):
+                if kind == JOBS:
+                    self.liveness.forget(JOBS, key)
                 self._wake(key)
+            if kind != JOBS and (kind, namespace) not in self._unlisted:
+                self.listed_anew(namespace)
 
     def synced(self, done: Unlisted) -> None:
         """Start the passes that waited for a list."""

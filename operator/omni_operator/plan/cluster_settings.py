@@ -1,7 +1,5 @@
 """Settings of the operator that appear in rendered objects; `drl render --settings` reads the same."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -27,7 +25,7 @@ class ClusterSettings(StrictModel):
     resource_names: Annotated[dict[Vendor, ResourceName], NullFree] = Field(
         default=RESOURCE_NAMES, description="Resource name of accelerators by vendor, for jobs that do not name it."
     )
-    pod_policy: PodPolicy = Field(default=PodPolicy(), description="What the pods of jobs may do.")
+    pod_policy: PodPolicy = Field(default=PodPolicy.model_construct(), description="What the pods of jobs may do.")
     report_url: str | None = Field(
         default=None, description="URL to which running jobs report. Default: none; jobs do not report."
     )

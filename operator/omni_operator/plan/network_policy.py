@@ -45,22 +45,14 @@ def render_network_policy(job: DiffusionRLJob, settings: ClusterSettings) -> Obj
         outside, open_ports = _outside(_destinations(job))
         spec["egress"] = [{"to": [own_pods]}, _ports(*_both(DNS)), *outside, *_to_operator(settings)]
         metadata["annotations"] = {OPEN_ANNOTATION: open_ports or "none"}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata,
-        "spec": spec,
-    }
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 
 
 def _from_kuberay(settings: ClusterSettings) -> Object:
     """KubeRay submits the job and polls its status at the dashboard."""
     known = settings.kuberay_namespace
     namespace: Object = {"matchLabels": {NAMESPACE_LABEL: known}} if known else {}
-    kuberay = {
-        "namespaceSelector": namespace,
-        "podSelector": {"matchExpressions": [KUBERAY, NO_RAY_POD]},
-    }
+    kuberay = {"namespaceSelector": namespace, "podSelector": {"matchExpressions": [KUBERAY, NO_RAY_POD]}}
     return {"from": [kuberay], **_ports(("TCP", DASHBOARD))}
 
 
@@ -95,8 +87,8 @@ def _outside(urls: Iterable[str]) -> tuple[list[Object], str]:
             rules[f"{address}:{port}"] = {"to": [{"ipBlock": {"cidr": str(address)}}], **_ports(("TCP", port))}
         elif host and "." not in host:
             rules["."] = {"to": [{"podSelector": {}}]}  # a Service here; its pods may have another port
-        elif found := SERVICE.fullmatch(host):
-            rules[found[1]] = {"to": [{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: found[1]}}}]}
+        elif service := SERVICE.fullmatch(host):
+            rules[service[1]] = {"to": [{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: service[1]}}}]}
         else:
             ports.add(port)
     open_ports = [_ports(*(("TCP", port) for port in sorted(ports)))] if ports else []

@@ -3,8 +3,6 @@
 It is a setting of the operator (`jobs.podPolicy` of the chart), so that no field of a job can change it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 

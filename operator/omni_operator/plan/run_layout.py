@@ -95,10 +95,7 @@ def map_paths(job: DiffusionRLJob, change: Callable[[str], str]) -> DiffusionRLJ
         lora = model.lora.model_copy(update={"start_from": changed(model.lora.start_from)})
         model = model.model_copy(update={"lora": lora})
     data = spec.data.model_copy(
-        update={
-            "train": tuple(map(changed, spec.data.train)),
-            "validation": tuple(map(changed, spec.data.validation)),
-        }
+        update={"train": tuple(map(changed, spec.data.train)), "validation": tuple(map(changed, spec.data.validation))}
     )
     scorers = []
     for scorer in spec.reward.scorers:

@@ -279,8 +279,8 @@ def _estimator(made: _Made, values: Mapping[str, Any]) -> None:
     estimator = values.get(ESTIMATOR, ESTIMATORS.get(algorithm, "flow_grpo"))
     if estimator not in ESTIMATORS.values():
         raise Refusal(f"{estimator} is not supported; write {' or '.join(dict.fromkeys(ESTIMATORS.values()))}")
-    if found := contradicting_names(values):
-        raise Refusal(found[1], found[0])
+    if contradictions := contradicting_names(values):
+        raise Refusal(contradictions[1], contradictions[0])
     if reason := describe_unsupported(ESTIMATOR, estimator, LOSSES.get(algorithm)):
         raise Refusal(reason.removeprefix(f"{ESTIMATOR}: "))
 

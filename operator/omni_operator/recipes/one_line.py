@@ -51,9 +51,9 @@ def _data(text: str, before: str, after: str) -> str:
 
 def _tag(tag: str) -> str:
     """A tag in one line: a line break in a text is written as an escape, and another one is a blank."""
-    made = []
+    parts = []
     place = 0
     for literal in _LITERAL.finditer(tag):
-        made += [tag[place : literal.start()].replace("\n", " "), literal[0].replace("\n", "\\n")]
+        parts += [tag[place : literal.start()].replace("\n", " "), literal[0].replace("\n", "\\n")]
         place = literal.end()
-    return "".join([*made, tag[place:].replace("\n", " ")])
+    return "".join([*parts, tag[place:].replace("\n", " ")])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from omni_operator.api.spec.scorers import UNAVAILABLE
+from verl_omni.reward_loop.published_scorers import IMPLIED, PUBLISHED, RENAMED, RETRIES
+from verl_omni.reward_loop.rewards import UNAVAILABLE
 
 from .fields import Refusal, number
 
@@ -13,26 +14,8 @@ from .fields import Refusal, number
 _REFERENCE_SCORER = re.compile(
     r"(?P<package>pkg://)?(?:.*/)?verl_omni[./]utils[./]reward_score[./](?P<module>\w+?)(?:\.py)?"
 )
-# The published modules: the scorer here, and its function there.
-PUBLISHED = {
-    "choice_reward": ("choice", "compute_score"),
-    "clap": ("clap", "compute_score"),
-    "genrm_ocr": ("genrm_ocr", "compute_score_ocr"),
-    "hpsv3_reward": ("hpsv3", "compute_score"),
-    "http_scorer_client": ("http", "compute_score"),
-    "imagebind": ("imagebind", "compute_score"),
-    "jpeg_compressibility": ("jpeg_compressibility", "compute_score"),
-    "latent_http": ("latent_http", "compute_score"),
-    "latent_http_scorer_client": ("latent_http", "compute_score"),
-    "pickscore_reward": ("pickscore", "compute_score_pickscore"),
-    "unified_reward": ("unified_reward", "compute_score_unified_reward"),
-}
-# Settings that give the reference's scorer: verl_omni/trainer/settings/reference_modules.py has the reason.
-SCORER_SETTINGS = {"pickscore": {"score_scale": 1 / 26}}
-RENAMED = {"hpsv3": {"reward_scale": "score_scale"}}  # settings that have another name here
 # Fields of a reward server, and the settings that they are there.
 HTTP_FIELDS = {"url": "server_url", "timeoutSeconds": "timeout", "retryBackoffSeconds": "retry_backoff"}
-RETRIES = "max_retries"  # attempts after the first
 
 
 def published_scorer(path: str, function: Any = None) -> str | None:
@@ -66,7 +49,7 @@ def published_scorer(path: str, function: Any = None) -> str | None:
 def scorer_settings(scorer: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The settings here of a published scorer."""
     renamed = RENAMED.get(scorer, {})
-    return SCORER_SETTINGS.get(scorer, {}) | {renamed.get(name, name): value for name, value in settings.items()}
+    return IMPLIED.get(scorer, {}) | {renamed.get(name, name): value for name, value in settings.items()}
 
 
 def scorer_field(key: str, settings: dict[str, Any]) -> dict[str, Any]:

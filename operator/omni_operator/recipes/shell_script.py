@@ -92,8 +92,8 @@ def read_script(text: str, find: FindScript = lambda path, caller: None) -> Trai
     if len(script.calls) > 1:
         raise RecipeError(f"the script starts the trainer {len(script.calls)} times; keep one call")
     arguments = script.calls[0]
-    found = [match[1] or match[2] for word in arguments for match in _UNKNOWN.finditer(word)]
-    names = dict.fromkeys(found)
+    unknown = [match[1] or match[2] for word in arguments for match in _UNKNOWN.finditer(word)]
+    names = dict.fromkeys(unknown)
     conditional = script.variables.conditional
     return TrainerCall(
         tuple(word.replace(MARK, "") for word in arguments),

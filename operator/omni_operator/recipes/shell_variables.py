@@ -195,14 +195,14 @@ class Variables:
 
 def merged(ends: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
     """Variables after one of several ways through a script; certain is what all ways have in common."""
-    found = {}
+    variables = {}
     for name in dict.fromkeys(name for values in ends for name in values):
         each = [values.get(name, Value((), 0, certain=False)) for values in ends]
         same = all(value.certain and value.elements == each[0].elements for value in each)
         together = zip(*(value.elements for value in each), strict=False)
         common = tuple(element for element, *_ in takewhile(lambda those: len({*those}) == 1, together))
-        found[name] = Value(common, max(value.line for value in each), same)
-    return found
+        variables[name] = Value(common, max(value.line for value in each), same)
+    return variables
 
 
 _COMPARISONS = {

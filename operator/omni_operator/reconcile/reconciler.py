@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
-from omni_operator.api.names import FINALIZER
 from omni_operator.api.status import Status
 from omni_operator.cluster.cache.job_parser import parse_job_facts, parse_metadata_facts, parse_status
 from omni_operator.cluster.cache.object_cache import ObjectCache
@@ -31,7 +30,7 @@ from omni_operator.cluster.errors import (
     ServerFailed,
 )
 from omni_operator.cluster.event_writer import EventWriter
-from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key
+from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan import ClusterSettings
 from omni_operator.reconcile import owned_objects
@@ -52,7 +51,6 @@ from omni_operator.status.decisions.situation import (
     DeleteRayJob,
     DeleteSelf,
     EnsureShared,
-    RemoveFinalizer,
     RequestCheckpoint,
     Step,
 )
@@ -69,7 +67,7 @@ from omni_operator.status.report.write_throttle import APART, next_write_time
 # pauses after conflicts in a row, doubled
 SOON = timedelta(seconds=1)
 LATEST = timedelta(minutes=1)
-WITHOUT_SPEC = (RemoveFinalizer, DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
+WITHOUT_SPEC = (DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
 Answer = TypeVar("Answer")
 log = logging.getLogger(__name__)
 
@@ -140,7 +138,8 @@ class Reconciler:
     Attributes:
         instance: name of this process.
         failed: called with the reason of every failed attempt.
-        made: called with every RayJob that was created, as the API server returned it.
+        written: called with every RayJob that was created and every job whose status was written, as the API server
+            returned it.
     """
 
     cluster: Cluster
@@ -151,7 +150,7 @@ class Reconciler:
     instance: str
     timeouts: Timeouts = field(default_factory=Timeouts)
     failed: Callable[[str], None] = lambda reason: None
-    made: Callable[[Body], None] = lambda body: None
+    written: Callable[[Kind, Body], None] = lambda kind, body: None
     _specs: SpecCache = field(default_factory=SpecCache)
     _memory: PassMemory = field(default_factory=PassMemory)
 
@@ -362,8 +361,6 @@ class Reconciler:
     async def _perform(self, step: Step, key: Key, spec: ValidSpec | None, facts: JobFacts) -> None:
         """Carry out one step and cache the API server's answer."""
         match step:
-            case RemoveFinalizer():
-                await self._remove_finalizer(key)
             case EnsureShared(new=cluster):
                 assert spec is not None
                 await self._objects.ensure_shared(key, spec, facts)
@@ -373,7 +370,7 @@ class Reconciler:
                 assert spec is not None
                 answer = await owned_objects.create(self.cluster, spec.attempt(number))
                 self.cache.put(RAYJOBS, answer)
-                self.made(answer)
+                self.written(RAYJOBS, answer)
             case AskForPods():
                 if asked := await ask_for_pods(self.cluster, key[0], step, self.clock()):
                     self.cache.put(RAYJOBS, asked)
@@ -385,22 +382,6 @@ class Reconciler:
                 self.reports.ask_checkpoint(key, since)
             case _:
                 await self._objects.change_group(key, spec, facts, step)
-
-    async def _remove_finalizer(self, key: Key) -> None:
-        body = self.cache.job(key)
-        if body is None:
-            return
-        others = [name for name in body["metadata"].get("finalizers") or () if name != FINALIZER]
-        try:
-            answer = await self.cluster.patch(JOBS, body, {"metadata": {"finalizers": others}})
-        except NotFound:
-            self.cache.remove(JOBS, body)  # deleted already
-            return
-        if others or "deletionTimestamp" not in body["metadata"]:
-            self.cache.put(JOBS, answer)
-        else:
-            # The job is gone. The answer has its last version, and the watch's event may come after other passes.
-            self.cache.remove(JOBS, body)
 
     async def _write(
         self,
@@ -428,6 +409,7 @@ class Reconciler:
         self.cache.put(JOBS, answer)
         if not written:
             return ReconcileResult(result="conflict")
+        self.written(JOBS, answer)
         # By an admission webhook, which would do so each time.
         memory.written = now
         memory.altered = parse_status(answer) != derived

@@ -76,7 +76,7 @@ class ValidSpec:
 
         Another version of the operator, or of its settings, may render the same specification otherwise.
         """
-        return rayjob.digest == self.digest(rayjob.attempt) or (bool(rayjob.made_of) and rayjob.made_of == self.made_of)
+        return rayjob.digest == self.digest(rayjob.attempt) or rayjob.made_of == self.made_of
 
     @cached_property
     def made_of(self) -> str:

@@ -72,8 +72,8 @@ def read_claims(token: str) -> Claims | None:
         return None
     bound = (str(pod.get("name")), str(pod.get("uid"))) if isinstance(pod, dict) else None
     for audience in audiences if isinstance(audiences, list) else [audiences]:
-        if found := _AUDIENCE.fullmatch(str(audience)):
-            return Claims((found["namespace"], found["job"]), bound)
+        if audience_match := _AUDIENCE.fullmatch(str(audience)):
+            return Claims((audience_match["namespace"], audience_match["job"]), bound)
     return None
 
 

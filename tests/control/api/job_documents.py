@@ -93,11 +93,7 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("rollout.sharedMemory", ({}, {"sizeLimit": "1Gi"})),
     (
         "rollout.scheduling",
-        (
-            {},
-            {"nodeSelector": {"a b": "1"}},
-            {"topology": {"required": "rack", "preferred": "rack"}},
-        ),
+        ({}, {"nodeSelector": {"a b": "1"}}, {"topology": {"required": "rack", "preferred": "rack"}}),
     ),
     ("rollout.podTemplate", ({}, {"spec": {"hostNetwork": True}}, {"metadata": {"labels": {"ray.io/a": "b"}}})),
     (

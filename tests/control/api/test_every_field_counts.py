@@ -34,6 +34,18 @@ CONFIRM = {
     "rollout.accelerator.vendor": "must be the trainer's",
     "reward.model.accelerator.vendor": "must be the trainer's",
 }
+MACHINES: dict[str, Any] = {
+    "accelerator": {
+        "vendor": "Mock",
+        "count": 2,
+        "resourceName": "a.b/c",
+        "runtimeClassName": "rc",
+        "preset": "Atlas-A2",
+        "rayResource": "GPU",
+    },
+    "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "8Gi"}},
+    "sharedMemory": {"sizeLimit": "3Gi"},
+}
 FULL: dict[str, Any] = {
     "model": {
         "base": "owner/name",
@@ -70,24 +82,11 @@ FULL: dict[str, Any] = {
         "learningRate": 0.001,
         "precision": "bfloat16",
         "evalEverySteps": 4,
-        "accelerator": {
-            "vendor": "Mock",
-            "count": 2,
-            "resourceName": "a.b/c",
-            "runtimeClassName": "rc",
-            "preset": "Atlas-A2",
-            "rayResource": "GPU",
-        },
+        **MACHINES,
         "batch": {"prompts": 8, "miniBatchPrompts": 4, "microBatchSamples": 2},
-        "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "8Gi"}},
-        "sharedMemory": {"sizeLimit": "3Gi"},
         "podTemplate": {"spec": {"hostNetwork": True}},
     },
-    "algorithm": {
-        "name": "FlowGRPO",
-        "entrypoint": ["python3", "-m", "mine"],
-        "overrides": ["data.shuffle=false"],
-    },
+    "algorithm": {"name": "FlowGRPO", "entrypoint": ["python3", "-m", "mine"], "overrides": ["data.shuffle=false"]},
     "rollout": {
         "placement": "Colocated",
         "replicas": 4,
@@ -152,16 +151,7 @@ FULL: dict[str, Any] = {
 }
 # Fields that exclude others of FULL.
 POOL: dict[str, Any] = {
-    "accelerator": {
-        "vendor": "Mock",
-        "count": 2,
-        "resourceName": "a.b/c",
-        "runtimeClassName": "rc",
-        "preset": "Atlas-A2",
-        "rayResource": "GPU",
-    },
-    "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "8Gi"}},
-    "sharedMemory": {"sizeLimit": "3Gi"},
+    **MACHINES,
     "scheduling": {
         "nodeSelector": {"zone": "a"},
         "topology": {"required": "rack"},

@@ -56,7 +56,7 @@ def test_an_object_has_at_most_one_rule_about_its_present_state_that_is_not_very
 
 
 def test_few_rules_are_evaluated_for_every_job() -> None:
-    """Each of them costs the API server time at every write of a job, also of its status (docs/budgets.md)."""
+    """Each rule costs the API server time at every write of a job or its status (docs/contribute/evidence.md)."""
 
     def rules(schema: dict[str, Any]) -> int:
         return sum(len(node.get(VALIDATIONS, ())) for _, node, always in nodes(schema) if always)

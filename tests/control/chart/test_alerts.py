@@ -26,7 +26,7 @@ from tools import metrics_page
 Rule = dict[str, Any]
 RULES = tool.CHART / "monitoring" / "alerts.yaml"
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "alerts.md"
+PAGE = ROOT / "docs" / "operate" / "operator.md"
 UNIT_TESTS = Path(__file__).with_name("alerts.test.yaml")
 WANTED = {
     "AttemptsExhausted",
@@ -57,12 +57,13 @@ def run(program: Path, *arguments: str | Path) -> tuple[int, str]:
 
 
 def test_every_alert_has_a_severity_a_summary_and_a_section() -> None:
-    headings = [line.removeprefix("## ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:3] == "## "]
+    section = PAGE.read_text(encoding="utf-8").partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    headings = [line.removeprefix("### ") for line in section.splitlines() if line.startswith("### ")]
     assert {rule["alert"] for rule in rules()} == WANTED == set(headings)
     for rule in rules():
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"].endswith(".")
-        assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/operate/operator.md#{rule['alert'].lower()}"
 
 
 def test_runbooks_read_the_log_of_the_pods_that_the_training_program_runs_in() -> None:

@@ -93,12 +93,7 @@ def test_security_contexts_can_be_left_out(chart: Render) -> None:
     assert "securityContext" not in pod["containers"][0]
 
 
-EVERYTHING = {
-    **tool.POD_VALUES,
-    "priorityClassName": "high",
-    "podAnnotations": {"a": "b"},
-    "podLabels": {"a": "b"},
-}
+EVERYTHING = {**tool.POD_VALUES, "priorityClassName": "high", "podAnnotations": {"a": "b"}, "podLabels": {"a": "b"}}
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])

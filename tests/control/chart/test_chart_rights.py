@@ -31,7 +31,7 @@ Body = dict[str, Any]
 Render = Callable[..., list[Body]]
 Right = tuple[str, str, str]  # group, resource, verb
 NAME = "omni-omni-operator"
-PAGE = Path(__file__).parents[3] / "docs" / "install.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operate" / "install.md"
 REPORTS = {(TOKEN_REVIEWS.group, TOKEN_REVIEWS.plural, "create")}
 NAMESPACED = "--set=watch.namespaces={one,two}"
 
@@ -50,12 +50,7 @@ def applied() -> set[Kind]:
         "trainer": {"totalSteps": 1, "accelerator": {"vendor": "NVIDIA", "count": 1}},
     }
     job = DiffusionRLJob.model_validate(
-        {
-            "apiVersion": JOBS.api_version,
-            "kind": JOBS.kind,
-            "metadata": {"name": "j", "namespace": "n"},
-            "spec": spec,
-        }
+        {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"name": "j", "namespace": "n"}, "spec": spec}
     )
     settings = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
     return {kind_of(body) for body in plan.render_objects(job, 1, settings)}
@@ -111,10 +106,7 @@ def by_place(bodies: list[Body]) -> dict[str, set[Right]]:
 
 
 def test_cluster_wide_permissions_match_the_requests(chart: Render) -> None:
-    assert by_place(chart()) == {
-        "*": needed() | REPORTS,
-        "omni-system": own(),
-    }
+    assert by_place(chart()) == {"*": needed() | REPORTS, "omni-system": own()}
 
 
 def test_the_table_of_permissions_in_the_docs_has_exactly_the_rules(chart: Render) -> None:
@@ -139,12 +131,7 @@ def test_the_table_of_permissions_in_the_docs_has_exactly_the_rules(chart: Rende
 
 
 def test_namespaced_permissions_match_the_requests(chart: Render) -> None:
-    assert by_place(chart(NAMESPACED)) == {
-        "*": REPORTS,
-        "omni-system": own(),
-        "one": needed(),
-        "two": needed(),
-    }
+    assert by_place(chart(NAMESPACED)) == {"*": REPORTS, "omni-system": own(), "one": needed(), "two": needed()}
     found = by_place(chart("--set=watch.namespaces={one,omni-system}"))
     assert found["omni-system"] == needed() | own()
     assert found["one"] == needed()

@@ -73,12 +73,7 @@ CONTRADICTIONS: Body = {
     "image": {"repository": "reg/omni:1"},
     "reports": {"port": 8080},
     "tuning": {"stopSeconds": 30},
-    "extraEnv": [
-        ONE,
-        ONE,
-        {"name": "OMNI_OPERATOR_HTTP", "value": "1"},
-        {"name": "B", "value": "1", "valueFrom": {}},
-    ],
+    "extraEnv": [ONE, ONE, {"name": "OMNI_OPERATOR_HTTP", "value": "1"}, {"name": "B", "value": "1", "valueFrom": {}}],
     "extraVolumes": [{"name": "v", "emptyDir": {}}, {"name": "v", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "w", "mountPath": "/v"}],
     "commonLabels": {"helm.sh/chart": "x", "a": "b"},

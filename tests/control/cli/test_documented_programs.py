@@ -23,15 +23,19 @@ JOBS = {
 # Programs that are not of this repository, and what a command of theirs needs.
 OTHERS = {
     "base64": "a server",
+    "cp": "nothing",
     "curl": "a server",
     "docker": "Docker and a registry",
     "export": "nothing",
     "helm": "a cluster",
+    "hf": "the Hugging Face hub",
     "jq": "a server",
     "kubectl": "a cluster",
+    "mkdir": "nothing",
 }
 # Commands of this repository that this test does not run: what each needs, or the test that runs it.
 NEEDS = {
+    "drl doctor --gpu": "a GPU",
     "drl fetch": "a cluster",
     "drl logs": "a cluster",
     "drl resume": "a cluster",
@@ -42,7 +46,9 @@ NEEDS = {
     "drl fit": "tests/contract/test_fit_command.py",
     "drl model shapes": "minutes",
     "drl run examples/my-job.yaml": "tests/contract/test_own_reward.py",
-    "drl run job.yaml": "tests/ml/engine/test_own_family.py",
+    "drl run examples/sd35-ocr-1gpu.yaml": "a GPU",
+    "drl run examples/sd35-own-lora.yaml": "a GPU",
+    "drl run job.yaml": "tests/ml/engine/runs/test_own_family.py",
     "drl validate examples/my-job.yaml": "tests/contract/test_own_reward.py",
     "make cache": "minutes",
     "make check": "minutes",
@@ -54,7 +60,7 @@ NEEDS = {
     "make format": "minutes",
     "make lock": "a package index",
     "make release": "tests/control/e2e/test_release.py",
-    "make run": "tests/ml/engine/test_whole_job.py",
+    "make run": "tests/ml/engine/runs/test_whole_job.py",
     "make setup": "a package index",
     "make test": "minutes",
     "pip install": "a package index",
@@ -66,10 +72,10 @@ NEEDS = {
     "python benchmarks/operator_scale.py": "minutes",
     "python benchmarks/operator_fairness.py": "minutes",
     "python benchmarks/operator_soak.py": "minutes",
-    "python3 -m my_flux.tiny_model": "tests/ml/engine/test_own_family.py",
+    "python3 -m my_flux.tiny_model": "tests/ml/engine/runs/test_own_family.py",
     "python3 -m venv": "nothing",
     "python3 -m verl_omni.trainer.main_diffusion": "tests/ml/test_extensions.py",
-    "python3 -m verl_omni.trainer.output.trained_model": "tests/ml/trainer/test_trained_model.py",
+    "python3 -m verl_omni.trainer.output.trained_model": "tests/ml/trainer/output/test_trained_model.py",
     "python3 reward_server.py": "tests/ml/reward_loop/test_reward_server_page.py",
 }
 RUN = ("drl validate --cluster", "drl render --cluster")
@@ -85,6 +91,7 @@ ELSEWHERE = {
     "suite": "tests/suite/__main__.py",
     "venv": "",
 }
+MADE_BY_READERS = {"examples/sd35-medium", "examples/my-lora"}  # folders of a model and an adapter
 WRITTEN_BY_PAGES = {"reward_server.py"}
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 VARIABLES = set(re.findall(r"\$\((?:if )?\$?\(?([A-Z]+)\)", (ROOT / "Makefile").read_text(encoding="utf-8")))
@@ -183,7 +190,8 @@ def _missing_files(command: Command, arguments: list[str]) -> list[str]:
         or (re.fullmatch(r"[\w/-]+\.yaml", word) and not word.isupper() and option != "--settings")
     ]
     made = {f"{name}.yaml" for name in own} | {"JOB.yaml", "job.yaml", "FILE.yaml", "examples/my-job.yaml"}
-    return [path for path in paths if path not in made and not (ROOT / path).exists()]
+    made |= MADE_BY_READERS
+    return [path for path in paths if path.rstrip("/") not in made and not (ROOT / path).exists()]
 
 
 def runnable() -> list[Command]:

@@ -11,19 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from control.api.small_job import GOOD
 from omni_operator.cli.machine import devices, fit, fit_text, machine_facts, training_stack
 from omni_operator.cli.main import app
 
-JOB = """\
-apiVersion: diffusionrl.io/v1alpha1
-kind: DiffusionRLJob
-metadata: {name: a-job}
-spec:
-  model: {base: ./model}
-  data: {train: [train.jsonl]}
-  reward: {scorers: [{name: jpeg}]}
-  trainer: {accelerator: {vendor: NVIDIA}, totalSteps: 3}
-"""
+JOB = f"{GOOD}    accelerator: {{vendor: NVIDIA}}\n"
 GIB = 1 << 30
 
 
@@ -60,17 +52,22 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def answer_with(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], code: int = 0) -> list[list[str]]:
+    """The command lines that would have been run; each prints the document."""
+    commands: list[list[str]] = []
+
+    def answer(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, code, f"noise\n{json.dumps(document)}\n", "no such model\n")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    return commands
+
+
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Command lines that would have been run; each prints `estimate()`."""
-    found: list[list[str]] = []
-
-    def answer(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        found.append(command)
-        return subprocess.CompletedProcess(command, 0, json.dumps(estimate()), "")
-
-    monkeypatch.setattr(subprocess, "run", answer)
-    return found
+    return answer_with(monkeypatch, estimate())
 
 
 def drl_fit(*arguments: str | Path) -> Result:
@@ -98,14 +95,7 @@ def pools(*, rollout: dict[str, Any] | None = None, **changes: Any) -> dict[str,
 @pytest.fixture
 def two_pools(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Command lines that would have been run; each prints `pools()`."""
-    found: list[list[str]] = []
-
-    def answer(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        found.append(command)
-        return subprocess.CompletedProcess(command, 0, json.dumps(pools()), "")
-
-    monkeypatch.setattr(subprocess, "run", answer)
-    return found
+    return answer_with(monkeypatch, pools())
 
 
 def option(command: list[str], name: str) -> int:
@@ -184,8 +174,7 @@ def test_a_rollout_device_that_cannot_be_is_refused(
 def test_a_job_fits_if_both_pools_do(
     job: Path, monkeypatch: pytest.MonkeyPatch, trainer: bool | None, rollout: bool | None, fits: bool | None
 ) -> None:
-    document = json.dumps(pools(fits=trainer, rollout={"fits": rollout}))
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess([], 0, document, ""))
+    answer_with(monkeypatch, pools(fits=trainer, rollout={"fits": rollout}))
     result = drl_fit(job, "--device", "h100-80g", "--json", *SEPARATE)
     assert json.loads(result.stdout)["fits"] is fits
     assert result.exit_code == (1 if fits is False else 0)
@@ -196,8 +185,7 @@ def test_the_text_has_a_verdict_for_each_pool_and_what_to_change_in_it(
 ) -> None:
     setting = "actor_rollout_ref.rollout.max_num_seqs"
     advice = [{"setting": setting, "value": 4, "costs": "smaller", "peak": 7 * GIB, "fits": True}]
-    document = json.dumps(pools(rollout={"fits": False, "peak": 9 * GIB, "advice": advice}))
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess([], 0, document, ""))
+    answer_with(monkeypatch, pools(rollout={"fits": False, "peak": 9 * GIB, "advice": advice}))
     pods = ("--set", "spec.rollout.replicas=2", "--set", "spec.rollout.accelerator={vendor: NVIDIA, count: 4}")
     lines = drl_fit(job, "--device", "h100-80g", "--rollout-device", "l40s-48g", *SEPARATE, *pods).stdout.splitlines()
     tables = ("trainer: the accelerator", "trainer: host", "rollout: each of 8 accelerators", "rollout: host of the")
@@ -238,17 +226,11 @@ def test_the_memory_limits_of_both_kinds_of_pods_are_checked(job: Path, two_pool
 
 
 def test_on_the_cpu_this_machine_has_both_pools(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[list[str]] = []
     document = estimate(capacity=8 * GIB)
     pool = {"device": [], "host": document.pop("host")}
     document |= {"pools": {"trainer": pool, "rollout": pool}}
     del document["device"]
-
-    def answer(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 0, json.dumps(document), "")
-
-    monkeypatch.setattr(subprocess, "run", answer)
+    commands = answer_with(monkeypatch, document)
     result = drl_fit(job, "--set", "spec.trainer.accelerator.vendor=CPU", *SEPARATE)
     assert result.exit_code == 0, result.output
     assert "--cpu" in commands[0] and "--rollout-capacity" not in commands[0]
@@ -313,17 +295,14 @@ def test_another_trainer_is_refused(job: Path) -> None:
 def test_a_failed_estimate_shows_its_error(
     job: Path, monkeypatch: pytest.MonkeyPatch, code: int, exit_code: int
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess([], code, "", "no such model\n"))
+    answer_with(monkeypatch, {}, code)
     result = drl_fit(job, "--device", "h100-80g")
     assert (result.exit_code, result.stderr) == (exit_code, "no such model\n")
 
 
 def test_the_exit_code_and_json_say_whether_the_job_fits(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for verdict, code in ((True, 0), (False, 1)):
-        document = json.dumps(estimate(fits=verdict))
-        monkeypatch.setattr(
-            subprocess, "run", lambda *a, said=document, **k: subprocess.CompletedProcess([], 0, f"noise\n{said}\n", "")
-        )
+        answer_with(monkeypatch, estimate(fits=verdict))
         result = drl_fit(job, "--device", "h100-80g", "--json")
         assert result.exit_code == code
         assert json.loads(result.stdout)["fits"] is verdict

@@ -248,10 +248,7 @@ def test_a_failure_without_an_error_event_shows_the_traceback_of_the_log(
     assert code == 1
     assert "  |     raise RuntimeError(" in said
     assert "INFO" not in said
-    assert said.splitlines()[-2:] == [
-        "log: runs/a-job/train.log",
-        "failed: RuntimeError: the reward server is away",
-    ]
+    assert said.splitlines()[-2:] == ["log: runs/a-job/train.log", "failed: RuntimeError: the reward server is away"]
 
 
 def test_a_reported_error_is_the_last_line_and_hides_the_log(write_job: WriteJob, drl: Drl) -> None:

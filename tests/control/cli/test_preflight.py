@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from control.api.small_job import GOOD
 from omni_operator.api import read_job
 from omni_operator.api.files.yaml_document import Document
 from omni_operator.cli.local.preflight import machine_problems, variable_problems
 from omni_operator.cli.machine.machine_facts import Accelerators
 
-JOB = """
-apiVersion: diffusionrl.io/v1alpha1
-kind: DiffusionRLJob
-metadata: {name: a-job}
-spec:
-  model: {base: ./model}
-  data: {train: [t.jsonl]}
-  reward: {scorers: [{name: jpeg}]}
-  trainer: {totalSteps: 3, accelerator: {vendor: NVIDIA, count: 2}}
-  rollout: {placement: Separate, replicas: 2, accelerator: {vendor: NVIDIA, count: 3}}
+JOB = f"""{GOOD}\
+    accelerator: {{vendor: NVIDIA, count: 2}}
+  rollout: {{placement: Separate, replicas: 2, accelerator: {{vendor: NVIDIA, count: 3}}}}
 """
 
-
 JUDGE = "model: {base: ./judge, placement: Separate, replicas: 2, accelerator: {vendor: NVIDIA, count: 1}}"
-JUDGED = JOB.replace("scorers: [{name: jpeg}]", f"scorers: [{{name: genrm_ocr}}], {JUDGE}")
+JUDGED = JOB.replace("    - name: jpeg", f"    - name: genrm_ocr\n    {JUDGE}")
 
 
 @pytest.mark.parametrize(("text", "needed"), [(JOB, 8), (JUDGED, 10)])

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from omni_operator import plan
 from omni_operator.api.files.job_loader import read_job
 from omni_operator.cli import console
-from omni_operator.cli.local import failure, results, run_folder, run_text
+from omni_operator.cli.local import failure, run_folder, run_summary, run_text
 from omni_operator.cli.local.json_lines import JsonLinesReader, MalformedLine, read_records
 from omni_operator.cli.local.run import Session, trainer_environment
 from omni_operator.cli.local.run_state import RunState, apply_event
@@ -119,7 +119,7 @@ def test_a_step_on_pairs_of_a_data_set_has_loss_and_accuracy(tmp_path: Path) -> 
     assert run_text.step_line(steps[1], 2) == "step 2/2  loss 0.200  100.0% of the pairs right  weights v?"
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     learned = "loss 0.400, 50.0% of the pairs right -> loss 0.200, 100.0% of the pairs right at step 2"
-    assert results.summary(tmp_path) == [f"training {learned}"]
+    assert run_summary.summary(tmp_path) == [f"training {learned}"]
     state = apply_event(RunState(), {"event": "step", **steps[1]})
     assert (state.last or {})["actor/loss"] == 0.2
 
@@ -321,11 +321,7 @@ def test_a_complete_machine_is_ready() -> None:
         ({"disk_free": GIB}, "note", "checkpoints may not fit"),
         ({"compiler": None}, "note", "gcc"),
         ({"installed": {"verl": None}}, "missing", "run `make setup` in a clone"),
-        (
-            {"installed": {"verl": "0.8"}, "pinned": {"verl": "0.9.1"}},
-            "missing",
-            "0.8 is installed, 0.9.1 is needed",
-        ),
+        ({"installed": {"verl": "0.8"}, "pinned": {"verl": "0.9.1"}}, "missing", "0.8 is installed, 0.9.1 is needed"),
         ({"reference": "0.1"}, "missing", "remove verl-omni"),
     ],
 )

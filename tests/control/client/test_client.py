@@ -41,10 +41,7 @@ def test_suspend_and_resume_change_a_job_once(server: FakeServer, kubeconfig: Pa
 def test_a_job_that_has_ended_is_not_changed(
     state: str, command: tuple[str, ...], server: FakeServer, kubeconfig: Path
 ) -> None:
-    server.jobs["blue"]["status"] = {
-        "state": state,
-        "conditions": [{"type": state, "status": "True", "reason": "R"}],
-    }
+    server.jobs["blue"]["status"] = {"state": state, "conditions": [{"type": state, "status": "True", "reason": "R"}]}
     server.jobs["blue"]["spec"]["suspend"] = command[0] == "resume"
     said = drl(kubeconfig, *command, "blue")
     assert (said.exit_code, said.stderr) == (2, f"blue is {state}: nothing to {command[0]}\n")
@@ -102,10 +99,7 @@ def test_commands_about_one_job_print_json(kubeconfig: Path) -> None:
 
 def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
     missing = drl(kubeconfig, "why", "red-grp")
-    assert (missing.exit_code, missing.stderr) == (
-        2,
-        "no job 'red-grp' in namespace team; did you mean 'red-grpo'?\n",
-    )
+    assert (missing.exit_code, missing.stderr) == (2, "no job 'red-grp' in namespace team; did you mean 'red-grpo'?\n")
     server.objects[PATH] = 403, {"message": "User u cannot list"}
     missing = drl(kubeconfig, "why", "red-grp")
     assert (missing.exit_code, missing.stderr) == (2, "no job 'red-grp' in namespace team\n"), "may get, not list"

@@ -1,4 +1,4 @@
-"""The Python example of docs/cli.md runs as it is written."""
+"""The Python example of docs/reference/cli.md runs as it is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def test_the_example_of_the_docs_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cli.md").read_text(encoding="utf-8"), re.DOTALL)
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     code = code.replace('"examples/', f'"{ROOT}/examples/').replace('"runs/', f'"{tmp_path}/runs/')
     run = tmp_path / "run"
@@ -38,6 +39,6 @@ def test_the_example_of_the_docs_runs(
         return reply(target)
 
     monkeypatch.setattr(server, "reply", ended)
-    exec(compile(code, "docs/cli.md", "exec"), {})
+    exec(compile(code, "docs/reference/cli.md", "exec"), {})
     assert "Succeeded" in capsys.readouterr().out
     assert (tmp_path / "runs" / "red-grpo-cluster" / "report.html").exists()

@@ -13,10 +13,10 @@ from control.client.fake_server import FakeServer, drl, run_program
 from control.client.fake_websocket import FakeWebSocket
 from control.client.job_objects import DONE, MADE, PODS, full_job, pod
 from control.client.test_submit import deployment
-from omni_operator.client import results
+from omni_operator.client import fetched_results
 from omni_operator.client.archive import MARKER
 from omni_operator.client.fetch_pod import render_fetch_pod
-from omni_operator.client.pods import run_place
+from omni_operator.client.job_pods import run_place
 
 RESULTS = {
     MARKER,
@@ -142,8 +142,8 @@ def test_no_pod_runs_an_image_of_what_may_not_be_the_operator(
 def test_a_pod_that_does_not_start_is_deleted_and_told(
     server: FakeServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "START_SECONDS", 0.05)
-    monkeypatch.setattr(results, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(fetched_results, "START_SECONDS", 0.05)
+    monkeypatch.setattr(fetched_results, "POLL_SECONDS", 0.02)
     server.jobs["blue"] = full_job(DONE)
     server.objects[PODS] = 200, {"items": []}
     waits = {"name": "ray", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
@@ -185,7 +185,7 @@ def test_a_missing_run_folder_and_a_missing_right_are_told(
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
     assert said.exit_code == 1
     assert said.stderr.startswith(
-        "exec in pod blue-a01-w0: User u cannot get pods/exec; ask for this right: docs/cli.md"
+        "exec in pod blue-a01-w0: User u cannot get pods/exec; ask for this right: docs/reference/cli.md"
     )
     assert not (tmp_path / "a").exists()
 

@@ -12,8 +12,8 @@ import pytest
 from control.client.fake_server import FakeServer, drl, make_job, owners, run_program
 from control.client.job_objects import DONE, PODS, full_job, pod
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
-from omni_operator.client import logs as logs_module
-from omni_operator.client.pods import parse_pods, run_place
+from omni_operator.client import pod_logs as logs_module
+from omni_operator.client.job_pods import parse_pods, run_place
 from omni_operator.status.observed.observation import HEAD
 
 
@@ -186,7 +186,7 @@ def test_only_pods_of_the_attempts_ray_cluster_count(pods: FakeServer, kubeconfi
 
 
 def test_help_and_docs_name_every_role(kubeconfig: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if "`--pod NAME`" in line)
     said = drl(kubeconfig, "logs", "--help").stdout.partition("--pod")[2].partition("--tail")[0]
     for role in (HEAD, TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP):

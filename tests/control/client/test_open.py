@@ -16,7 +16,7 @@ from control.client.job_objects import PODS, full_job
 from omni_operator.cli.on_cluster import open_dashboard
 from omni_operator.client import Client
 from omni_operator.client.archive import MARKER
-from omni_operator.client.pods import find_dashboard, parse_pods
+from omni_operator.client.job_pods import find_dashboard, parse_pods
 from omni_operator.client.port_forward import PortForwarder
 
 FORWARD = f"{PODS}/blue-a01-h/portforward"

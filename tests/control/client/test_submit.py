@@ -136,15 +136,6 @@ def test_a_deployment_of_another_namespace_does_not_replace_the_operator(server:
     assert select_settings([deployment("a-tenant", NAMESPACES="a-tenant"), real], "team").image == "a:1"
 
 
-def test_an_operator_of_an_earlier_chart_is_found_too(server: FakeServer, kubeconfig: Path) -> None:
-    server.jobs.clear()
-    server.objects["/apis/apps/v1/deployments"] = 200, {"items": [deployment("omni", IMAGE="a:1")]}
-    said = drl(kubeconfig, "submit", str(EXAMPLE))
-    assert (said.exit_code, said.stderr) == (0, "")
-    asked = [query["labelSelector"] for query in server.queries if "labelSelector" in query]
-    assert asked == ["diffusionrl.io/component=operator", "app.kubernetes.io/name=omni-operator"]
-
-
 def test_defaults_that_the_api_server_adds_make_no_difference() -> None:
     job = load_job(EXAMPLE).job
     found = {

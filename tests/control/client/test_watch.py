@@ -16,8 +16,8 @@ from omni_operator.cli.local.progress_display import make_display
 from omni_operator.cli.on_cluster import watch
 from omni_operator.client import Client
 from omni_operator.client import jobs as jobs_module
-from omni_operator.client.events import parse_event, sort_events
 from omni_operator.client.jobs import _job
+from omni_operator.client.kubernetes_events import parse_event, sort_events
 
 
 def event(uid: str, reason: str, count: int = 1) -> dict[str, Any]:

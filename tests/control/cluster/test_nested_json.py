@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_operator.cluster.nested_json import DEPTH, load_json
+from omni_operator.cluster.nested_json import DEPTH, cut_text, load_json
 
 TEXTS = st.text(alphabet='a"\\[]{}:,é\n', max_size=8)
 VALUES = st.recursive(
@@ -43,7 +43,9 @@ def test_the_levels_that_are_kept_do_not_depend_on_what_python_could_parse(level
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(50_000)
     try:
-        assert ("(nested too deeply)" in json.dumps(load_json(b"[" * levels + b"]" * levels))) is cut
+        text = b"[" * levels + b"]" * levels
+        assert ("(nested too deeply)" in json.dumps(load_json(text))) is cut
+        assert json.loads(cut_text(text)) == load_json(text)
     finally:
         sys.setrecursionlimit(before)
 

@@ -6,7 +6,9 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -16,6 +18,7 @@ from omni_operator.cluster.credentials import Credentials, Loaded, load_credenti
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.kinds import JOBS, PODS
 from omni_operator.cluster.watch.watch_client import WatchClient
+from omni_operator.handlers.kopf_login import connection_info
 
 Handle = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -145,3 +148,31 @@ users: [{{name: me, user: {{client-certificate: {certificate}, client-key: {key}
             authority.issue(ADMIN)
             accepted[0] = ssl.PEM_cert_to_DER_cert(certificate.read_text())
             await client.list_objects(JOBS, "team-a", "")
+
+
+async def test_an_authority_without_key_identifiers_is_trusted_as_kubectl_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.13 refuses it by default; other versions are made to."""
+    create = ssl.create_default_context
+
+    def create_as_newest_python(*args: Any, **kwargs: Any) -> ssl.SSLContext:
+        context = create(*args, **kwargs)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    authority = Authority(tmp_path / "authority", identifiers=False)
+    mount_account(tmp_path / "account", authority)
+    async with serving(authority) as port:
+        monkeypatch.setattr(ssl, "create_default_context", create_as_newest_python)
+        credentials = await load_account(tmp_path / "account", port)
+        client, send = await request(credentials)
+        async with client:
+            await send()
+        context_of_kopf = (await connection_info(credentials.loaded)).as_ssl_context()
+        strict = create_as_newest_python(cafile=str(authority.certificate))
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"https://127.0.0.1:{port}/", ssl=context_of_kopf) as response:
+                assert response.status == 200
+            with pytest.raises(aiohttp.ClientConnectorCertificateError, match="Missing Authority Key Identifier"):
+                await session.get(f"https://127.0.0.1:{port}/", ssl=strict)

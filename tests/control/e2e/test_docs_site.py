@@ -31,7 +31,7 @@ def names(nav: Any) -> list[str]:
         ("docs/a.md", "[b](b.md#c) [d](#d) [e](https://e.org)", "[b](b.md#c) [d](#d) [e](https://e.org)"),
         ("docs/a.md", "[start](../README.md)", "[start](quick-start.md)"),
         ("docs/a.md", "see [the job](../examples/red-grpo.yaml)", "see the job (`examples/red-grpo.yaml`)"),
-        ("README.md", "![x](docs/report.png) [y](docs/cli.md)", "![x](report.png) [y](cli.md)"),
+        ("README.md", "![x](docs/report.png) [y](docs/reference/cli.md)", "![x](report.png) [y](reference/cli.md)"),
         ("docs/adr/0001-a.md", "[o](../operator.md) [c](../../crds/x.yaml)", "[o](../operator.md) c (`crds/x.yaml`)"),
     ],
 )

@@ -34,10 +34,6 @@ def test_files_that_two_folders_share_are_counted_once(tmp_path: Path) -> None:
     assert lines[-1].split() == ["0.0", "GB", "in", "all"]
 
 
-def test_an_empty_cache_has_a_report(tmp_path: Path) -> None:
-    assert cache.report(tmp_path / "none", tmp_path / "none").split() == ["0.0", "GB", "in", "all"]
-
-
 def test_sources_and_old_versions_are_removed_and_the_rest_stays(tmp_path: Path) -> None:
     now = 1e9
     names = [GO, "archives", "images", "a" * 16, "b" * 16]

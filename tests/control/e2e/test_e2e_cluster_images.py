@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import shutil
@@ -13,59 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from e2e.cluster.bare.store import (
-    ZSTD,
-    ImageStore,
-    Known,
-    fingerprint,
-    import_command,
-    load,
-    outdated,
-    refuse_full,
-    replaced,
-    room,
-)
+from e2e.cluster.bare.store import ZSTD, ImageStore, Known, fingerprint, load, outdated, refuse_full, replaced, room
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.images import (
-    INFRASTRUCTURE,
-    StaticImage,
-    entry,
-    names,
-    write_archive,
-)
-from e2e.cluster.layered import LayeredImage, writable
-
-
-@pytest.mark.slow
-@given(st.binary(max_size=200), st.sampled_from(INFRASTRUCTURE))
-def test_the_digests_of_an_archive_match_its_content(
-    tmp_path_factory: pytest.TempPathFactory, program: bytes, image: StaticImage
-) -> None:
-    target = tmp_path_factory.mktemp("image") / "a.tar"
-    write_archive(image, program, target)
-    first = target.read_bytes()
-    with tarfile.open(target) as archive:
-        files = {item.name: archive.extractfile(item).read() for item in archive}  # type: ignore[union-attr]
-    for name, data in files.items():
-        if name.startswith("blobs/sha256/"):
-            assert hashlib.sha256(data).hexdigest() == name.rpartition("/")[2]
-
-    def blob(description: dict[str, Any]) -> bytes:
-        data = files["blobs/" + description["digest"].replace(":", "/")]
-        assert len(data) == description["size"]
-        return data
-
-    top = json.loads(files["index.json"])["manifests"][0]
-    assert top["annotations"]["io.containerd.image.name"] == image.name
-    manifest = json.loads(blob(top))
-    config = json.loads(blob(manifest["config"]))
-    assert config["config"]["Entrypoint"] == [image.path]
-    assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(blob(manifest['layers'][0])).hexdigest()}"]
-    write_archive(image, program, target)
-    assert target.read_bytes() == first
+from e2e.cluster.images import StaticImage, entry, names, write_archive
+from e2e.cluster.layered import LayeredImage
 
 
 def test_only_new_and_changed_archives_are_unpacked(tmp_path: Path) -> None:
@@ -91,30 +42,6 @@ def test_an_image_replaced_by_another_archive_is_unpacked_again(tmp_path: Path) 
     assert outdated([one], known) == []
     known |= {name: fingerprint(other) for name in names(other)}
     assert outdated([one], known) == [one]
-
-
-def test_names_are_read_from_archives_of_both_kinds(tmp_path: Path) -> None:
-    def archive(name: str, files: dict[str, Any]) -> Path:
-        with tarfile.open(tmp_path / name, "w") as file:
-            for inner, content in files.items():
-                data = json.dumps(content).encode()
-                file.addfile(entry(inner, len(data)), io.BytesIO(data))
-        return tmp_path / name
-
-    docker = [{"RepoTags": ["localhost/a:1", "localhost/b:2"]}, {"RepoTags": None}]
-    assert names(archive("docker.tar", {"manifest.json": docker})) == ["localhost/a:1", "localhost/b:2"]
-    described = {"manifests": [{"annotations": {"org.opencontainers.image.ref.name": "localhost/c:3"}}]}
-    assert names(archive("oci.tar", {"index.json": described})) == ["localhost/c:3"]
-    # Written by `docker save`, in both formats at once.
-    both = {"manifest.json": docker, "index.json": {"manifests": [{}]}}
-    assert names(archive("both.tar", both)) == ["localhost/a:1", "localhost/b:2"]
-    with pytest.raises(ClusterError, match=r"nameless\.tar names no image"):
-        names(archive("nameless.tar", {"index.json": {"manifests": [{}]}}))
-    (tmp_path / "words.tar").write_text("no archive")
-    with pytest.raises(ClusterError, match=r"words\.tar is no image archive"):
-        names(tmp_path / "words.tar")
-    with pytest.raises(ClusterError, match=r"absent\.tar is no image archive"):
-        names(tmp_path / "absent.tar")
 
 
 def test_a_node_does_not_take_an_archive_that_it_has(tmp_path: Path) -> None:
@@ -161,24 +88,10 @@ def test_earlier_builds_of_an_image_are_removed(tmp_path: Path) -> None:
     assert replaced([archive], known) == ["localhost:5000/a:1"]
 
 
-def test_images_are_imported_into_the_namespace_of_the_kubelet() -> None:
-    assert "--namespace=k8s.io" in import_command(Path("/s"), Path("/a.tar"))
-
-
 def layered_image(config: dict[str, Any], count: int) -> LayeredImage:
     return LayeredImage(
         "localhost/a:1", json.dumps(config), tuple(Path(f"/layers/{number}") for number in range(count))
     )
-
-
-def test_layers_are_named_by_their_chain_id() -> None:
-    """By the OCI image specification: ChainID(L0|...|Ln) = Digest(ChainID(L0|...|Ln-1) + " " + DiffID(Ln))."""
-    image = layered_image({"config": {}, "rootfs": {"diff_ids": ["sha256:aa", "sha256:bb", "sha256:cc"]}}, 3)
-    second = "sha256:" + hashlib.sha256(b"sha256:aa sha256:bb").hexdigest()
-    third = "sha256:" + hashlib.sha256(f"{second} sha256:cc".encode()).hexdigest()
-    assert image.chain == ["sha256:aa", second, third]
-    with pytest.raises(ClusterError, match="3 layers are named and 2 folders found"):
-        _ = layered_image({"rootfs": {"diff_ids": ["sha256:aa", "sha256:bb", "sha256:cc"]}}, 2).chain
 
 
 def test_layers_on_the_disk_take_no_room_and_are_known_by_their_configuration(tmp_path: Path) -> None:
@@ -190,18 +103,3 @@ def test_layers_on_the_disk_take_no_room_and_are_known_by_their_configuration(tm
     other = layered_image({"config": {"User": "2:2"}, "rootfs": {"diff_ids": ["sha256:aa"]}}, 1)
     assert outdated([other], known.read()) == [other]
     refuse_full(tmp_path, [image], tmp_path / "blobs")
-
-
-@pytest.mark.parametrize(
-    "mounts",
-    [
-        "mount -t bind /store/s/snapshots/1/fs /target -o rw,rbind\n",
-        "mount -t overlay overlay /target -o index=off,workdir=/store/s/snapshots/1/work,"
-        "upperdir=/store/s/snapshots/1/fs,lowerdir=/store/s/snapshots/0/fs\n",
-        "mount -t overlay overlay /target -o lowerdir=/store/s/snapshots/0/fs,upperdir=/store/s/snapshots/1/fs\n",
-    ],
-)
-def test_files_go_to_the_writable_folder_of_a_snapshot(mounts: str) -> None:
-    assert writable(mounts) == Path("/store/s/snapshots/1/fs")
-    with pytest.raises(ClusterError, match="no writable folder"):
-        writable(mounts.replace("/fs", "/files"))

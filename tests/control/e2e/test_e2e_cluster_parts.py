@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -16,18 +15,13 @@ from hypothesis import strategies as st
 
 from e2e.cluster import addons
 from e2e.cluster.__main__ import chosen, main
-from e2e.cluster.bare import configuration, machine
+from e2e.cluster.bare import machine
 from e2e.cluster.bare.network import Network, collisions, links_down, links_up
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.images import (
-    COREDNS_IMAGE,
-    KUBERAY_IMAGE,
-    PAUSE_IMAGE,
-)
 from e2e.cluster.kind.provider import KindCluster
 from e2e.cluster.processes import environment, search_path
-from e2e.cluster.provider import NODES, NodeSpec, device_patch, offers
+from e2e.cluster.provider import NODES, NodeSpec
 
 instances = st.integers(0, 15)
 numbers = st.integers(1, 200)
@@ -70,15 +64,6 @@ def test_every_created_link_is_removed(names: list[str]) -> None:
     assert links_down(network, ["eth0"], ["other"]) == []
 
 
-def test_each_node_knows_the_pods_of_every_other() -> None:
-    network = Network()
-    made = links_up(network, ["a", "b", "c"])
-    for name in "abc":
-        routes = [line[5] for line in made if line[:5] == ["ip", "-n", network.namespace(name), "route", "add"]]
-        assert len(routes) == 3
-        assert routes[0] == "default"
-
-
 @pytest.mark.parametrize(
     ("routes", "found"),
     [
@@ -91,41 +76,6 @@ def test_each_node_knows_the_pods_of_every_other() -> None:
 )
 def test_addresses_in_use_are_found(routes: list[dict[str, Any]], found: list[str]) -> None:
     assert collisions(Network(), routes) == found
-
-
-def node(folder: Path = Path("/f"), number: int = 2) -> configuration.Node:
-    return configuration.Node(number, "ascend", folder, Path("/p"), Network())
-
-
-def test_settings_of_a_node_are_valid_for_its_programs() -> None:
-    files = configuration.files(node())
-    assert {path.name for path in files} == {
-        "containerd.toml",
-        "10-e2e.conflist",
-        "kubelet.yaml",
-        "proxy.yaml",
-        "resolv.conf",
-    }
-    settings = tomllib.loads(files[Path("/f/containerd.toml")])
-    assert settings["grpc"]["address"] == "/f/containerd.sock"
-    runtime = settings["plugins"]["io.containerd.grpc.v1.cri"]
-    assert (runtime["sandbox_image"], runtime["disable_apparmor"]) == (PAUSE_IMAGE.name, True)
-    path, text = configuration.registry(node(), "10.200.0.254:5000")
-    assert path == Path(runtime["registry"]["config_path"]) / "10.200.0.254:5000" / "hosts.toml"
-    server = "http://10.200.0.254:5000"
-    assert tomllib.loads(text) == {"server": server, "host": {server: {"capabilities": ["pull", "resolve"]}}}
-    kubelet = json.loads(files[Path("/f/kubelet.yaml")])
-    assert kubelet["containerRuntimeEndpoint"] == f"unix://{settings['grpc']['address']}"
-    assert kubelet["cgroupRoot"] == "/omni0-ascend"
-    assert kubelet["clusterDNS"] == [Network().dns]
-    network = json.loads(files[Path("/f/cni/10-e2e.conflist")])
-    assert network["plugins"][0]["ipam"]["ranges"] == [[{"subnet": Network().pods_of(2)}]]
-    assert network["plugins"][0]["ipMasq"] is False
-
-
-def test_all_files_of_a_node_are_in_its_folder() -> None:
-    assert all(path.is_relative_to("/f") for path in configuration.files(node()))
-    assert tomllib.loads(configuration.containerd_store(Path("/r"), Path("/s"), Path("/k")))["root"] == "/r"
 
 
 def test_cgroups_v1_and_v2_are_distinguished(tmp_path: Path) -> None:
@@ -202,24 +152,6 @@ def test_a_folder_too_long_for_sockets_is_refused() -> None:
         machine.refuse_long(Path("/long" * 20))
 
 
-def test_packages_are_named_once() -> None:
-    assert machine.absent({"sh": "dash", "/no/such": "b", "/no/other": "b"}) == ["b"]
-    assert set(machine.PACKAGES.values()) >= {"containerd", "runc", "containernetworking-plugins", "iptables"}
-
-
-@given(st.dictionaries(st.sampled_from(["nvidia.com/gpu", "a~b/c"]), st.integers(0, 9), min_size=1))
-def test_devices_are_added_to_capacity_and_allocatable(devices: dict[str, int]) -> None:
-    node: dict[str, Any] = {"status": {"capacity": {"cpu": "2"}, "allocatable": {}}}
-    assert not offers(node, devices)
-    for item in device_patch(devices):
-        part, name = item["path"].removeprefix("/status/").split("/")
-        node["status"][part][name.replace("~1", "/").replace("~0", "~")] = item["value"]
-    assert offers(node, devices)
-    assert not offers(node, {**devices, "another/device": 1})
-    del node["status"]["allocatable"][next(iter(devices))]
-    assert not offers(node, devices)
-
-
 def test_devices_that_a_kubelet_takes_away_are_added_again() -> None:
     spec = NodeSpec("n", {"a/b": 1})
     lost: dict[str, Any] = {"metadata": {"name": "n"}, "status": {"capacity": {}, "allocatable": {}}}
@@ -235,49 +167,6 @@ def test_devices_that_a_kubelet_takes_away_are_added_again() -> None:
     assert asked == ["patch", "get", "patch", "get"]
 
 
-def test_the_nodes_have_two_pools_and_a_third_device() -> None:
-    devices = {name: count for spec in NODES for name, count in spec.devices.items()}
-    assert devices == {"nvidia.com/gpu": 8, "huawei.com/Ascend910": 8, "example.com/tpu": 4}
-
-
-def test_addons_use_the_images_made_here() -> None:
-    manifest = addons.coredns("10.9.9.9")
-    assert "clusterIP: 10.9.9.9" in manifest
-    assert f"image: {COREDNS_IMAGE.name}" in manifest
-    assert "@" not in manifest
-    kustomization = addons.kuberay_kustomization("../x")
-    patch = json.loads(kustomization["patches"][0]["patch"])
-    assert {"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": KUBERAY_IMAGE.name} in patch
-
-
-def test_kuberay_is_rendered_once(tmp_path: Path) -> None:
-    source = tmp_path / "share" / "kuberay"
-    (source / "default").mkdir(parents=True)
-    asked: list[str] = []
-
-    def kubectl(*arguments: str, **_: object) -> str:
-        asked.append(arguments[-1])
-        return "rendered"
-
-    assert [addons.kuberay(kubectl, source) for _ in range(2)] == ["rendered", "rendered"]
-    assert len(asked) == 1
-    resources = json.loads((Path(asked[0]) / "kustomization.yaml").read_text())["resources"]
-    assert (Path(asked[0]) / resources[0]).resolve() == source / "default"
-
-
-def test_addons_are_applied_in_order_and_then_awaited() -> None:
-    asked: list[tuple[str, ...]] = []
-
-    def kubectl(*arguments: str, text: str | None = None, deadline: float = 0) -> str:
-        asked.append((arguments[0], (text or "")[:5]))
-        return ""
-
-    addons.apply(kubectl, ["first", "second"])
-    addons.await_available(kubectl, [("a", "b")])
-    assert [item[0] for item in asked] == ["apply", "apply", "apply", "rollout"]
-    assert [item[1] for item in asked[1:3]] == ["first", "secon"]
-
-
 def test_both_providers_can_be_chosen_and_another_name_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,11 +176,6 @@ def test_both_providers_can_be_chosen_and_another_name_is_refused(
     monkeypatch.setenv("OMNI_CLUSTER", "knid")
     assert main(["up"]) == 1
     assert "OMNI_CLUSTER=knid: no cluster of this type; it may say bare or kind" in capsys.readouterr().out
-
-
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sideways"]) == 2
-    assert "say up or down" in capsys.readouterr().out
 
 
 def test_a_cluster_that_is_not_running_is_reported(tmp_path: Path) -> None:

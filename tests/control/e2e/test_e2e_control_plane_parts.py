@@ -11,24 +11,20 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.cluster import commands, deadlines, pki
+from e2e.cluster import commands, deadlines
 from e2e.cluster.audit import AuditLog, Mark, count, parse
 from e2e.cluster.control_plane import layout_of, sweep
-from e2e.cluster.errors import BuildFailed, CommandFailed, DeadlinePassed, ProcessEnded, ToolMissing
-from e2e.cluster.fake_nodes import fake_node, is_ready
-from e2e.cluster.paths import SOURCES, cache
+from e2e.cluster.errors import DeadlinePassed, ProcessEnded, ToolMissing
 from e2e.cluster.ports import RANGE, free_ports
-from e2e.cluster.processes import Daemons, Identity, identify, run, runs, start_ticks
-from e2e.cluster.tools import KUBE, PAUSE, Tools, ensure, key, missing, stamp, version
+from e2e.cluster.processes import Daemons, identify, runs
+from e2e.cluster.tools import KUBE, PAUSE, Tools, ensure, key, missing
 
 
 def layout(folder: Path, **changes: Any) -> commands.Layout:
@@ -68,22 +64,6 @@ def test_the_key_changes_with_every_file_that_decides_what_is_built(tmp_path: Pa
     assert len({first, second, third, fresh()}) == 4
 
 
-def test_versions_come_from_the_go_mod() -> None:
-    text = (SOURCES / "go.mod").read_text(encoding="utf-8")
-    kubernetes = version("k8s.io/kubernetes", text)
-    assert f"gitVersion={kubernetes}" in stamp(kubernetes)
-    assert f"gitMinor={kubernetes.split('.')[1]} " in stamp(kubernetes)
-    # The libraries have the version of the programs.
-    assert f"k8s.io/api => k8s.io/api v0.{kubernetes.removeprefix('v1.')}" in text
-    with pytest.raises(BuildFailed, match="does not require example"):
-        version("example", text)
-
-
-def test_sums_hold_hashes_and_no_address() -> None:
-    for path in SOURCES.rglob("go.*"):
-        assert "://" not in path.read_text(encoding="utf-8"), path
-
-
 def test_built_programs_need_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = Tools(tmp_path)
     tools.bin.mkdir(parents=True)
@@ -95,11 +75,6 @@ def test_built_programs_need_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert said == []
     with pytest.raises(ToolMissing, match=r"Go 1\.26 or later is missing"):
         ensure((KUBE, PAUSE), said.append, tmp_path)
-
-
-def test_the_cache_is_in_the_xdg_cache_folder() -> None:
-    assert cache({"XDG_CACHE_HOME": "/c", "HOME": "/h"}) == Path("/c/omni-operator")
-    assert cache({"HOME": "/h"}) == Path("/h/.cache/omni-operator")
 
 
 def test_the_control_plane_listens_on_its_own_ports_of_the_loopback(tmp_path: Path) -> None:
@@ -117,14 +92,6 @@ def test_the_control_plane_listens_on_its_own_ports_of_the_loopback(tmp_path: Pa
     assert all(
         ("=" in word and word.startswith("--")) or word == "--unsafe-no-fsync" for line in lines for word in line[1:]
     )
-
-
-def test_an_api_server_with_real_nodes_calls_their_kubelets(tmp_path: Path) -> None:
-    alone = commands.api_server(layout(tmp_path))
-    whole = commands.api_server(layout(tmp_path, whole=True))
-    assert "--endpoint-reconciler-type=none" in alone
-    assert "--endpoint-reconciler-type=none" not in whole
-    assert any(word.startswith("--kubelet-client-certificate=") for word in whole)
 
 
 @given(st.integers(1, 40), st.integers())
@@ -145,11 +112,7 @@ def test_a_call_is_counted_once_and_the_server_itself_not() -> None:
     ]
     calls = list(parse(lines).values())
     assert count(calls, user_agent="kopf/") == Counter(
-        {
-            ("watch", "pods"): 1,
-            ("get", "pods/status"): 1,
-            ("get", "/api/v1/namespaces/a/pods/b"): 1,
-        }
+        {("watch", "pods"): 1, ("get", "pods/status"): 1, ("get", "/api/v1/namespaces/a/pods/b"): 1}
     )
     assert count(calls, user="admin").total() == 4
     assert count(calls, user="another-user").total() == 0
@@ -166,38 +129,6 @@ def test_the_audit_log_is_read_from_a_mark_and_without_a_half_written_line(tmp_p
         file.write(event("2", verb="list") + "\n" + event("3")[:20])
     assert log.counts(since=mark) == {("list", "pods"): 1}
     assert log.counts() == {("get", "pods"): 1, ("list", "pods"): 1}
-
-
-@given(st.dictionaries(st.sampled_from(["nvidia.com/gpu", "huawei.com/Ascend910", "a.b/c"]), st.integers(0, 16)))
-def test_a_fake_node_offers_what_it_has(devices: dict[str, int]) -> None:
-    node = fake_node("n", devices)
-    assert {name: int(node["status"]["allocatable"][name]) for name in devices} == devices
-    assert not is_ready(node)
-    node["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-    assert is_ready(node)
-
-
-def test_a_certificate_names_its_subject_and_is_made_once(tmp_path: Path) -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    authority = pki.Authority(tmp_path / "pki", now)
-    path, key_path = authority.issue(pki.node("n1", "10.0.0.1"))
-    first = path.read_bytes()
-    certificate = x509.load_pem_x509_certificate(first)
-    assert certificate.subject.rfc4514_string() == "CN=system:node:n1,O=system:nodes"
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert [str(name) for name in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
-    assert names.get_values_for_type(x509.DNSName) == ["n1"]
-    assert certificate.not_valid_before_utc < now < certificate.not_valid_after_utc
-    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.certificate.read_bytes()))
-    assert key_path.stat().st_mode & 0o077 == 0
-    assert pki.Authority(tmp_path / "pki", now).issue(pki.node("n1", "10.0.0.1"))[0].read_bytes() == first
-
-
-def test_a_kubeconfig_needs_no_other_file(tmp_path: Path) -> None:
-    authority = pki.Authority(tmp_path)
-    content = json.loads(authority.kubeconfig(pki.ADMIN, "https://127.0.0.1:1").read_text())
-    assert content["clusters"][0]["cluster"]["server"] == "https://127.0.0.1:1"
-    assert str(tmp_path) not in json.dumps(content)
 
 
 def test_a_process_is_identified_by_pid_and_start_time() -> None:
@@ -240,11 +171,6 @@ def test_an_ended_daemon_is_named_with_its_last_output(tmp_path: Path) -> None:
     daemons.stop_all()
 
 
-def test_fields_of_a_process_are_read_behind_any_name() -> None:
-    fields = " ".join(str(number) for number in range(4, 53))
-    assert start_ticks(f"12 (a) b (c) S {fields}") == 22
-
-
 def test_folders_of_killed_owners_are_swept_and_others_stay(tmp_path: Path) -> None:
     mine = identify("owner", os.getpid())
     assert mine is not None
@@ -256,25 +182,6 @@ def test_folders_of_killed_owners_are_swept_and_others_stay(tmp_path: Path) -> N
     (tmp_path / "omni-control-plane-young").mkdir()
     assert [path.name for path in sweep(tmp_path)] == ["omni-control-plane-dead"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["omni-control-plane-alive", "omni-control-plane-young"]
-
-
-def test_a_failed_command_is_named() -> None:
-    assert run([sys.executable, "-c", "print(input())"], text="words") == "words\n"
-    with pytest.raises(CommandFailed, match=r"(?s)ended with 3: .*broken"):
-        run([sys.executable, "-c", "import sys; print('broken', file=sys.stderr); sys.exit(3)"])
-    with pytest.raises(ToolMissing, match="no-such-program is missing"):
-        run(["no-such-program"])
-
-
-def test_a_wait_probes_at_least_once_and_names_its_condition() -> None:
-    assert deadlines.wait_until("a value", 0, lambda: 7) == 7
-    with pytest.raises(DeadlinePassed, match="waited 0 s for nothing"):
-        deadlines.wait_until("nothing", 0, lambda: None)
-
-
-def test_an_identity_survives_serialization() -> None:
-    identity = Identity("etcd", 1, 2, "boot")
-    assert replace(identity) == identity
 
 
 FIRST_THREAD_ENDS = """

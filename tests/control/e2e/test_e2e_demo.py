@@ -21,15 +21,6 @@ def condition(kind: str, status: str = "True", message: str = "") -> dict[str, s
     [
         ({}, View("the operator has not seen it yet")),
         (
-            {"conditions": [condition("Ready", "False", "waiting for 1 of 2 pods")], "attempts": 1},
-            View("waiting for 1 of 2 pods"),
-        ),
-        (
-            {"conditions": [condition("Ready"), condition("Succeeded", "Unknown", "starting the engine")]},
-            View("starting the engine"),
-        ),
-        ({"conditions": [condition("Ready"), condition("Succeeded", "Unknown")]}, View("the pods are ready")),
-        (
             {
                 "attempts": 2,
                 "progress": {"globalStep": 7, "totalSteps": 60, "rewardSummary": "0.41"},
@@ -46,7 +37,7 @@ def condition(kind: str, status: str = "True", message: str = "") -> dict[str, s
         ),
         ({"conditions": [condition("Failed", message="no more retries")]}, View("no more retries", over=False)),
     ],
-    ids=["new", "waiting", "starting", "ready", "running", "succeeded", "failed"],
+    ids=["new", "running", "succeeded", "failed"],
 )
 def test_the_status_is_shown_in_one_line(status: dict[str, Any], shown: View) -> None:
     assert view(status) == shown

@@ -14,12 +14,7 @@ from e2e.cluster.kind import engine, node_image, settings
 from e2e.cluster.kind.faults import explain
 from e2e.cluster.paths import SOURCES
 from e2e.cluster.provider import NodeSpec
-from e2e.cluster.tools import KUBE, Tools, version
-
-
-def test_packages_of_kind_are_those_that_names_between_nodes_need() -> None:
-    assert {"podman", "runc", "netavark", "aardvark-dns"} <= set(engine.PACKAGES.values())
-
+from e2e.cluster.tools import KUBE, version
 
 REFUSES_ONCE = """#!/bin/sh
 echo "$*" >>{folder}/calls
@@ -96,32 +91,6 @@ def test_kubeadm_gets_the_same_settings_in_both_versions_of_its_api(version: str
     ]
 
 
-def test_command_lines_of_kind() -> None:
-    tools = Tools(Path("/c"))
-    program = tools.program("kind")
-    command = settings.create_command(tools, "some", Path("/k"))
-    assert command == [
-        program,
-        "create",
-        "cluster",
-        "--name=some",
-        "--config=-",
-        "--kubeconfig=/k",
-        "--wait=240s",
-        "--retain",
-    ]
-    assert settings.create_command(tools, "some", Path("/k"), "image:1") == [*command, "--image=image:1"]
-    loaded = settings.load_command(tools, "some", [Path("/a.tar"), Path("/b.tar")])
-    assert loaded == [program, "load", "image-archive", "/a.tar", "/b.tar", "--name=some"]
-
-
-def test_cutting_a_node_of_kind_is_undone_by_its_mirror() -> None:
-    cut = settings.cut_commands(cut=True)
-    restored = settings.cut_commands(cut=False)
-    assert [[word.replace("--insert", "--delete") for word in line] for line in cut] == restored
-    assert all(line[0] == "iptables" for line in cut)
-
-
 def inspected(*binds: str) -> str:
     """A node as podman describes it."""
     mounts = [{"Type": "bind", "Source": bind, "Destination": "/x"} for bind in binds]
@@ -158,10 +127,6 @@ def test_what_is_wrong_with_a_machine_is_said_in_one_sentence(output: str, words
     assert sentence is not None
     assert words in sentence
     assert "\n" not in sentence
-
-
-def test_an_unknown_fault_gets_no_sentence() -> None:
-    assert explain("something else") is None
 
 
 def test_the_node_image_has_the_kubernetes_of_the_other_clusters() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.turns import COMMITTED, MARGIN, UNKNOWN_SECONDS, Candidate, Passed, choose, digest, newest, read, write
+from e2e.turns import COMMITTED, MARGIN, UNKNOWN_SECONDS, Candidate, Passed, choose, digest, newest, read
 from suite.timings import elsewhere, failed_of, on_clusters, passed_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,12 +77,6 @@ def test_a_digest_changes_with_the_content_and_the_name_of_a_file_and_with_nothi
     changed = digest([folder], tmp_path)
     file.rename(folder / "other")
     assert len({before, changed, digest([folder], tmp_path)}) == 3
-
-
-def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
-    records = {"one": passed(LATELY)}
-    write(records, tmp_path / "turns.json")
-    assert read(tmp_path / "turns.json") == records and read(tmp_path / "none.json") == {}
 
 
 def test_of_two_records_the_later_one_counts() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import kopf
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from control.cluster.local_server import serving
 from omni_operator.cluster.credentials import Credentials, Loaded
-from omni_operator.handlers.process import _cancel, _join, _operate
+from omni_operator.cluster.kinds import Body
+from omni_operator.handlers.kopf_login import register_login
+from omni_operator.handlers.process import _cancel, _join, _operate, register_start_and_stop
 from omni_operator.settings import Settings
 
 
@@ -27,6 +31,16 @@ async def credentials() -> AsyncIterator[Credentials]:
         yield Credentials(Loaded(Configuration(host=f"http://127.0.0.1:{port}"), "ns"), {}, Path())
 
 
+class Streaming:
+    """Watches of an API server that streams lists."""
+
+    async def changes(self, *_: Any) -> AsyncGenerator[tuple[str, Body]]:
+        yield "ADDED", {}
+
+    async def pages(self, *_: Any) -> AsyncGenerator[tuple[list[Body], str]]:
+        yield [], ""
+
+
 async def test_the_lease_is_released_while_kopf_still_waits(credentials: Credentials) -> None:
     signal = asyncio.Event()
     released = asyncio.Event()
@@ -34,7 +48,11 @@ async def test_the_lease_is_released_while_kopf_still_waits(credentials: Credent
     async def release() -> None:
         released.set()
 
-    operating = asyncio.create_task(_operate(Settings(), credentials, signal, release))
+    registry = kopf.OperatorRegistry()
+    register_login(registry, credentials)
+    register_start_and_stop(registry, Streaming(), Settings(), release)
+    operating = asyncio.create_task(_operate(registry, (), signal))
+    await asyncio.sleep(0.1)
     signal.set()
     waiting = asyncio.create_task(released.wait())
     await asyncio.wait([operating, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -39,7 +39,7 @@ class Gates:
         self.objects = objects
         self.requests = list[tuple[Kind, str | None]]()
         self.denied: set[tuple[Kind, str | None]] = set()
-        self.gates = {kind: asyncio.Event() for kind in (*CHILDREN, JOBS, LEASES)}
+        self.gates = {kind: asyncio.Event() for kind in (*CHILDREN, LEASES)}
         self.later = {kind: asyncio.Queue[tuple[str, Body]]() for kind in self.gates}
 
     async def changes(
@@ -61,6 +61,16 @@ class Gates:
         yield [], ""
 
 
+def deliver_jobs(watches: Watches, source: Gates) -> None:
+    """What `JobLists` does: deliver all jobs, and tell in which namespaces they are listed."""
+    for body in source.objects.get(JOBS, ()):
+        if (JOBS, body["metadata"]["namespace"]) not in source.denied:
+            watches.handle(JOBS, "ADDED", body)
+    for namespace in watches.namespaces or (None,):
+        tell = watches.denied if (JOBS, namespace) in source.denied else watches.synced
+        tell((JOBS, namespace))
+
+
 async def quiet() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -74,14 +84,15 @@ async def test_new_jobs_wait_for_their_children_and_others_for_the_list_of_jobs_
     woken = list[Key]()
     watches = Watches(source, (), cache, liveness, woken.append, lambda resource: None, "system")
     tasks = [asyncio.create_task(run) for run in watches.runs()]
+    for body in source.objects[JOBS]:
+        watches.handle(JOBS, "ADDED", body)
     await quiet()
     for kind in CHILDREN:
         assert woken == [], f"{kind.plural} are not listed yet"
         source.gates[kind].set()
         await quiet()
     assert woken == [("ns", "blue")], "a new job does not wait for the list of jobs"
-    source.gates[JOBS].set()
-    await quiet()
+    watches.synced((JOBS, None))
     assert woken == [("ns", "blue"), ("ns", "red"), ("ns", "blue")]
     assert cache.observed(("ns", "red"), "diffusionrljobs-red").rayjobs
     source.later[RAYJOBS].put_nowait(("DELETED", source.objects[RAYJOBS][0]))
@@ -101,14 +112,19 @@ async def test_readiness_needs_all_lists_and_the_operators_own_write(last: Kind)
     watches = Watches(source, (), ObjectCache(), liveness, lambda key: None, lambda resource: None, "system")
     tasks = [asyncio.create_task(run) for run in watches.runs()]
     write = "MODIFIED", body_of(LEASES, "canary", 12)
-    for kind in (*CHILDREN, *({JOBS, LEASES} - {last})):
+    for kind in CHILDREN:
         source.gates[kind].set()
     if last == JOBS:
+        source.gates[LEASES].set()
         source.later[LEASES].put_nowait(write)
+    else:
+        deliver_jobs(watches, source)
     await quiet()
     assert not liveness.ready
-    source.gates[last].set()
-    if last == LEASES:
+    if last == JOBS:
+        deliver_jobs(watches, source)
+    else:
+        source.gates[LEASES].set()
         await quiet()
         assert not liveness.ready
         source.later[LEASES].put_nowait(write)
@@ -134,11 +150,13 @@ async def test_a_namespace_that_may_not_be_listed_waits_alone(monkeypatch: pytes
     for gate in source.gates.values():
         gate.set()
     tasks = [asyncio.create_task(run) for run in watches.runs()]
+    deliver_jobs(watches, source)
     watches.handle(LEASES, "ADDED", body_of(LEASES, "canary", 12))
     await quiet()
     assert liveness.ready and watches.children_listed.is_set()
     assert {name for _, name in woken} == {"red"}
     source.denied.clear()
+    deliver_jobs(watches, source)
     await asyncio.wait_for(_until(lambda: ("shut", "blue") in woken), 5)
     for task in tasks:
         task.cancel()
@@ -155,6 +173,7 @@ async def test_an_operator_that_may_list_no_namespace_is_not_ready() -> None:
     for gate in source.gates.values():
         gate.set()
     tasks = [asyncio.create_task(run) for run in watches.runs()]
+    deliver_jobs(watches, source)
     watches.handle(LEASES, "ADDED", body_of(LEASES, "canary", 12))
     await quiet()
     assert not liveness.ready and not watches.children_listed.is_set()

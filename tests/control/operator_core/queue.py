@@ -34,12 +34,7 @@ class Queue:
         uid = self.rayjob()["metadata"]["uid"]
         meta = {"namespace": KEY[0], "name": f"rayjob-{RAYJOB}", "labels": {"kueue.x-k8s.io/job-uid": uid}}
         self.simulation.cluster.make(
-            {
-                "apiVersion": WORKLOADS.api_version,
-                "kind": WORKLOADS.kind,
-                "metadata": meta,
-                "spec": {},
-            }
+            {"apiVersion": WORKLOADS.api_version, "kind": WORKLOADS.kind, "metadata": meta, "spec": {}}
         )
 
     def wait(self, reserved: str = "False", reason: str = "Pending", message: str = NO_ROOM) -> None:

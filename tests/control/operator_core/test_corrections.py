@@ -216,22 +216,6 @@ async def test_limits_that_do_not_allow_a_new_number_change_with_it(simulation: 
     assert is_unlimited(simulation)
 
 
-async def test_the_limits_of_an_attempt_of_an_earlier_version_stay(simulation: Any, pools: Pools) -> None:
-    """It was created with a fixed number of rollout pods, which its trainer was started for."""
-    await pools.run()
-
-    def as_before(group: dict[str, Any]) -> None:
-        group.update(minReplicas=3, maxReplicas=3)
-        del group["template"]["metadata"]["labels"]["diffusionrl.io/rollout-template"]
-
-    change_groups(simulation, as_before)
-    await simulation.settle()
-    before = pools.patches()
-    simulation.edit(rollout={**ROLLOUT, "replicas": 6})
-    await simulation.after(60)
-    assert (pools.groups()[1], pools.patches()) == (("rollout", 3), before)
-
-
 async def test_the_field_manager_that_changes_an_object_back_is_named(simulation: Any, pools: Pools) -> None:
     await pools.run()
     for _ in range(60):

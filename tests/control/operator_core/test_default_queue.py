@@ -20,10 +20,7 @@ async def run(simulation: Any, pools: Pools, **rollout: Any) -> None:
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata=label)
     simulation.report(
         "heartbeat",
-        **{
-            "rollout/replica_versions": {f"10.0.0.{number}": 1 for number in (2, 3, 4)},
-            "rollout/queue": 50,
-        },
+        **{"rollout/replica_versions": {f"10.0.0.{number}": 1 for number in (2, 3, 4)}, "rollout/queue": 50},
     )
     await simulation.settle()
 

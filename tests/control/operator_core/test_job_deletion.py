@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from control.operator_core.pools import KEY
-from omni_operator.api.names import FINALIZER
 from omni_operator.api.status import UNSEEN
 from omni_operator.cluster.errors import Refused
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Kind
@@ -44,63 +41,6 @@ async def test_requests_of_deleted_jobs_do_not_grow_with_their_number(simulation
     assert not [kind for kind in EVERYTHING if simulation.cluster.all(kind)]
     assert not simulation.cluster.counts()
     assert simulation.wakes == {}
-
-
-@pytest.mark.parametrize("others", [[], ["example.com/audit"]])
-async def test_the_finalizer_of_an_earlier_version_is_removed(simulation: Any, others: list[str]) -> None:
-    await simulation.submit_running()
-    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": [FINALIZER, *others]})
-    simulation.cluster.counts()
-    await simulation.settle()
-    assert simulation.cluster.get(JOBS, *KEY)["metadata"]["finalizers"] == others
-    assert simulation.cluster.counts() == {("patch", "diffusionrljobs"): 1}
-    assert simulation.attempts() == ["red-a01"]
-
-
-@pytest.mark.parametrize("spec", [{}, {"rollout": {"replicas": 3}}, {"managedBy": "kueue.x-k8s.io/multikueue"}])
-async def test_a_job_that_was_deleted_under_an_earlier_version_is_released(
-    simulation: Any, spec: dict[str, Any]
-) -> None:
-    await simulation.submit_running()
-    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": [FINALIZER]}, spec=spec)
-    simulation.cluster.remove(JOBS, *KEY)
-    simulation.cluster.counts()
-    await simulation.settle()
-    assert not [kind for kind in EVERYTHING if simulation.cluster.all(kind)]
-    assert simulation.cluster.counts() == {("patch", "diffusionrljobs"): 1}
-
-
-@pytest.mark.parametrize("others", [[], ["example.com/audit"]])
-@pytest.mark.parametrize("deleted", [False, True])
-async def test_a_finalizer_is_removed_once_before_the_watch_shows_it(
-    simulation: Any, others: list[str], deleted: bool
-) -> None:
-    await simulation.submit_running()
-    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": [FINALIZER, *others]})
-    if deleted:
-        simulation.cluster.remove(JOBS, *KEY)
-    simulation.watch()
-    simulation.frozen = {JOBS}
-    simulation.cluster.counts()
-    for _ in range(2):
-        simulation.wakes[KEY] = simulation.now
-        await simulation.reconcile()
-    assert simulation.cluster.counts()["patch", "diffusionrljobs"] == 1
-    cached = simulation.cache.job(KEY)
-    assert (cached is None) == (deleted and not others)
-    assert cached is None or cached["metadata"]["finalizers"] == others
-
-
-async def test_a_job_that_is_gone_before_its_finalizer_is_removed_is_forgotten(simulation: Any) -> None:
-    await simulation.submit_running()
-    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": [FINALIZER]})
-    simulation.cluster.remove(JOBS, *KEY)
-    simulation.watch()
-    simulation.frozen = {JOBS}
-    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": []})
-    assert simulation.cluster.get(JOBS, *KEY) is None
-    await simulation.reconcile()
-    assert simulation.cache.job(KEY) is None
 
 
 async def test_what_is_created_for_a_job_before_its_deletion_is_seen_goes_too(simulation: Any) -> None:

@@ -19,11 +19,7 @@ def foreign(kind: Kind, name: str, **metadata: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("labels", [{}, LABELS])
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [(NETWORK_POLICIES, "red"), (RAYJOBS, "red-a01")],
-    ids=["policy", "rayjob"],
-)
+@pytest.mark.parametrize(("kind", "name"), [(NETWORK_POLICIES, "red"), (RAYJOBS, "red-a01")], ids=["policy", "rayjob"])
 async def test_an_object_of_another_owner_is_named_and_never_touched(
     simulation: Any, kind: Kind, name: str, labels: dict[str, str]
 ) -> None:
@@ -78,7 +74,7 @@ async def test_strays_with_the_labels_of_a_job_change_nothing(simulation: Any) -
                 **foreign(PODS, "red-stray", labels=LABELS),
                 "status": {
                     "containerStatuses": [
-                        {"name": "c", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}},
+                        {"name": "c", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
                     ]
                 },
             }

@@ -91,11 +91,7 @@ async def test_conflicts_in_a_row_are_followed_by_pauses_that_grow(simulation: A
     metadata = {"namespace": KEY[0], "name": "red", "ownerReferences": [owner]}
     simulation.cluster.collect = lambda: None
     simulation.cluster.make(
-        {
-            "apiVersion": NETWORK_POLICIES.api_version,
-            "kind": NETWORK_POLICIES.kind,
-            "metadata": metadata,
-        }
+        {"apiVersion": NETWORK_POLICIES.api_version, "kind": NETWORK_POLICIES.kind, "metadata": metadata}
     )
     simulation.submit()
     await simulation.after(3600)

@@ -100,12 +100,7 @@ async def test_an_attempt_that_does_not_run_is_replaced_when_the_job_is_edited(
 
 @pytest.mark.parametrize(
     "edit",
-    [
-        {"backoffLimit": 3},
-        {"preRunningDeadlineSeconds": 7200},
-        {"ttlSecondsAfterFinished": 60},
-        {"backoffLimit": -1},
-    ],
+    [{"backoffLimit": 3}, {"preRunningDeadlineSeconds": 7200}, {"ttlSecondsAfterFinished": 60}, {"backoffLimit": -1}],
     ids=["limit", "deadline", "ttl", "invalid"],
 )
 async def test_an_edit_that_makes_no_other_attempt_replaces_none(simulation: Any, edit: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
-from omni_operator.api.names import REWARD_GROUP, rolling_names
-from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
+from omni_operator.api.names import REWARD_GROUP
+from omni_operator.cluster.kinds import PODS, RAYCLUSTERS
 from omni_operator.status.decisions.scaling import scale
 from omni_operator.status.decisions.timeouts import Timeouts
 from omni_operator.status.observed.job_facts import JobFacts, PoolFacts
@@ -35,63 +35,12 @@ async def start(pools: Pools, replicas: int, **job: Any) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("replicas", [5, 1])
-async def test_a_change_of_replicas_scales_the_running_attempt_with_one_request(
-    simulation: Any, pools: Pools, replicas: int
-) -> None:
-    await start(pools, 2)
-    before = pools.patches()
-    simulation.edit(reward=reward(replicas))
-    await simulation.settle()
-    assert pools.groups() == [("trainer", 1), ("rollout", 3), ("reward", replicas)]
-    updated = simulation.condition("Updated")
-    assert (updated.status, updated.reason) == ("True", "AsRequested"), "it is no change for the next attempt"
-    await simulation.after(3600)
-    assert (pools.patches() - before, simulation.attempts()) == (1, ["red-a01"])
-
-
 async def test_both_groups_may_change_at_once(simulation: Any, pools: Pools) -> None:
     await start(pools, 2)
     simulation.edit(reward=reward(3), rollout={**ROLLOUT, "replicas": 4})
     await simulation.settle()
     assert pools.groups() == [("trainer", 1), ("rollout", 4), ("reward", 3)]
     assert simulation.attempts() == ["red-a01"]
-
-
-async def test_a_scale_down_names_the_pods_that_leave(simulation: Any, pools: Pools) -> None:
-    first, second = await start(pools, 2)
-    await simulation.after(5)
-    simulation.edit(reward=reward(3))
-    await simulation.settle()
-    starting = pools.add("reward", {"phase": "Pending"})
-    simulation.edit(reward=reward(1))
-    await simulation.settle()
-    assert len(pools.leaving(2)) == 2 and starting in pools.leaving(2) and {first, second} & set(pools.leaving(2))
-
-
-async def test_in_a_queue_the_next_attempt_gets_the_number(simulation: Any, pools: Pools) -> None:
-    simulation.submit(rollout=ROLLOUT, reward=reward(2))
-    simulation.cluster.change(JOBS, *KEY, metadata={"labels": {"kueue.x-k8s.io/queue-name": "q"}})
-    await simulation.settle()
-    simulation.run(1)
-    rayjob = simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=rayjob["spec"]["rayClusterSpec"])
-    simulation.edit(reward=reward(3))
-    await simulation.settle()
-    assert pools.groups()[2] == ("reward", 2)
-    assert simulation.condition("Updated").reason == "NextAttempt"
-
-
-async def test_the_group_of_an_earlier_operator_keeps_its_number(simulation: Any, pools: Pools) -> None:
-    await start(pools, 2)
-    body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-    *others, group = body["spec"]["workerGroupSpecs"]
-    del group["template"]["metadata"]["labels"][rolling_names(REWARD_GROUP).template]
-    fixed = {**group, "minReplicas": 2, "maxReplicas": 2}
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec={"workerGroupSpecs": [*others, fixed]})
-    simulation.edit(reward=reward(3))
-    await simulation.settle()
-    assert pools.groups()[2] == ("reward", 2), "KubeRay would keep it"
 
 
 async def test_a_lost_reward_pod_ends_no_attempt_and_the_conditions_count_pods(simulation: Any, pools: Pools) -> None:
@@ -258,11 +207,11 @@ async def test_rollout_and_reward_pods_are_replaced_at_the_same_time(simulation:
 counts = st.integers(1, 6)
 
 
-@given(st.booleans(), counts, counts, counts, counts, st.lists(st.booleans(), max_size=6))
-def test_the_number_of_reward_pods_is_that_of_the_spec_where_kuberay_allows_it(
-    live: bool, replicas: int, least: int, more: int, wanted: int, ready: list[bool]
+@given(st.booleans(), counts, counts, st.lists(st.booleans(), max_size=6))
+def test_the_number_of_reward_pods_is_that_of_the_spec(
+    live: bool, replicas: int, wanted: int, ready: list[bool]
 ) -> None:
-    group = PodGroup(name=REWARD_GROUP, index=2, replicas=replicas, least=least, most=least + more)
+    group = PodGroup(name=REWARD_GROUP, index=2, replicas=replicas)
     cluster = ObservedRayCluster(name="c", uid="u", attempt=1, created=NOW, groups=(group,))
     pods = tuple(
         ObservedPod(name=str(number), uid=str(number), attempt=1, group="reward", created=NOW, ready=each)
@@ -271,7 +220,7 @@ def test_the_number_of_reward_pods_is_that_of_the_spec_where_kuberay_allows_it(
     observed = Observation(clusters=(cluster,), pods=pods)
     facts = JobFacts(uid="j", generation=1, created=NOW, judges=PoolFacts(group=REWARD_GROUP, pods=wanted, live=live))
     steps = scale(facts, observed, 1, NOW)
-    if not live or wanted == replicas or not least <= wanted <= least + more:
+    if not live or wanted == replicas:
         assert steps == ()
         return
     (step,) = steps

@@ -8,7 +8,7 @@ import pytest
 
 from e2e.fake_cluster import FakeCluster
 from omni_operator.cluster.errors import Forbidden
-from omni_operator.cluster.kinds import JOBS, Body, Kind
+from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Kind
 from omni_operator.reconcile.status_writer import TRIES
 from omni_operator.status.report.write_throttle import APART
 
@@ -35,6 +35,23 @@ class Editor:
             meta = cluster.get(JOBS, *KEY)["metadata"]
             change = {"metadata": {**meta, "labels": {"edit": str(self.edits)}}}
             cluster.change(JOBS, *KEY, **change, **({"status": self.status} if self.status else {}))
+
+
+async def test_the_answer_to_each_written_status_is_told(simulation: Any) -> None:
+    answers: list[tuple[Kind, Body]] = []
+    simulation.reconciler.written = lambda kind, body: answers.append((kind, body))
+    simulation.submit()
+    simulation.watch()
+    await simulation.reconcile()
+    assert [kind for kind, _ in answers] == [RAYJOBS, JOBS]
+    assert (
+        answers[1][1]["metadata"]["resourceVersion"]
+        == simulation.cluster.get(JOBS, *KEY)["metadata"]["resourceVersion"]
+    )
+    answers.clear()
+    simulation.watch()
+    await simulation.reconcile()
+    assert answers == [], "nothing was written"
 
 
 @pytest.mark.parametrize("edits", [1, TRIES - 1])

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from control.operator_core.pools import CLUSTER, ROLLOUT, Pools
-from omni_operator.api.names import CHECKSUM_ANNOTATION, SPEC_ANNOTATION
-from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS
+from omni_operator.cluster.kinds import RAYCLUSTERS
 from omni_operator.plan import ClusterSettings
 
 KEY = ("team-a", "red")
@@ -73,19 +72,3 @@ async def test_what_was_replaced_and_given_up_before_an_upgrade_stays_said(simul
     simulation.reconciler.settings = ClusterSettings(image="rollout:2")
     await simulation.settle()
     assert simulation.condition("Updated").status == "False", "its pods are not those of the spec"
-
-
-async def test_an_attempt_of_an_operator_that_noted_no_digest_of_the_spec_is_compared_as_it_was_rendered(
-    simulation: Any, pools: Pools
-) -> None:
-    await pools.run()
-    simulation.cluster.change(
-        RAYJOBS, KEY[0], "red-a01", metadata={"annotations": {SPEC_ANNOTATION: None, CHECKSUM_ANNOTATION: None}}
-    )
-    simulation.start_operator()
-    simulation.edit(ttlSecondsAfterFinished=7)
-    await simulation.settle()
-    assert simulation.condition("Updated").reason == "AsRequested"
-    simulation.edit(seed=7)
-    await simulation.settle()
-    assert simulation.condition("Updated").reason == "NextAttempt"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from control.operator_core.pools import CLUSTER
 from e2e.faulty_cluster import Fault
 from omni_operator.api.names import PODS_ANNOTATION
-from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
+from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS
 from omni_operator.status.observed.timestamps import parse_timestamp
 
 KEY = ("team-a", "red")
@@ -298,25 +298,6 @@ async def test_an_annotation_that_the_operator_did_not_write_is_ignored(simulati
     simulation.end(1)
     await simulation.settle()
     assert (simulation.status().rollout.desired, simulation.status().usage.accelerator_seconds) == (1, 200)
-
-
-async def test_an_attempt_of_an_earlier_version_is_counted_on_from_its_heartbeat(simulation: Any) -> None:
-    await simulation.submit_running()
-    await simulation.after(100)
-    simulation.report(step=1)
-    await simulation.settle()
-    await simulation.after(50)
-    usage = {"acceleratorSeconds": 200.0, "accelerators": None, "countedTime": None}
-    simulation.cluster.change(JOBS, *KEY, status={"usage": usage})
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"annotations": {PODS_ANNOTATION: None}})
-    simulation.start_operator()
-    await simulation.settle()
-    simulation.report(step=2)
-    await simulation.settle()
-    await simulation.after(10)
-    simulation.end(1)
-    await simulation.settle()
-    assert simulation.status().usage.accelerator_seconds == 2 * 160
 
 
 async def test_a_silent_job_causes_few_writes(simulation: Any) -> None:

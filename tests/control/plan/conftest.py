@@ -6,21 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from control.api.small_job import GOOD
 from omni_operator.api import DiffusionRLJob, read_job
-
-BASE = """
-apiVersion: diffusionrl.io/v1alpha1
-kind: DiffusionRLJob
-metadata: {name: a-job}
-spec:
-  model: {base: ./model}
-  data: {train: [t.jsonl]}
-  reward: {scorers: [{name: jpeg}]}
-  trainer: {totalSteps: 3}
-"""
 
 
 @pytest.fixture
 def make_job() -> Callable[..., DiffusionRLJob]:
     """The smallest job with assignments, as `drl --set` takes them."""
-    return lambda *assignments: read_job(BASE, "job.yaml", assignments).job
+    return lambda *assignments: read_job(GOOD, "job.yaml", assignments).job

@@ -123,10 +123,7 @@ def test_the_digest_is_that_of_the_pods_and_leaves_out_the_job_file(make_job: Ma
 def test_accelerators_are_requested_by_resource_name(
     make_job: MakeJob, accelerator: str, asked: dict[str, str], ray: tuple[str, str], platform: str
 ) -> None:
-    job = make_job(
-        f"spec.trainer.accelerator={accelerator}",
-        f"spec.rollout.replicas={ray[1]}",
-    )
+    job = make_job(f"spec.trainer.accelerator={accelerator}", f"spec.rollout.replicas={ray[1]}")
     group = workers(job)
     container = pod(group)["containers"][0]
     assert container["resources"].get("limits", {}) == asked
@@ -232,9 +229,7 @@ def test_the_report_token_is_valid_for_this_job_only(make_job: MakeJob) -> None:
     assert pod(group)["automountServiceAccountToken"] is False
 
 
-def test_only_workers_mount_the_run_folder(
-    make_job: MakeJob,
-) -> None:
+def test_only_workers_mount_the_run_folder(make_job: MakeJob) -> None:
     job = make_job("spec.checkpoint={claimName: runs, path: /data}")
     assert {"name": "runs", "mountPath": "/data"} in pod(workers(job))["containers"][0]["volumeMounts"]
     assert {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}} in pod(workers(job))["volumes"]

@@ -9,6 +9,7 @@ import pytest
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, read_job
 from omni_operator.api.overrides.reserved import RESERVED, owner_of
+from omni_operator.api.spec.training import Algorithm
 
 BASE = """
 apiVersion: diffusionrl.io/v1alpha1
@@ -178,11 +179,7 @@ def test_dance_grpo_has_its_sampler_and_its_advantages() -> None:
 
 @pytest.mark.parametrize(
     ("name", "placement", "strategy"),
-    [
-        ("MixGRPO", "", "progressive"),
-        ("MixGRPO", ", placement: Random", "random"),
-        ("FlowGRPO", "", "random"),
-    ],
+    [("MixGRPO", "", "progressive"), ("MixGRPO", ", placement: Random", "random"), ("FlowGRPO", "", "random")],
 )
 def test_the_window_of_mix_grpo_moves_unless_it_is_random(name: str, placement: str, strategy: str) -> None:
     made = settings(f"spec.algorithm.name={name}", f"spec.rollout.sampler.window={{size: 2, end: 4{placement}}}")
@@ -272,7 +269,14 @@ def test_the_command_uses_the_given_interpreter() -> None:
     ]
 
 
-def test_the_same_job_renders_the_same_overrides() -> None:
-    assert plan.render_overrides(job(), plan.local_layout(job(), "/runs")) == plan.render_overrides(
-        job(), plan.local_layout(job(), "/runs")
-    )
+@pytest.mark.parametrize(
+    ("overrides", "pairs"),
+    [
+        (["algorithm.sample_source=offline"], True),
+        (["++algorithm.sample_source='offline'"], True),
+        (["algorithm.sample_source=offline", "algorithm.sample_source=online"], False),
+        (["algorithm.sample_source=${oc.env:SOURCE}"], False),
+    ],
+)
+def test_pairs_are_read_where_the_last_override_says_so(overrides: list[str], pairs: bool) -> None:
+    assert Algorithm(overrides=tuple(overrides), name="Custom", entrypoint=("mine",)).reads_pairs is pairs

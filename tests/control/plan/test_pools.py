@@ -178,11 +178,7 @@ def test_rollout_pods_get_no_file_or_token_that_only_the_training_program_reads(
     volumes = [{volume["name"] for volume in one["template"]["spec"]["volumes"]} for one in (trainer, rollout)]
     assert volumes == [{"shared-memory", "runs", "models", "job", "report-token"}, {"shared-memory", "models"}]
     variables = [{entry["name"] for entry in container(one)["env"]} for one in (trainer, rollout)]
-    assert variables[0] - variables[1] == {
-        "WANDB_API_KEY",
-        "DIFFUSIONRL_REPORT_URL",
-        "DIFFUSIONRL_REPORT_TOKEN_FILE",
-    }
+    assert variables[0] - variables[1] == {"WANDB_API_KEY", "DIFFUSIONRL_REPORT_URL", "DIFFUSIONRL_REPORT_TOKEN_FILE"}
     assert "annotations" not in rollout["template"]["metadata"]
     (fetch,) = rollout["template"]["spec"]["initContainers"]
     assert fetch["name"] == "fetch-model"

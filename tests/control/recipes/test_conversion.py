@@ -190,12 +190,7 @@ def test_a_group_that_is_given_as_a_whole_is_its_settings() -> None:
     assert f"{ACTOR}.optim.betas=[0.9, 0.99]" in found["algorithm"]["overrides"]
     functions = "{a: {path: 'pkg://my.ocr', weight: 0.5, required: true}, b: {path: 'pkg://my.other'}}"
     assert spec(f"reward.reward_functions={functions}")["reward"]["scorers"] == [
-        {
-            "name": "a",
-            "function": {"path": "pkg://my.ocr", "name": "compute_score"},
-            "weight": 0.5,
-            "required": True,
-        },
+        {"name": "a", "function": {"path": "pkg://my.ocr", "name": "compute_score"}, "weight": 0.5, "required": True},
         {"name": "b", "function": {"path": "pkg://my.other", "name": "compute_score"}},
     ]
     extra = "actor_rollout_ref.model.extra_tokenizers={t5: {path: x}}"

@@ -19,7 +19,7 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        (f"{ACTOR}.diffusion_loss.loss_mode=awm", "awm is not supported; algorithms are flow_grpo, "),
+        (f"{ACTOR}.diffusion_loss.loss_mode=ppo", "ppo is not supported; algorithms are awm, "),
         ("algorithm.adv_estimator=gae", "gae is not supported; write flow_grpo or dance_grpo or mix_grpo"),
         (f"{ROLLOUT}.name=sglang", "sglang is not supported; write vllm_omni"),
         ("trainer.resume_from_path=/x/step_000060", "a job starts from checkpoints of its own run folder"),

@@ -317,18 +317,7 @@ def test_lines_that_end_as_on_windows_are_lines() -> None:
 
 STATEMENTS = st.recursive(
     st.sampled_from(
-        [
-            "A=1",
-            "A=2",
-            "B=$A",
-            "B+=x",
-            "A=${B:-3}",
-            "L+=(k=$A)",
-            "L=(k=0)",
-            "unset B",
-            "B=$((A + 1))",
-            ": ${B:=4}",
-        ]
+        ["A=1", "A=2", "B=$A", "B+=x", "A=${B:-3}", "L+=(k=$A)", "L=(k=0)", "unset B", "B=$((A + 1))", ": ${B:=4}"]
     ),
     lambda inner: st.one_of(
         st.lists(inner, min_size=1, max_size=3).map("\n".join),
@@ -435,10 +424,7 @@ def test_environment_variables_of_the_trainer_are_named() -> None:
         ("A=1 env -u B C=2", ("C", "A")),
         ("ray job submit --runtime-env=verl/trainer/runtime_env.yaml --", ("those of verl/trainer/runtime_env.yaml",)),
         ("ray job submit --runtime-env $ENV_FILE --", ("those of $ENV_FILE",)),
-        (
-            """ray job submit --runtime-env-json='{"env_vars": {"X_1": "1"}, "pip": []}' --working-dir . --""",
-            ("X_1",),
-        ),
+        ("""ray job submit --runtime-env-json='{"env_vars": {"X_1": "1"}, "pip": []}' --working-dir . --""", ("X_1",)),
         ('ray job submit --runtime-env-json "$JSON" --', ()),
         ("ray job submit --runtime-env-json '[]' --", ()),
         ("nohup", ()),

@@ -53,8 +53,7 @@ def test_a_step_event_updates_the_report() -> None:
 
 def test_a_checkpoint_event_does_not_change_the_step() -> None:
     report = posted(
-        {"event": "step", "step": 41},
-        {"event": "checkpoint", "path": "runs/x/checkpoints/step_000040", "step": 40},
+        {"event": "step", "step": 41}, {"event": "checkpoint", "path": "runs/x/checkpoints/step_000040", "step": 40}
     )
     assert (report.checkpoint, report.checkpoint_step, report.step) == ("step_000040", 40, 41)
     assert posted({"event": "checkpoint", "path": "/c/step_000007"}).checkpoint_step == 7

@@ -30,13 +30,13 @@ def replay(given: list[tuple[int, int]], first: int) -> list[tuple[datetime, int
     now = START
     history = None
     pods = first
-    made = []
+    replayed = []
     for seconds, samples in given:
         now += timedelta(seconds=seconds)
         history = add_peak(history, samples, now)
         pods = recommend(POLICY, history, pods, now)
-        made.append((now, samples, pods))
-    return made
+        replayed.append((now, samples, pods))
+    return replayed
 
 
 @given(reports, st.integers(1, 9))
@@ -49,25 +49,27 @@ def test_pods_are_within_the_limits_and_enough_for_what_waits(given: list[tuple[
 @given(reports, st.integers(2, 6))
 @example([(1, 60), (30, 0), (29, 0), (1, 0), (1, 0)], 2)
 def test_none_is_removed_within_a_window_of_a_report_that_needed_it(given: list[tuple[int, int]], first: int) -> None:
-    made = replay(given, first)
-    for place in range(1, len(made)):
-        (_, _, before) = made[place - 1]
-        (now, _, after) = made[place]
+    replayed = replay(given, first)
+    for index in range(1, len(replayed)):
+        (_, _, before) = replayed[index - 1]
+        (now, _, after) = replayed[index]
         if after < before:
-            assert now - made[0][0] >= WINDOW, "what waited before the first report is not known"
-            seen = [samples for at, samples, _ in made[: place + 1] if at > now - WINDOW]
+            assert now - replayed[0][0] >= WINDOW, "what waited before the first report is not known"
+            seen = [samples for at, samples, _ in replayed[: index + 1] if at > now - WINDOW]
             assert after == max(POLICY.least, -(-max(seen) // POLICY.share)), "one window after the last peak"
             added = [
                 at
-                for at, pods in ((made[each][0], made[each][2] - made[each - 1][2]) for each in range(1, place))
+                for at, pods in (
+                    (replayed[number][0], replayed[number][2] - replayed[number - 1][2]) for number in range(1, index)
+                )
                 if pods > 0
             ]
             assert all(now - at >= WINDOW for at in added), "no flapping"
 
 
 def test_pods_of_a_peak_stay_for_exactly_one_window() -> None:
-    made = replay([(1, 60), *[(20, 0)] * 6], 2)
-    assert [pods for _, _, pods in made] == [6, 6, 6, 2, 2, 2, 2]
+    replayed = replay([(1, 60), *[(20, 0)] * 6], 2)
+    assert [pods for _, _, pods in replayed] == [6, 6, 6, 2, 2, 2, 2]
 
 
 def test_without_reports_the_number_stays_but_the_limits_hold() -> None:
@@ -76,19 +78,21 @@ def test_without_reports_the_number_stays_but_the_limits_hold() -> None:
 
 def test_a_trainer_whose_reports_stop_keeps_its_pods() -> None:
     history = add_peak(add_peak(None, 60, START), 0, START + timedelta(seconds=30))
-    found = [recommend(POLICY, history, 6, START + timedelta(seconds=seconds)) for seconds in (59, 60, 89, 90, 9000)]
-    assert found == [6, 2, 2, 6, 6], "the last report is as old as a window, so it does not say what waits"
+    recommended = [
+        recommend(POLICY, history, 6, START + timedelta(seconds=seconds)) for seconds in (59, 60, 89, 90, 9000)
+    ]
+    assert recommended == [6, 2, 2, 6, 6], "the last report is as old as a window, so it does not say what waits"
 
 
 @pytest.mark.parametrize("jump", [timedelta(hours=-20), timedelta(seconds=-70), timedelta(seconds=-1)])
 def test_pods_are_removed_one_window_after_the_peak_when_the_clock_was_set_back(jump: timedelta) -> None:
     history = add_peak(add_peak(None, 60, START), 60, START + 2 * WINDOW)
     begin = START + 2 * WINDOW + jump
-    found = []
+    recommended = []
     for seconds in range(1, 122, 20):
         history = add_peak(history, 0, begin + timedelta(seconds=seconds))
-        found.append(recommend(POLICY, history, 6, begin + timedelta(seconds=seconds)))
-    assert found == [6, 6, 6, 2, 2, 2, 2]
+        recommended.append(recommend(POLICY, history, 6, begin + timedelta(seconds=seconds)))
+    assert recommended == [6, 6, 6, 2, 2, 2, 2]
 
 
 @given(reports)
@@ -144,7 +148,7 @@ def test_each_group_follows_its_own_queue_by_the_same_decision(
         attempt=1,
         created=START,
         groups=tuple(
-            PodGroup(name=group, index=place + 1, replicas=pods) for place, (group, pods) in enumerate(spec.items())
+            PodGroup(name=group, index=index + 1, replicas=pods) for index, (group, pods) in enumerate(spec.items())
         ),
     )
     histories: dict[str, QueueHistory | None] = dict.fromkeys(spec)
@@ -166,7 +170,7 @@ def test_each_group_follows_its_own_queue_by_the_same_decision(
                 expected[group] = recommend(policy, histories[group], expected[group], now)
         assert {group.name: group.replicas for group in cluster.groups} == expected
         actual = as_running(facts, Observation(clusters=(cluster,)), 1)
-        assert [found.pods for found in actual.pools] == list(expected.values())
+        assert [recommended.pods for recommended in actual.pools] == list(expected.values())
         assert count_accelerators(actual, cluster) == 1 + sum(
             ACCELERATORS[group] * pods for group, pods in expected.items()
         )

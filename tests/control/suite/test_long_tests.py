@@ -82,7 +82,7 @@ def test_a_long_file_is_recorded_when_all_of_it_passed() -> None:
 
 def test_the_files_are_those_that_share_no_control_plane() -> None:
     found = digests(ROOT).keys()
-    assert {Path(__file__).relative_to(ROOT).as_posix(), "tests/ml/engine/test_whole_job.py"} <= found
+    assert {Path(__file__).relative_to(ROOT).as_posix(), "tests/ml/engine/runs/test_whole_job.py"} <= found
     assert not [file for file in found if file.startswith("e2e/")]
 
 

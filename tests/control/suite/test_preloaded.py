@@ -17,6 +17,7 @@ from suite.preloaded import Preloaded
 from suite.runner import Runner
 from suite.stages import Stage
 
+TESTS = Path(__file__).parents[2]
 WITHIN_S = 60.0
 # A module instead of torch and the engine, and without this project's pytest settings. That workers can be forked after
 # the real imports is what every file on the engine needs.
@@ -104,7 +105,14 @@ def test_what_imports_print_is_shown_only_if_they_fail(after: str, shown: bool) 
     code = (
         f"import os; from suite import preloaded; exec(\"with preloaded.held_output(): os.write(1, b'seen'){after}\")"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
     assert ("seen" in done.stderr, "no device" in done.stderr, done.stdout) == (shown, shown, "")
 
 

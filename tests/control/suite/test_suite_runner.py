@@ -34,7 +34,7 @@ from suite.timings import StageTime, TestTime
 
 ROOT = Path(__file__).resolve().parents[3]
 NUMERIC_STAGES = {f"numeric: {level}" for level in INSTRUCTIONS}
-ENGINE = sorted(path.relative_to(ROOT) for path in (ROOT / "tests/ml/engine").glob("test_*.py"))
+ENGINE = sorted(path.relative_to(ROOT) for path in (ROOT / "tests/ml/engine").rglob("test_*.py"))
 
 
 def python(name: str, code: str, after: tuple[str, ...] = (), last: bool = False) -> Stage:
@@ -364,7 +364,7 @@ def test_a_page_keeps_all_but_its_durations() -> None:
 
 
 def test_the_page_of_tests_has_a_place_for_durations() -> None:
-    assert timings.replaced((ROOT / "docs/testing.md").read_text(encoding="utf-8"), "new")
+    assert timings.replaced((ROOT / "docs/contribute/testing.md").read_text(encoding="utf-8"), "new")
 
 
 def test_programs_of_a_control_plane_come_before_its_tests() -> None:

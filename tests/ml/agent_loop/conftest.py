@@ -14,8 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
+from tests.ml import smallest_job
 from verl_omni.agent_loop import DiffusionAgentLoopWorker
-from verl_omni.trainer.settings import configuration, process_counts
+from verl_omni.trainer.settings import process_counts
 from verl_omni.workers.rollout.replica import DiffusionOutput
 
 Settings = Callable[[int], DictConfig]
@@ -78,15 +79,12 @@ def worker(prompts_file: Path) -> Iterator[Callable[..., Any]]:
     registered = dict(_agent_loop_registry)
 
     def made(*overrides: str, engine: Any = None, rewards: list[Any] | None = None) -> Any:
-        config = configuration.load(
-            [
-                f"data.train_files='{prompts_file}'",
-                "data.max_prompt_length=8",
-                "trainer.total_training_steps=1",
-                f"actor_rollout_ref.model.path='{MODEL}'",
-                "actor_rollout_ref.rollout.pipeline.max_sequence_length=6",
-                *overrides,
-            ]
+        config = smallest_job.load(
+            f"data.train_files='{prompts_file}'",
+            "data.max_prompt_length=8",
+            f"actor_rollout_ref.model.path='{MODEL}'",
+            "actor_rollout_ref.rollout.pipeline.max_sequence_length=6",
+            *overrides,
         )
         process_counts.fill_in(config, cpus=2)
         return DiffusionAgentLoopWorker(config, engine or Engine(), None, rewards)

@@ -21,10 +21,11 @@ from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
-from verl_omni.trainer.generation.sample_generation import generate_scored, training_prompts, update_request
+from verl_omni.samples import SampleRequests, TrainingBatch
+from verl_omni.trainer.generation.sample_generation import generate_scored, training_requests
+from verl_omni.trainer.generation.verl_batches import requests_to_verl, update_to_verl
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import prompt_keys
 
 pytestmark = pytest.mark.slow  # generates thousands of samples
 
@@ -71,7 +72,6 @@ def made_for(pixels: int) -> type:
                 stop_reason="completed",
                 extra_fields={
                     "global_steps": 0,
-                    "prompt_keys": prompt_keys(request),
                     "all_latents": latents,
                     **conditions,
                     **trajectory,
@@ -91,7 +91,7 @@ class Score:
         return {"reward_score": 0.5, "reward_extra_info": {"acc": 0.5}}
 
 
-def prompts_of(samples: int) -> DataProto:
+def prompts_of(samples: int) -> SampleRequests:
     rows = [
         {
             "raw_prompt": [{"role": "user", "content": f"{number} red circles"}],
@@ -101,9 +101,9 @@ def prompts_of(samples: int) -> DataProto:
         }
         for number in range(samples // SAMPLES_PER_PROMPT)
     ]
-    made = training_prompts(rows, n=SAMPLES_PER_PROMPT, step=1, version=0, seed=0)
-    made.meta_info |= {"carry_responses": False, "store_samples": True}
-    return made
+    return training_requests(
+        rows, n=SAMPLES_PER_PROMPT, step=1, version=0, seed=0, keeps_media=False, stores_tensors=True
+    )
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def parts_of(worker: Any) -> Callable[[int, int], tuple[Any, list[bytes]]]:
         loop.put = put
 
         async def generate() -> list[bytes]:
-            chunks = prompts_of(samples).chunk(WORKERS)
+            chunks = requests_to_verl(prompts_of(samples)).chunk(WORKERS)
             return [pickle.dumps(await loop.generate_sequences(chunk)) for chunk in chunks]
 
         return loop.config, asyncio.run(generate())
@@ -145,7 +145,7 @@ def step_of_the_driver(config: Any, samples: int, parts: list[bytes]) -> DataPro
     found = generate_scored(config, manager, prompts_of(samples))
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
     batch = training_algorithm("flow_grpo").training_batch(found, loss, config, 1)
-    request = update_request(batch, found.stored, {"step": 1})
+    request = update_to_verl(TrainingBatch(batch, found.stored, {"step": 1}))
     assert len(request) == len(found.stored) == samples
     return request
 
@@ -193,4 +193,4 @@ def test_the_driver_needs_a_few_kilobytes_for_each_further_sample(parts_of: Any)
 def test_a_sample_sends_the_driver_as_many_bytes_at_any_resolution(parts_of: Any) -> None:
     sizes = {pixels: sum(map(len, parts_of(FEW, pixels)[1])) / FEW for pixels in (64, 1024)}
     assert max(sizes.values()) < A_SAMPLE
-    assert sizes[1024] == pytest.approx(sizes[64], rel=0.01)
+    assert sizes[1024] == pytest.approx(sizes[64], rel=0.05), "the samples of a worker are in more objects"

@@ -16,11 +16,11 @@ from verl_omni.agent_loop import DiffusionSingleTurnAgentLoop
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 from verl_omni.reward_loop.reward_manager import VisualRewardManager
 from verl_omni.reward_loop.scorer_results import ScoringFailure
+from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.generation.sample_generation import (
-    ScoredSamples,
-    evaluation_prompts,
+    evaluation_requests,
     generate_scored,
-    training_prompts,
+    training_requests,
 )
 from verl_omni.trainer.rewards.reward_workers import RewardWorkers, with_sample
 
@@ -123,10 +123,9 @@ def generate(worker: Any, engine: Any) -> Callable[..., tuple[ScoredSamples, lis
             SimpleNamespace(generate_sequences=SimpleNamespace(remote=each.generate_sequences)) for each in loops
         ]
         if training:
-            prompts = training_prompts(ROWS, n=2, step=1, version=3, seed=0)
-            prompts.meta_info |= {"store_samples": True, "carry_responses": False}
+            prompts = training_requests(ROWS, n=2, step=1, version=3, seed=0, keeps_media=False, stores_tensors=True)
         else:
-            prompts = evaluation_prompts(ROWS, seed=0)
+            prompts = evaluation_requests(ROWS, seed=0)
         found = generate_scored(loops[0].config, manager, prompts, scorers.all if later else None)
         return found, sorted(scorers.given, key=lambda each: (each["ground_truth"], str(each["solution_image"])))
 

@@ -11,9 +11,9 @@ import torch
 
 from verl_omni.pipelines.sd3.training import CONDITIONS
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder
+from verl_omni.utils.packed_tensors import PackedTensors
 from verl_omni.utils.sample_store import load
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import prompt_keys
 from verl_omni.workers.rollout.vllm_rollout.server.outputs import SampleFormat, to_diffusion_output
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
@@ -29,40 +29,37 @@ PROMPTS = 4
 
 
 class Store:
-    """An object store that keeps the pickled sizes of its objects, and their tensors if asked to."""
+    """An object store that keeps the pickled sizes of its objects, and the objects if asked to."""
 
     def __init__(self, *, keep: bool = True) -> None:
-        self.objects: list[dict[str, torch.Tensor]] = []
+        self.objects: list[PackedTensors] = []
         self.sizes: list[int] = []
-        self.names: list[set[str]] = []
         self.keep = keep
 
-    def __call__(self, tensors: dict[str, torch.Tensor]) -> int:
-        self.sizes.append(len(pickle.dumps(tensors)))
-        self.names.append(set(tensors))
+    def __call__(self, packed: PackedTensors) -> int:
+        self.sizes.append(len(pickle.dumps(packed)))
         if self.keep:
-            self.objects.append(tensors)
+            self.objects.append(packed)
         return len(self.sizes) - 1
 
-    def get(self, references: list[int]) -> list[dict[str, torch.Tensor]]:
+    def get(self, references: list[int]) -> list[PackedTensors]:
         return [self.objects[reference] for reference in references]
 
 
-def with_keys(engine: type) -> type:
-    """The fake engine with the keys that the client adds, as a function of the request."""
+def numbered(engine: type) -> type:
+    """The fake engine with embeddings that depend on the prompt, and log-probabilities on the number of the sample."""
 
-    class Keyed(engine):  # type: ignore[misc]
+    class Numbered(engine):  # type: ignore[misc]
         async def generate(self, request_id: str, **request: Any) -> DiffusionOutput:
             number = float(len(self.asked))
             made: DiffusionOutput = await super().generate(request_id, **request)
-            made.extra_fields["prompt_keys"] = prompt_keys(request)
+            made.extra_fields["prompt_embeds"] = torch.full((4, 500), float(sum(request["prompt_ids"])))
             return made.model_copy(update={"log_probs": torch.full((2,), number)})
 
-    return Keyed
+    return Numbered
 
 
 FIELDS = {
-    "prompt_embeds": torch.ones(4, 5, dtype=torch.bfloat16),
     "pooled_prompt_embeds": torch.ones(7),
     "negative_prompt_embeds": torch.ones(4, 5, dtype=torch.bfloat16),
     "negative_pooled_prompt_embeds": torch.ones(7),
@@ -78,7 +75,7 @@ TRAINING: dict[str, Any] = {"global_steps": 3, "carry_responses": False, "store_
 async def test_the_driver_gets_scores_versions_and_references_only(
     worker: Any, batch: Any, engine: Any, rewards: Any
 ) -> None:
-    made = worker(engine=with_keys(engine)(**FIELDS), rewards=[rewards()])
+    made = worker(engine=numbered(engine)(**FIELDS), rewards=[rewards()])
     made.put = Store()
     rows = batch(["a", "a", "b"], TRAINING, uid=["u", "u", "v"], data_source=["s"] * 3)
     output = await made.generate_sequences(rows)
@@ -92,7 +89,7 @@ async def test_the_driver_gets_scores_versions_and_references_only(
 
 
 async def test_what_is_stored_is_what_training_reads(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
-    made = worker(engine=with_keys(engine)(**FIELDS), rewards=[rewards()])
+    made = worker(engine=numbered(engine)(**FIELDS), rewards=[rewards()])
     store = made.put = Store()
     output = await made.generate_sequences(batch(["a", "a", "b"], TRAINING, data_source=["s"] * 3))
     stored = output.non_tensor_batch["stored"]
@@ -100,21 +97,9 @@ async def test_what_is_stored_is_what_training_reads(worker: Any, batch: Any, en
     own = {"all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs"}
     assert set(tensors) == own | set(CONDITIONS)
     assert tensors["rollout_log_probs"].tolist() == [[0, 0], [1, 1], [2, 2]], "in the order of the rows"
-    assert sorted(map(sorted, store.names)) == sorted(
-        map(
-            sorted,
-            [own] * 3
-            + [{"prompt_embeds", "pooled_prompt_embeds"}] * 2
-            + [{"negative_prompt_embeds", "negative_pooled_prompt_embeds"}],
-        )
-    ), "embeddings once per prompt, those of the one negative prompt once"
-
-
-async def test_samples_of_an_unknown_prompt_share_nothing(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
-    made = worker(engine=engine(**FIELDS), rewards=[rewards()])
-    store = made.put = Store()
-    await made.generate_sequences(batch(["a", "a"], TRAINING, data_source=["s"] * 2))
-    assert len(store.names) == 2 and all(set(CONDITIONS) < names for names in store.names)
+    assert len(store.objects) == 1, "one object for the batch"
+    embeds = tensors["prompt_embeds"]
+    assert embeds.index.tolist() == [0, 0, 1] and embeds.table.shape == (2, 4, 500), "embeddings once per prompt"
 
 
 def recorded(prompt: torch.Tensor, seed: int) -> DiffusionOutput:
@@ -154,9 +139,7 @@ async def test_a_sample_of_a_real_model_costs_at_most_a_megabyte_and_a_half(
     class Real:
         async def generate(self, request_id: str, **request: Any) -> DiffusionOutput:
             text = torch.full(EMBEDS, float(sum(request["prompt_ids"])), dtype=torch.bfloat16)
-            made = recorded(text, request["sampling_params"]["seed"])
-            made.extra_fields["prompt_keys"] = prompt_keys(request)
-            return made
+            return recorded(text, request["sampling_params"]["seed"])
 
     class Zero(rewards):  # type: ignore[misc]
         async def remote(self, data: Any) -> dict[str, Any]:
@@ -175,5 +158,4 @@ async def test_a_sample_of_a_real_model_costs_at_most_a_megabyte_and_a_half(
     output = await made.generate_sequences(batch(prompts, {**TRAINING, "rollout_seed": 1}, uid=prompts))
     size = PROMPTS * SAMPLES_PER_PROMPT
     assert sum(store.sizes) / size <= 1.5 * MEGABYTE
-    assert store.names.count({"prompt_embeds", "pooled_prompt_embeds"}) == PROMPTS
     assert len(pickle.dumps(output)) / size < 4096

@@ -200,7 +200,8 @@ async def test_a_sample_goes_to_the_reward_worker_with_the_fewest_unscored(
 
     class Patient(engine):
         async def generate(self, request_id: str, **request: Any) -> Any:
-            while made._sent[1]:  # the second worker is free again
+            requests = made._score_requests
+            while requests and (requests._waiting or requests.sent[1]):  # the second worker is free again
                 await asyncio.sleep(0)
             return await super().generate(request_id, **request)
 

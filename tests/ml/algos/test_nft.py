@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_omni.algos import nft
-from verl_omni.workers.algorithms.registry import DECAY_SCHEDULES
+from verl_omni.workers.algorithms.registered.diffusion_nft import DECAY_SCHEDULES
 
 NUMBERS = st.floats(-3, 3)
 

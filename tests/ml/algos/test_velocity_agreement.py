@@ -91,7 +91,7 @@ def unit(like: Tensor, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("rounding", [0.01, 0.024])  # measured: a small model, and one of 24 layers with guidance
 def test_in_bfloat16_a_changed_size_is_seen_from_half_a_percent_and_a_rotation_from_five(rounding: float) -> None:
-    """What docs/algorithms.md says about the smallest errors that stop a run, from both sides."""
+    """What docs/reference/algorithms.md says about the smallest errors that stop a run, from both sides."""
     exact = velocities(16, 64, 64, rows=64)
     rounded = exact + rounding * unit(exact, 5)
     limit = agreement.VELOCITY_TOLERANCES[torch.bfloat16]

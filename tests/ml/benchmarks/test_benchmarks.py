@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and docs/fit.md match their raw data, and the calculations of the programs are correct."""
+"""The pages of benchmarks and of `drl fit` match their raw data, and the calculations of the programs are correct."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_the_committed_page_matches_the_committed_data(program: Any) -> None:
     files = program("page").generated(DOCS / "figures")
     stale = [name for name, text in files.items() if (DOCS / name).read_text(encoding="utf-8") != text]
     assert stale == [], "run: python benchmarks/page.py"
-    assert set(files) >= {"benchmarks.md", "figures/batching.svg"}
+    assert set(files) >= {"contribute/benchmarks.md", "figures/batching.svg"}
 
 
 def test_the_tables_of_budgets_match_the_committed_data(program: Any) -> None:
-    page = (DOCS / "budgets.md").read_text(encoding="utf-8")
+    page = (DOCS / "contribute" / "evidence.md").read_text(encoding="utf-8")
     budgets = program("budgets_page")
     assert all(f"<!-- {name} -->" in page for name in budgets.TABLES)
     with_tables = program("page_tables").with_tables
@@ -78,6 +78,15 @@ FAIRNESS = {
 }
 
 
+EVENTS = {
+    "jobs": 5000.0,
+    "kopf_cpu_ms": 1.0,
+    "kopf_peak_kib": 12.0,
+    "informer_cpu_ms": 0.2,
+    "informer_peak_kib": 10.0,
+}
+
+
 MEMORY = {
     "jobs": 5000.0,
     "empty_mib": 60.0,
@@ -92,7 +101,15 @@ async def answer_nothing(jobs: int) -> dict[str, float]:
     return {}
 
 
-@pytest.mark.parametrize("name", ["operator_scale", "operator_fairness", "operator_create", "operator_memory"])
+FAKES = {
+    "operator_create": CREATION,
+    "operator_memory": MEMORY,
+    "operator_fairness": FAIRNESS,
+    "operator_events": EVENTS,
+}
+
+
+@pytest.mark.parametrize("name", ["operator_scale", *FAKES])
 def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
     program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -100,7 +117,7 @@ def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
     page = tmp_path / "page.md"
     figures = tmp_path / "figures"
     figures.mkdir()
-    run = {"operator_create": CREATION, "operator_memory": MEMORY, "operator_fairness": FAIRNESS}.get(name, scale)
+    run = FAKES.get(name, scale)
     (figures / f"{name}.json").write_text(json.dumps({"runs": [run]}), encoding="utf-8")
     stale = f"<!-- {name} -->\n\nOLD\n\n<!-- end -->\n"
     page.write_text(stale, encoding="utf-8")
@@ -118,7 +135,7 @@ def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
 
 
 def test_the_tables_of_the_estimates_match_the_committed_data(program: Any) -> None:
-    page = (DOCS / "fit.md").read_text(encoding="utf-8")
+    page = (DOCS / "guides" / "fit.md").read_text(encoding="utf-8")
     assert program("page_tables").with_tables(page, program("fit_page").TABLES, DOCS / "figures") == page, (
         "run: python benchmarks/fit_models.py"
     )
@@ -141,7 +158,7 @@ def test_the_page_lists_missed_targets(program: Any, tmp_path: Path) -> None:
         for row in data["runs"][1:]:
             row["over_ideal"] = 1.0
         (tmp_path / "reward_overlap.json").write_text(json.dumps(data), encoding="utf-8")
-        said[over] = program("page").generated(tmp_path)["benchmarks.md"]
+        said[over] = program("page").generated(tmp_path)["contribute/benchmarks.md"]
     target = "within 10% of max(g, r) / (g + r)"
     assert f"- Target met: {target}; the largest median is 1.1 times it." in said[1.1]
     assert "missed" not in said[1.1].lower()
@@ -161,7 +178,7 @@ def test_learning_from_older_samples_is_judged_over_three_seeds(program: Any, tm
         for kept in (runs, runs[:1] + runs[3:4] + runs[6:7]):
             data = {"machine": "one", "runs": [*kept, run(2, 0.1, ("a.b=c",))]}  # a changed setting is no seed
             (tmp_path / "staleness.json").write_text(json.dumps(data), encoding="utf-8")
-            text = " ".join(program("page").generated(tmp_path)["benchmarks.md"].split())
+            text = " ".join(program("page").generated(tmp_path)["contribute/benchmarks.md"].split())
             said[name, len(kept)] = text
     target = "over three seeds, the synchronous run's last reward within its standard error"
     assert f"- Target met: {target}" in said["met", 9] and "| `b=c` | 2 | 0.100 | 0.100 |" in said["met", 9]
@@ -179,7 +196,7 @@ def test_the_main_example_is_judged_by_its_gain_its_time_and_a_control_that_lear
         control["held_out"][-1]["correct/mean"] += slower.get("learnt", 0.0)
         control["seconds"] = slower.get("seconds", control["seconds"])
         (tmp_path / "colors-grpo.json").write_text(json.dumps(data), encoding="utf-8")
-        return " ".join(program("page").generated(tmp_path)["benchmarks.md"].split())
+        return " ".join(program("page").generated(tmp_path)["contribute/benchmarks.md"].split())
 
     target = "25 points more right over three seeds, and less for none, in at most 10 minutes (the slowest run took "
     assert f"- Target met: {target}8.4); none with learning rate 0." in said()
@@ -190,11 +207,11 @@ def test_the_main_example_is_judged_by_its_gain_its_time_and_a_control_that_lear
 def test_the_page_says_what_is_not_measured(program: Any, tmp_path: Path) -> None:
     page = program("page")
     files = page.generated(tmp_path)
-    assert list(files) == ["benchmarks.md"]
+    assert list(files) == ["contribute/benchmarks.md"]
     entries = page.TRAINING | page.ROLLOUT
-    assert files["benchmarks.md"].count("Not measured yet (`python benchmarks/") == len(entries)
+    assert files["contribute/benchmarks.md"].count("Not measured yet (`python benchmarks/") == len(entries)
     for _, _, command in entries.values():
-        assert f"Not measured yet (`python benchmarks/{command}`)." in files["benchmarks.md"]
+        assert f"Not measured yet (`python benchmarks/{command}`)." in files["contribute/benchmarks.md"]
 
 
 def test_each_section_names_a_program_that_exists(program: Any) -> None:
@@ -231,7 +248,7 @@ def test_missed_weight_targets_are_listed_with_their_values(program: Any, tmp_pa
     (tmp_path / "weight_transfer.json").write_text(json.dumps({"machine": "one", "runs": transfer, "enough_mib": 8}))
     (tmp_path / "adapter_update.json").write_text(json.dumps(adapter))
     files = program("page").generated(tmp_path)
-    text = " ".join(files["benchmarks.md"].split())
+    text = " ".join(files["contribute/benchmarks.md"].split())
     assert "**Target missed**: at least 60% of `memcpy`'s bandwidth (missed with buckets of 1 MiB)." in text
     assert "**Target missed**: at least 5 times as fast as files; the lowest ratios are files on tmpfs 2," in text
     assert "- Weights in buckets of 1 MiB reach 0.5 of `memcpy`'s bandwidth; the target is 0.6." in text
@@ -259,7 +276,7 @@ def test_the_fan_out_of_an_update_is_judged_by_both_targets(program: Any, tmp_pa
     for chosen, load in ((runs, 9.0), (runs[:1], 1.0)):
         data = {"machine": "one", "tensor_mib": 4, "buffer_mib": 8, "load": load, "runs": chosen}
         (tmp_path / "fan_out.json").write_text(json.dumps(data))
-        texts.append(" ".join(program("page").generated(tmp_path)["benchmarks.md"].split()))
+        texts.append(" ".join(program("page").generated(tmp_path)["contribute/benchmarks.md"].split()))
     missed, met = texts
     assert "**Target missed**: together at least 70% of the bandwidth of one socket (missed with 8)." in missed
     assert "- Receivers of an update over the network, 8: 0.6 of the bandwidth of one socket" in missed
@@ -369,7 +386,7 @@ def test_the_parts_of_a_replacement_add_up_to_the_time_from_the_loss_to_the_firs
     for load, busy in ((9.0, True), (1.0, False)):
         data = {"machine": "one", "poll_s": 5.0, "samples": 16, "load": load, "runs": [row]}
         (tmp_path / "replica_loss.json").write_text(json.dumps(data))
-        text = " ".join(program("page").generated(tmp_path)["benchmarks.md"].split())
+        text = " ".join(program("page").generated(tmp_path)["contribute/benchmarks.md"].split())
         assert "| start: until its engine is ready | 58% (58%-58%) | 30 (30-30) |" in text
         assert "it takes 52 (52-52) s" in text and ("other work took part" in text) is busy
 

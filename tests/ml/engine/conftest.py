@@ -14,7 +14,7 @@ import torch
 from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import DEADLINE, PROMPTS, RANK, SCORER, Replica, TwoReplicas, replicas_of
 from tests.ml.engine.shared_ray import SharedRay, end_actors
-from verl_omni.weight_sync import names, transfer
+from verl_omni.weight_sync import ipc, names
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -149,14 +149,14 @@ class RunningFamily:
         from verl_omni.trainer.generation import sample_generation
 
         return sample_generation.generate_scored(
-            self.config, self.stack.agent_loop, sample_generation.evaluation_prompts(self.rows, seed=7)
+            self.config, self.stack.agent_loop, sample_generation.evaluation_requests(self.rows, seed=7)
         )
 
     def samples(self, version: int) -> Any:
         """Two recorded samples of each prompt, generated with the weights of `version`."""
         from verl_omni.trainer.generation import sample_generation
 
-        prompts = sample_generation.training_prompts(self.rows, n=2, step=version + 1, version=version, seed=3)
+        prompts = sample_generation.training_requests(self.rows, n=2, step=version + 1, version=version, seed=3)
         return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
 
     def update(self, samples: Any) -> dict[str, float]:
@@ -223,7 +223,7 @@ class RunningFamily:
         receiving = self.stack.servers.server_handles[0].collective_rpc.remote(
             "update_weights_from_ipc", kwargs={"use_shm": True, "zmq_update_id": update, "deadline": 60.0}
         )
-        transfer.send(iter(weights.items()), handle=handle, bucket_bytes=1 << 16, device=None, deadline=60.0)
+        ipc.send(iter(weights.items()), handle=handle, bucket_bytes=1 << 16, device=None, deadline=60.0)
         (answer,) = ray.get(receiving, timeout=120)
         assert not answer["lora"] and answer["tensors"] == len(weights)
         return len(weights)

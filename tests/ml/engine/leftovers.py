@@ -13,7 +13,7 @@ import psutil
 from omni_operator.cli.local.processes import mapped_files
 from tests.ml.engine.replica_driver import SOON, TOKEN
 from tests.ml.engine.shared_memory import FOLDER, SharedMemoryWatch, users_of
-from verl_omni.weight_sync import transfer
+from verl_omni.weight_sync.buffers import SEGMENT_PREFIX
 
 
 class Leftovers:
@@ -53,9 +53,7 @@ class Leftovers:
         own = own_processes()
         left = self._watch.left(killed=killed)
         elsewhere = {file for file, pids in users_of(left).items() if pids - own}
-        removed = {
-            path for pid in own for path in mapped_files(pid, FOLDER).values() if transfer.SEGMENT_PREFIX in path
-        }
+        removed = {path for pid in own for path in mapped_files(pid, FOLDER).values() if SEGMENT_PREFIX in path}
         return found | dict.fromkeys((left - elsewhere) | removed, "shared memory")
 
 

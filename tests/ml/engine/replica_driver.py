@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_omni.weight_sync import names, transfer
+from verl_omni.weight_sync import ipc, names
 
 LAYER = "transformer.transformer_blocks.{block}.attn.to_{part}"
 RANK = 4
@@ -81,7 +81,7 @@ class Replica:
         import ray
 
         handle, answer = self.begin(version, settings)
-        transfer.send(weights.items(), handle=handle, bucket_bytes=bucket_bytes, device=None, deadline=DEADLINE)
+        ipc.send(weights.items(), handle=handle, bucket_bytes=bucket_bytes, device=None, deadline=DEADLINE)
         found = ray.get(answer, timeout=SOON)[0]
         ray.get(self.server.set_global_steps.remote(version), timeout=SOON)
         return found
@@ -182,5 +182,5 @@ class TwoReplicas:
         made = self.rows(PROMPTS[: len(truths)])
         for row, truth in zip(made, truths, strict=True):
             row["reward_model"] = {"ground_truth": truth}
-        prompts = sample_generation.evaluation_prompts(made, seed=7, version=version)
+        prompts = sample_generation.evaluation_requests(made, seed=7, version=version)
         return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from verl_omni.weight_sync import transfer
+from verl_omni.weight_sync import ipc
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEADLINE = 120.0  # seconds
@@ -22,7 +22,7 @@ def main(device: torch.device, handle: str, bucket_bytes: int) -> None:
     """Send the weights through IPC of the device, or from the CPU through shared memory."""
     buffer = None if device.type == "cpu" else device
     moved = ((name, tensor.to(device)) for name, tensor in weights())
-    sent = transfer.send(moved, handle=handle, bucket_bytes=bucket_bytes, device=buffer, deadline=DEADLINE)
+    sent = ipc.send(moved, handle=handle, bucket_bytes=bucket_bytes, device=buffer, deadline=DEADLINE)
     assert sent == len(weights())
 
 

@@ -15,8 +15,9 @@ import yaml
 from tests.ml.gpu import sending
 from tests.ml.workers import test_actor as grpo
 from verl_omni.models.tiny import make_tiny_sd3
-from verl_omni.weight_sync import transfer
-from verl_omni.weight_sync.staging import StagedTensors
+from verl_omni.weight_sync import ipc
+from verl_omni.weight_sync.buffers import SEGMENT_PREFIX
+from verl_omni.weight_sync.checks import StagedTensors
 from verl_omni.workers.config import DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
 pytestmark = pytest.mark.timeout(900)
@@ -41,11 +42,11 @@ def test_weights_are_sent_between_processes_by_device_ipc(
     handle = f"ipc://{tmp_path}/weights.sock"
     sender = subprocess.Popen([sys.executable, sending.__file__, str(device), handle, str(bucket_bytes)])
     staging = StagedTensors()
-    transfer.receive(staging.add, handle=handle, device=device, deadline=sending.DEADLINE)
+    ipc.receive(staging.add, handle=handle, device=device, deadline=sending.DEADLINE)
     assert sender.wait(60) == 0
     for name, tensor in sending.weights():
         assert torch.equal(staging.tensors[name].cpu(), tensor)
-    left = [*Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"), *Path("/dev/shm").glob(f"torch_{sender.pid}_*")]
+    left = [*Path("/dev/shm").glob(f"{SEGMENT_PREFIX}*"), *Path("/dev/shm").glob(f"torch_{sender.pid}_*")]
     assert left == [], "torch_*: where CUDA IPC counts who has a buffer"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,9 @@ import pytest
 import torch
 from peft.tuners.lora import LoraLayer
 
+from ml.workers.tiny_actor import model_settings
 from verl_omni.models.tiny import MAKERS
-from verl_omni.pipelines.registry import FAMILIES, training_adapter
+from verl_omni.pipelines.registry import FAMILIES
 from verl_omni.workers.actor import build, parallel
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.actor.precision import Precision
@@ -33,21 +33,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     architecture, family = request.param
     folder = tmp_path_factory.mktemp("model") / family.folder
     MAKERS[family.folder](folder)
-    adapter = training_adapter(json.loads((folder / "model_index.json").read_text())["_class_name"])
-    model: Any = SimpleNamespace(
-        path=str(folder),
-        architecture=architecture,
-        lora_rank=4,
-        lora_alpha=8,
-        lora_adapter_path=None,
-        target_modules=list(adapter.LORA_TARGETS),
-        exclude_modules=None,
-        lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(adapter.LAYERS),
-        policy_state_adapters=("default",),
-        attn_backend="native",
-        enable_gradient_checkpointing=False,
-    )
+    model = model_settings(folder, architecture=architecture)
     config = DiffusionActorConfig(diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2)
     return family.folder, folder, DiffusionActor(model, config, 1)
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.trainer.settings import configuration, tensor_split
+from tests.ml import smallest_job
+from verl_omni.trainer.settings import tensor_split
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the engine's modules take half a minute to import
 
@@ -95,14 +96,10 @@ def test_the_sizes_that_are_accepted_are_those_with_which_the_engine_builds_the_
     (folder / "config.json").write_text(json.dumps(transformer))
 
     def accepted(size: int) -> bool:
-        config = configuration.load(
-            [
-                f"actor_rollout_ref.model.path='{tmp_path}'",
-                f"actor_rollout_ref.model.architecture={architecture}",
-                "data.train_files=x.jsonl",
-                "trainer.total_training_steps=1",
-                f"{tensor_split.TENSOR_PARALLEL}={size}",
-            ]
+        config = smallest_job.load(
+            f"actor_rollout_ref.model.path='{tmp_path}'",
+            f"actor_rollout_ref.model.architecture={architecture}",
+            f"{tensor_split.TENSOR_PARALLEL}={size}",
         )
         try:
             tensor_split.check(config)

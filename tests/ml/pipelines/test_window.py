@@ -15,7 +15,8 @@ from verl_omni.agent_loop.sampling import row_params
 from verl_omni.pipelines.engine_requests import RequestedFields, requested_fields, sde_window
 from verl_omni.pipelines.sde_sampler import Trajectory, Window, denoise
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder
-from verl_omni.trainer.generation.sample_generation import training_prompts
+from verl_omni.trainer.generation.sample_generation import training_requests
+from verl_omni.trainer.generation.verl_batches import requests_to_verl
 from verl_omni.workers.config import DiffusionPipelineConfig, DiffusionRolloutAlgoConfig, DiffusionSamplingConfig
 
 STEPS = 6
@@ -113,7 +114,7 @@ def test_windows_of_a_step_are_the_same_with_batches_ahead(algo: dict[str, Any])
 def test_the_trainer_says_how_many_steps_were_finished_before() -> None:
     """Of a batch that is generated two steps ahead, with the first weights."""
     (row,) = [{"raw_prompt": [], "data_source": "d"}]
-    made = training_prompts([row], n=2, step=3, version=0, seed=1)
+    made = requests_to_verl(training_requests([row], n=2, step=3, version=0, seed=1))
     assert (made.meta_info["finished_steps"], made.meta_info["global_steps"]) == (2, 0)
 
 

@@ -164,8 +164,7 @@ def test_what_is_missing_is_said_before_anything_starts(folder: Path, monkeypatc
     assert rewards.setting_problems("hpsv3", given) == []
     assert rewards.setting_problems("hpsv3", {"model_name_or_path": "/no", "processor_name_or_path": "/no"}) == [
         "model_name_or_path: /no does not exist; write the folder with HPSv3.safetensors, or that file",
-        "processor_name_or_path: /no/config.json does not exist; write the folder of Qwen2-VL, such as "
-        "Qwen/Qwen2-VL-7B-Instruct",
+        "processor_name_or_path: /no/config.json does not exist; write the folder of Qwen2-VL",
     ]
     (found,) = rewards.setting_problems("hpsv3", {**given, "device": "gpu"})
     assert found.startswith("device: ")

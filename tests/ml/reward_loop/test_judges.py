@@ -22,11 +22,10 @@ from tenacity import wait_none
 from verl import DataProto
 
 from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
-from verl_omni.reward_loop import http_answers, http_exchange, judge_client, rewards
+from verl_omni.reward_loop import http_answers, http_exchange, judge_client, reward_server, rewards
 from verl_omni.reward_loop.http_exchange import disconnect
 from verl_omni.reward_loop.judge_client import JudgeError
 from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, VisualRewardManager
-from verl_omni.reward_loop.rewards import http
 from verl_omni.reward_loop.rewards.genrm_ocr import edit_distance, normalize, text_score
 
 Serve = Callable[..., Server]
@@ -301,9 +300,12 @@ async def test_a_judge_that_is_not_named_is_asked_for() -> None:
     ("options", "said"),
     [
         ({}, ["base_url: must be given", "model: must be given"]),
-        ({"base_url": "judge:80", "model": "m"}, ["base_url: judge:80 must start with http"]),
+        ({"base_url": "judge:80", "model": "m"}, ["base_url: judge:80 has the wrong format: The judge's URL"]),
         ({"base_url": "http://j/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"}, ["api_key_env: the environment"]),
-        ({"base_url": "http://j/v1", "model": "m", "template": "Rate it."}, ["template: must contain {prompt}"]),
+        (
+            {"base_url": "http://j/v1", "model": "m", "template": "Rate it."},
+            ["template: Rate it. has the wrong format"],
+        ),
         ({"base_url": "http://j/v1", "model": "m", "lowest": 5}, ["lowest: 5 must be less than highest (5)"]),
         ({"base_url": "http://j/v1", "model": "m", "template": "Rate {prompt}."}, []),
     ],
@@ -336,12 +338,14 @@ async def test_the_timeout_counts_the_whole_answer_with_its_headers(begin: bytes
         try:
             async with asyncio.timeout(30):
                 with pytest.raises(
-                    (JudgeError, http.RewardServerError), match=r"the answer was not complete after 0\.2 s"
+                    (JudgeError, reward_server.RewardServerError), match=r"the answer was not complete after 0\.2 s"
                 ):
                     await (
                         judge.ask(PICTURE, "?")
                         if kind == "judge"
-                        else asyncio.to_thread(http.request, url, {}, timeout=0.2, attempts=1, retry_backoff=1.0)
+                        else asyncio.to_thread(
+                            reward_server.request, url, {}, timeout=0.2, attempts=1, retry_backoff=1.0
+                        )
                     )
         finally:
             ended.set()

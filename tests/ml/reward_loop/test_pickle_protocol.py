@@ -17,16 +17,15 @@ import torch
 from PIL import Image
 
 from tests.ml.reward_loop.stub_server import Server, start, stop
-from verl_omni.reward_loop import http_exchange, pickled_messages, rewards
-from verl_omni.reward_loop.rewards import http
-from verl_omni.reward_loop.rewards.http import RewardServerError
+from verl_omni.reward_loop import http_exchange, pickled_messages, reward_server, rewards
+from verl_omni.reward_loop.reward_server import RewardServerError
 
 GRAY = torch.full((3, 16, 16), 128, dtype=torch.uint8)
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses_and_new_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(http, "SLEEP", lambda seconds: None)
+    monkeypatch.setattr(reward_server, "SLEEP", lambda seconds: None)
     yield
     http_exchange.disconnect_threads()
 
@@ -235,7 +234,7 @@ def test_a_video_and_an_unknown_protocol_are_refused(serve: Callable[..., Server
         score(serve(), torch.stack([GRAY, GRAY]))
     for name in ("http", "http_batch"):
         said = rewards.setting_problems(name, {"url": "http://x", "protocol": "grpc"})
-        assert said == ["protocol: 'grpc' is not one of json, pickle"]
+        assert said == ["protocol: grpc is not one of json, pickle"]
         assert rewards.setting_problems(name, {"protocol": "pickle"}) == []
 
 

@@ -1,4 +1,4 @@
-"""docs/reward-server.md: its tables are what the scorers send and accept, and its server works."""
+"""docs/start/own-reward.md: its tables are what the scorers send and accept, and its server works."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from PIL import Image
 from e2e.cluster.ports import free_ports
 from tests.ml.reward_loop.stub_server import start, stop
 from verl_omni.reward_loop import http_exchange, rewards
-from verl_omni.reward_loop.rewards.http import RewardServerError
+from verl_omni.reward_loop.reward_server import RewardServerError
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reward-server.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "start" / "own-reward.md").read_text(encoding="utf-8")
+PAGE = PAGE.partition("\n## Your own reward server\n")[2]
 HALVES = torch.zeros(3, 8, 8, dtype=torch.uint8)
 HALVES[:, :, 4:] = 255
 TYPES = {
@@ -48,7 +49,7 @@ def _new_connections() -> Iterator[None]:
 
 def fields(heading: str) -> dict[str, str]:
     """Fields of a table of the page, with their types."""
-    section = PAGE.partition(f"### {heading}\n")[2].partition("\n#")[0]
+    section = PAGE.partition(f"#### {heading}\n")[2].partition("\n#")[0]
     rows = [re.fullmatch(r"\| `(\w+)` \| ([^|]+) \|.*", line) for line in section.splitlines()]
     return {row[1]: row[2] for row in rows if row is not None}
 

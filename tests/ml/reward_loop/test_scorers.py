@@ -18,9 +18,8 @@ from hypothesis.extra import numpy as npst
 from PIL import Image
 
 from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
-from verl_omni.reward_loop import http_exchange, rewards
-from verl_omni.reward_loop.rewards import http
-from verl_omni.reward_loop.rewards.http import RewardServerError
+from verl_omni.reward_loop import http_exchange, reward_server, rewards
+from verl_omni.reward_loop.reward_server import RewardServerError
 from verl_omni.reward_loop.rewards.python import load
 
 PIXELS = npst.arrays(np.uint8, (3, 16, 16))
@@ -77,7 +76,9 @@ def test_a_video_is_scored_over_all_frames_or_refused() -> None:
     assert score("brightness", video) == pytest.approx(1 / 12)
     assert score("color", video, color="red") == pytest.approx(0.25)
     assert score("jpeg", video) == pytest.approx((score("jpeg", video[0]) + 3 * score("jpeg", video[1])) / 4)
-    for name in rewards.OF_IMAGES:
+    names = [name for name in rewards.SCORERS if rewards.modality(name) == "image"]
+    assert "shapes" in names
+    for name in names:
         with pytest.raises(ValueError, match=r"takes images.*\[4, 3, 8, 8\]"):
             score(name, video)
 
@@ -165,7 +166,7 @@ def test_an_error_inside_the_users_file_passes_unchanged(tmp_path: Path) -> None
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
     started: list[tuple[Server, threading.Thread]] = []
-    monkeypatch.setattr(http, "SLEEP", lambda seconds: None)
+    monkeypatch.setattr(reward_server, "SLEEP", lambda seconds: None)
 
     def made(*answers: tuple[Any, ...]) -> Server:
         started.append(start(*answers))
@@ -218,7 +219,7 @@ def test_the_first_pause_is_a_setting_and_later_ones_grow(
 ) -> None:
     server = serve(*[(503, "busy")] * 3, (200, '{"score": 1, "scores": [{"score": 1}]}'))
     paused = []
-    monkeypatch.setattr(http, "SLEEP", paused.append)
+    monkeypatch.setattr(reward_server, "SLEEP", paused.append)
     values: tuple[Any, ...] = ("d", torch.zeros(2, 2) if name == "latent_http" else CONSTANT, "t", {})
     arguments = [[value] for value in values] if name == "http_batch" else values
     address = {"server_url" if name == "latent_http" else "url": url(server)}

@@ -7,10 +7,10 @@ import torch
 
 from tests.ml.second_device.device import given_back
 from verl_omni.pipelines.sde_sampler import Window, denoise
+from verl_omni.weight_sync.buckets import device_digest
 from verl_omni.weight_sync.buffers import SendBuffer
-from verl_omni.weight_sync.digest import device_digest
+from verl_omni.weight_sync.checks import StagedTensors
 from verl_omni.weight_sync.errors import IncompleteUpdate
-from verl_omni.weight_sync.staging import StagedTensors
 
 
 @pytest.mark.parametrize("kind", ["sde", "cps", "dance_sde"])

@@ -12,11 +12,12 @@ import torch
 from tensordict import TensorDict
 from verl import DataProto
 
+from tests.ml import smallest_job
 from verl_omni.trainer.loop import TrainingLoop
 from verl_omni.trainer.main_diffusion import build_loop
 from verl_omni.trainer.run.run_folder import RunFolder
 from verl_omni.trainer.run.step_checkpoints import RunRequests
-from verl_omni.trainer.settings import configuration, process_counts
+from verl_omni.trainer.settings import process_counts
 
 ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
 AHEAD = "trainer.v1.separate_async.num_warmup_batches"
@@ -84,23 +85,19 @@ class Trained:
 
 
 def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> RunInMemory:
-    config = configuration.load(
-        [
-            "data.train_files=t",
-            "actor_rollout_ref.model.path=m",
-            f"trainer.total_training_steps={steps}",
-            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
-            "data.train_batch_size=2",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-            "actor_rollout_ref.rollout.n=2",
-            "trainer.save_freq=1",
-            "actor_rollout_ref.actor.checkpoint.async_save=false",
-            "data.val_files=null",
-            "actor_rollout_ref.rollout.dtype=float32",
-            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
-            *ASYNC,
-            *overrides,
-        ]
+    config = smallest_job.load(
+        f"trainer.total_training_steps={steps}",
+        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+        "data.train_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.n=2",
+        "trainer.save_freq=1",
+        "actor_rollout_ref.actor.checkpoint.async_save=false",
+        "data.val_files=null",
+        "actor_rollout_ref.rollout.dtype=float32",
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
+        *ASYNC,
+        *overrides,
     )
     process_counts.fill_in(config, cpus=2)
     rows = [

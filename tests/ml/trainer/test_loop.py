@@ -16,15 +16,16 @@ from PIL import Image
 from tensordict import TensorDict
 from verl import DataProto
 
+from tests.ml import smallest_job
 from tests.ml.trainer.runs_in_memory import RunInMemory, run_in_memory
 from verl_omni.agent_loop.sampling import row_params
-from verl_omni.trainer.generation import sample_generation
+from verl_omni.trainer.generation import sample_generation, verl_batches
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder, TakenOver
 from verl_omni.trainer.run.step_checkpoints import Interrupted
-from verl_omni.trainer.settings import configuration, process_counts
+from verl_omni.trainer.settings import process_counts
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
@@ -86,19 +87,15 @@ class AnsweringWorkers:
 def trainer(
     folder: Path, *overrides: str, optimizer_steps: float = 1.0, rows: Any = ROWS, held_out: Any = ROWS
 ) -> RunInMemory:
-    config = configuration.load(
-        [
-            "data.train_files=t",
-            "actor_rollout_ref.model.path=m",
-            "trainer.total_training_steps=2",
-            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
-            "data.train_batch_size=2",
-            "actor_rollout_ref.rollout.dtype=float32",
-            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-            "actor_rollout_ref.rollout.n=2",
-            *overrides,
-        ]
+    config = smallest_job.load(
+        "trainer.total_training_steps=2",
+        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+        "data.train_batch_size=2",
+        "actor_rollout_ref.rollout.dtype=float32",
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.n=2",
+        *overrides,
     )
     process_counts.fill_in(config, cpus=2)
     published: list[int] = []
@@ -194,7 +191,8 @@ def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path
 def test_samples_from_the_same_noise_are_written_with_both_of_their_seeds(tmp_path: Path) -> None:
     name = "actor_rollout_ref.rollout.algo"
     made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path}", f"{name}.init_same_noise=true")
-    prompts = sample_generation.training_prompts(ROWS, n=2, step=1, version=0, seed=made.config.trainer.seed)
+    requests = sample_generation.training_requests(ROWS, n=2, step=1, version=0, seed=made.config.trainer.seed)
+    prompts = verl_batches.requests_to_verl(requests)
     requested = row_params(made.config.actor_rollout_ref.rollout, prompts.meta_info, 4, prompts.non_tensor_batch)
     made.loop.batches.generate(1, 0)
     lines = [json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines()]

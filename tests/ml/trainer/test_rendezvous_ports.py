@@ -13,8 +13,9 @@ import ray
 from verl.single_controller import ray as single_controller
 from verl.single_controller.ray import base
 
+from tests.ml import smallest_job
 from verl_omni.trainer import startup
-from verl_omni.trainer.settings import configuration, scorer_devices
+from verl_omni.trainer.settings import scorer_devices
 from verl_omni.utils import rendezvous_ports
 
 
@@ -33,9 +34,7 @@ def test_workers_meet_at_a_port_that_the_kernel_and_ray_give_to_nothing_else(mon
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(scorer_devices, "shortage", lambda *_: None)
     monkeypatch.setattr(single_controller, "RayWorkerGroup", group)
-    config = configuration.load(
-        ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
-    )
+    config = smallest_job.load()
     with suppress(Reached):
         startup._start_actors(config, lambda _: None, SimpleNamespace())  # type: ignore[arg-type]
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")

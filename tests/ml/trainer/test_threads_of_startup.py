@@ -15,13 +15,13 @@ import pytest
 import ray
 from verl.single_controller import ray as single_controller
 
+from tests.ml import smallest_job
 from verl_omni.trainer import startup
 from verl_omni.trainer.replicas import actor_nodes
 from verl_omni.trainer.rewards import reward_workers
-from verl_omni.trainer.settings import configuration, scorer_devices
+from verl_omni.trainer.settings import scorer_devices
 
 ROLLOUT = "actor_rollout_ref.rollout"
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 
 
 class Reached(Exception):
@@ -29,7 +29,7 @@ class Reached(Exception):
 
 
 def test_no_two_threads_have_the_same_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configuration.load(REQUIRED)
+    config = smallest_job.load()
     given: dict[str, Any] = {}
 
     def client(**_: Any) -> Any:
@@ -56,7 +56,7 @@ def test_no_two_threads_have_the_same_configuration(monkeypatch: pytest.MonkeyPa
 
 
 def test_replicas_that_start_in_threads_do_not_read_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configuration.load([*REQUIRED, f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1"]).actor_rollout_ref
+    config = smallest_job.load(f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1").actor_rollout_ref
     given: list[Any] = []
     servers = SimpleNamespace(
         rollout_replica_class=lambda **kwargs: given.append(kwargs["config"]),

@@ -9,8 +9,8 @@ import datasets
 import pytest
 from PIL import EpsImagePlugin, Image
 
+from tests.ml import smallest_job
 from verl_omni.trainer.data import prompt_dataset, prompt_images
-from verl_omni.trainer.settings import configuration
 from verl_omni.utils.postscript import forbid_programs
 
 PROGRAM = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
@@ -47,14 +47,7 @@ def test_images_that_datasets_open_are_not_run(ran: Path, tmp_path: Path) -> Non
     features = datasets.Features({"prompt": datasets.Value("string"), "images": [datasets.Image()]})
     rows = [{"prompt": "a", "images": [{"bytes": PROGRAM, "path": None}]}]
     datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows.parquet")
-    config = configuration.load(
-        [
-            "data.train_files=t",
-            "actor_rollout_ref.model.path=m",
-            "trainer.total_training_steps=1",
-            f"data.cache_dir='{tmp_path}'",
-        ]
-    ).data
+    config = smallest_job.load(f"data.cache_dir='{tmp_path}'").data
     loaded = prompt_dataset.load(str(tmp_path / "rows.parquet"), config, None)
     with pytest.raises(OSError, match="Ghostscript"):
         loaded.dataframe[0]

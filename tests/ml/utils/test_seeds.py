@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_omni.agent_loop.sampling import maybe_per_rollout_seeds
-from verl_omni.trainer.generation.sample_generation import training_prompts
+from verl_omni.trainer.generation.sample_generation import training_requests
+from verl_omni.trainer.generation.verl_batches import requests_to_verl
 from verl_omni.utils.seeds import hashed_seed, row_seed, sample_seeds
 
 ROWS: list[dict[str, Any]] = [{"raw_prompt": "a"}, {"raw_prompt": "b"}]
@@ -18,7 +19,7 @@ BITS_OF_A_CPU_GENERATOR = 2**32
 
 def seeds(seed: int, step: int, *, n: int = 24) -> list[int]:
     """Seeds of the samples of one step, as the trainer asks the agent loop for them."""
-    prompts = training_prompts(ROWS, n=n, step=step, version=step - 1, seed=seed)
+    prompts = requests_to_verl(training_requests(ROWS, n=n, step=step, version=step - 1, seed=seed))
     found = maybe_per_rollout_seeds(
         prompts.meta_info, len(prompts), prompts.non_tensor_batch["_rollout_seed_global_idx"]
     )

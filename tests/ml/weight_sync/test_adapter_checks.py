@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.weight_sync import adapter_checks, names
+from verl_omni.weight_sync import checks, names
 from verl_omni.weight_sync.errors import BindingIncomplete, IncompleteUpdate, UnsupportedAdapter
 
 RANK = 2
@@ -65,33 +65,33 @@ def layers() -> dict[str, Layer]:
     return {"transformer.b.attn.to_qkv": Layer(rows=(4, 6, 6)), "transformer.b.attn.to_out.0": Layer(columns=8)}
 
 
-@pytest.mark.parametrize("setting", adapter_checks.UNSUPPORTED_SETTINGS)
+@pytest.mark.parametrize("setting", checks.UNSUPPORTED_SETTINGS)
 def test_unsupported_settings_are_refused(setting: str) -> None:
     with pytest.raises(UnsupportedAdapter, match=setting):
-        adapter_checks.check_settings({"r": 4, setting: {"x": 1}}, base_synced=True)
-    assert adapter_checks.check_settings({"r": 4, setting: None, "bias": "none"}, base_synced=True) == 4
+        checks.check_settings({"r": 4, setting: {"x": 1}}, base_synced=True)
+    assert checks.check_settings({"r": 4, setting: None, "bias": "none"}, base_synced=True) == 4
 
 
 @pytest.mark.parametrize(("start", "fine"), [("gaussian", True), (True, True), ("pissa_niter_4", False)])
 def test_an_init_that_changes_base_weights_needs_a_base_sync(start: Any, fine: bool) -> None:
     settings_ = {"r": 4, "init_lora_weights": start}
-    assert adapter_checks.check_settings(settings_, base_synced=True) == 4
+    assert checks.check_settings(settings_, base_synced=True) == 4
     if fine:
-        assert adapter_checks.check_settings(settings_, base_synced=False) == 4
+        assert checks.check_settings(settings_, base_synced=False) == 4
     else:
         with pytest.raises(UnsupportedAdapter, match="base weights"):
-            adapter_checks.check_settings(settings_, base_synced=False)
+            checks.check_settings(settings_, base_synced=False)
 
 
 @pytest.mark.parametrize("wrong", [{}, {"r": 0}, {"r": "8"}, {"r": 4, "bias": "all"}])
 def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedAdapter):
-        adapter_checks.check_settings(wrong, base_synced=True)
+        checks.check_settings(wrong, base_synced=True)
 
 
 def test_incomplete_pairs_and_wrong_ranks_are_refused() -> None:
     whole = tensors(a=pair(), b=pair())
-    assert adapter_checks.check_pairs(whole, RANK) == {"a", "b"}
+    assert checks.check_pairs(whole, RANK) == {"a", "b"}
     for broken in (
         {name: tensor for name, tensor in whole.items() if name != "b.lora_B.weight"},
         {**whole, "b.weight": torch.ones(1)},
@@ -101,16 +101,16 @@ def test_incomplete_pairs_and_wrong_ranks_are_refused() -> None:
         {},
     ):
         with pytest.raises(IncompleteUpdate):
-            adapter_checks.check_pairs(broken, RANK)
+            checks.check_pairs(broken, RANK)
 
 
 def test_layers_are_found_by_fused_name_by_part_and_without_component() -> None:
-    known = adapter_checks.lora_targets(layers(), FUSED)
+    known = checks.lora_targets(layers(), FUSED)
     assert known["transformer.b.attn.to_qkv"].slices == (0, 1, 2)
     assert known["transformer.b.attn.to_k"].slices == (1,) and known["b.attn.to_k"].rows == (6,)
     assert known["b.attn.to_out.0"].columns == 8
     assert "to_q" not in known, "a bare suffix would match every block"
-    both = adapter_checks.lora_targets(
+    both = checks.lora_targets(
         {
             name.replace("transformer.", f"{component}."): layer
             for component in ("a", "b")
@@ -133,53 +133,53 @@ def test_layers_are_found_by_fused_name_by_part_and_without_component() -> None:
 def test_matrices_of_wrong_size_are_refused(name: str, weights: Any, message: str) -> None:
     """vLLM silently copies a smaller matrix into a corner of its buffer."""
     with pytest.raises(BindingIncomplete, match=message):
-        adapter_checks.check_loras({name: weights}, adapter_checks.lora_targets(layers(), FUSED))
+        checks.check_loras({name: weights}, checks.lora_targets(layers(), FUSED))
 
 
 def test_values_that_overflow_the_engines_dtype_are_refused() -> None:
     weights = pair(4)
     weights.lora_b = (weights.lora_b * 1e6).to(torch.float16)
     with pytest.raises(IncompleteUpdate, match="not finite"):
-        adapter_checks.check_loras({"b.attn.to_q": weights}, adapter_checks.lora_targets(layers(), FUSED))
+        checks.check_loras({"b.attn.to_q": weights}, checks.lora_targets(layers(), FUSED))
 
 
 @given(st.sets(st.sampled_from(["to_q", "to_k", "to_v", "to_out.0"]), min_size=1), st.data())
 @settings(deadline=None)
 def test_binding_succeeds_only_if_every_layer_holds_its_matrices(wanted: set[str], data: st.DataObject) -> None:
     engine = layers()
-    known = adapter_checks.lora_targets(engine, FUSED)
+    known = checks.lora_targets(engine, FUSED)
     loras = {
         f"transformer.b.attn.{leaf}": pair(known[f"b.attn.{leaf}"].rows[0], known[f"b.attn.{leaf}"].columns)
         for leaf in sorted(wanted)
     }
-    adapter_checks.check_loras(loras, known)
+    checks.check_loras(loras, known)
     forgotten = data.draw(st.sampled_from([None, *loras]))
     for name, weights in loras.items():
         if name != forgotten:
             known[name].layer.take(known[name].slices[0], weights.lora_a, weights.lora_b)
     if forgotten is None:
-        assert adapter_checks.check_binding(loras, known) == len(loras)
+        assert checks.check_binding(loras, known) == len(loras)
     else:
         with pytest.raises(BindingIncomplete, match="1 of"):
-            adapter_checks.check_binding(loras, known)
+            checks.check_binding(loras, known)
 
 
 def test_a_fused_matrix_is_bound_in_all_parts() -> None:
     engine = layers()
-    known = adapter_checks.lora_targets(engine, FUSED)
+    known = checks.lora_targets(engine, FUSED)
     whole = pair(16)
     loras = {"b.attn.to_qkv": whole}
-    adapter_checks.check_loras(loras, known)
+    checks.check_loras(loras, known)
     for index, part in enumerate(whole.lora_b.split([4, 6, 6])):
         with pytest.raises(BindingIncomplete):
-            adapter_checks.check_binding(loras, known)
+            checks.check_binding(loras, known)
         engine["transformer.b.attn.to_qkv"].take(index, whole.lora_a, part)
-    assert adapter_checks.check_binding(loras, known) == 1
+    assert checks.check_binding(loras, known) == 1
 
 
 def test_an_adapter_that_matches_no_layer_is_refused() -> None:
     with pytest.raises(BindingIncomplete):
-        adapter_checks.check_binding({}, adapter_checks.lora_targets(layers(), FUSED))
+        checks.check_binding({}, checks.lora_targets(layers(), FUSED))
 
 
 def test_a_tensor_parallel_rank_holds_its_shard() -> None:
@@ -192,11 +192,11 @@ def test_a_tensor_parallel_rank_holds_its_shard() -> None:
 
     layer = Sharded(rows=(WIDTH,), tp_size=2)
     weights = pair()
-    known = adapter_checks.lora_targets({"t.a": layer}, {})
+    known = checks.lora_targets({"t.a": layer}, {})
     with pytest.raises(BindingIncomplete):
-        adapter_checks.check_binding({"t.a": weights}, known)
+        checks.check_binding({"t.a": weights}, known)
     layer.take(0, weights.lora_a, weights.lora_b[3:])
-    assert adapter_checks.check_binding({"t.a": weights}, known) == 1
+    assert checks.check_binding({"t.a": weights}, known) == 1
 
 
 def test_names_of_wrapped_and_fused_layers() -> None:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.weight_sync.network import buckets, messages
-from verl_omni.weight_sync.packing import unpack
+from verl_omni.weight_sync import buckets, messages
+from verl_omni.weight_sync.buckets import unpack
 
 
 @settings(max_examples=60)

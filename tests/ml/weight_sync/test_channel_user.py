@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_omni.weight_sync import transfer
-from verl_omni.weight_sync.channel import HEADER
+from verl_omni.weight_sync import ipc
 from verl_omni.weight_sync.errors import IncompleteUpdate
 from verl_omni.weight_sync.messages import BufferMessage, encode_message
 
@@ -69,9 +68,9 @@ def test_a_receiver_reads_nothing_from_another_user(path: Path, tmp_path: Path) 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdin is not None and other.stdout is not None
         assert other.stdout.readline() == b"ready\n"
-        other.stdin.write(HEADER.pack(len(content)) + content)
+        other.stdin.write(content)
         other.stdin.close()
-        refuse(lambda: transfer.receive(print, handle=f"ipc://{path}", device=CPU, deadline=DEADLINE))
+        refuse(lambda: ipc.receive(print, handle=f"ipc://{path}", device=CPU, deadline=DEADLINE))
     assert not (tmp_path / "made").exists()
     pickle.loads(handle)
     assert (tmp_path / "made").exists()  # the harm is real
@@ -83,9 +82,7 @@ def test_a_sender_sends_nothing_to_another_user(path: Path) -> None:
     try:
         with subprocess.Popen([sys.executable, "-S", "-c", CONNECT, str(path)]):
             refuse(
-                lambda: transfer.send(
-                    weights, handle=f"ipc://{path}", bucket_bytes=1 << 20, device=None, deadline=DEADLINE
-                )
+                lambda: ipc.send(weights, handle=f"ipc://{path}", bucket_bytes=1 << 20, device=None, deadline=DEADLINE)
             )
     finally:
         os.umask(before)

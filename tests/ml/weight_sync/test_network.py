@@ -16,13 +16,12 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from verl_omni.weight_sync import buckets, handshake, messages
+from verl_omni.weight_sync import tcp_sender as sending
 from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerDisconnected, PeerFailed
-from verl_omni.weight_sync.messages import BucketMessage, Entry
-from verl_omni.weight_sync.network import buckets, handshake, messages
-from verl_omni.weight_sync.network import sender as sending
-from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
-from verl_omni.weight_sync.network.receiver import WeightReceiver
-from verl_omni.weight_sync.network.sender import WeightStream
+from verl_omni.weight_sync.messages import BucketMessage, Entry, HeaderMessage, StreamAddress
+from verl_omni.weight_sync.tcp_receiver import StreamReceiver
+from verl_omni.weight_sync.tcp_sender import StreamSender
 
 KEY = b"token"
 HOST = "127.0.0.1"
@@ -49,7 +48,7 @@ def take(
     address: StreamAddress, number: int, key: bytes = KEY, deadline: float = 10.0
 ) -> tuple[HeaderMessage, Weights]:
     """Receive everything and confirm."""
-    receiver = WeightReceiver(address, number, key, deadline)
+    receiver = StreamReceiver(address, number, key, deadline)
     receiver.connect()
     try:
         found = {name: tensor.clone() for name, tensor in receiver.weights()}
@@ -68,7 +67,7 @@ def update(
     """Send to receivers in threads. Returns which failed, and the result or the error of each."""
 
     async def send() -> dict[int, str]:
-        stream = WeightStream(HOST, KEY, deadline)
+        stream = StreamSender(HOST, KEY, deadline)
         futures.extend(threads.submit(each, stream.address, number) for number, each in enumerate(receivers))
         return await stream.send(weights or iter(make_weights().items()), header, len(receivers), BUCKET)
 
@@ -98,7 +97,7 @@ def test_every_receiver_gets_every_tensor_and_the_header(receivers: int, header:
 
 def test_a_receiver_that_dies_in_the_middle_does_not_stop_the_others() -> None:
     def dies(address: StreamAddress, number: int) -> None:
-        receiver = WeightReceiver(address, number, KEY, 10.0)
+        receiver = StreamReceiver(address, number, KEY, 10.0)
         receiver.connect()
         next(receiver.weights())
         receiver.close()
@@ -111,8 +110,8 @@ def test_a_receiver_that_dies_in_the_middle_does_not_stop_the_others() -> None:
 
 @pytest.mark.slow
 def test_a_receiver_that_is_never_there_or_stops_reading_hits_its_deadline_and_the_others_finish() -> None:
-    def hangs(address: StreamAddress, number: int) -> WeightReceiver:
-        receiver = WeightReceiver(address, number, KEY, 10.0)
+    def hangs(address: StreamAddress, number: int) -> StreamReceiver:
+        receiver = StreamReceiver(address, number, KEY, 10.0)
         receiver.connect()
         return receiver  # connected, and never reads or confirms
 
@@ -129,11 +128,11 @@ def test_a_receiver_that_is_never_there_or_stops_reading_hits_its_deadline_and_t
 @pytest.mark.slow
 @pytest.mark.parametrize("rest", ["never there", "stops reading"])
 def test_a_receiver_waits_for_the_others_longer_than_the_deadline_that_both_ends_have(rest: str) -> None:
-    held: list[WeightReceiver] = []
+    held: list[StreamReceiver] = []
 
     def fails(address: StreamAddress, number: int) -> None:
         if rest == "stops reading":
-            held.append(WeightReceiver(address, number, KEY, SHORT))
+            held.append(StreamReceiver(address, number, KEY, SHORT))
             held[0].connect()
 
     large = {name: torch.full((8 << 20,), float(place)) for place, name in enumerate("abc")}
@@ -159,7 +158,7 @@ def test_receivers_wait_for_weights_that_take_longer_than_the_deadline() -> None
 
 def test_a_receiver_that_cannot_use_the_weights_says_why() -> None:
     def refuses(address: StreamAddress, number: int) -> None:
-        receiver = WeightReceiver(address, number, KEY, 10.0)
+        receiver = StreamReceiver(address, number, KEY, 10.0)
         receiver.connect()
         list(receiver.weights())
         receiver.refuse("the engine has no such layer")
@@ -247,7 +246,7 @@ class Refusing(socket.socket):
 
 
 async def test_a_receiver_is_accepted_when_file_descriptors_are_free_again() -> None:
-    stream = WeightStream(HOST, KEY, 10.0)
+    stream = StreamSender(HOST, KEY, 10.0)
     stream._listener = Refusing(fileno=stream._listener.detach())
     stream._listener.setblocking(False)
     with ThreadPoolExecutor(1) as threads:
@@ -299,7 +298,7 @@ def test_a_changed_byte_is_found_and_reported(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sending, "BucketFiller", Corrupting)
 
     def takes(address: StreamAddress, number: int) -> None:
-        receiver = WeightReceiver(address, number, KEY, 10.0)
+        receiver = StreamReceiver(address, number, KEY, 10.0)
         receiver.connect()
         try:
             list(receiver.weights())
@@ -333,10 +332,10 @@ def test_a_missing_tensor_is_found_before_the_last_tensors_reach_the_engine(monk
 @example(b"\x91\xa2\x00\x80")  # a text that is not UTF-8
 def test_bytes_that_are_no_message_raise_incomplete_update(content: bytes) -> None:
     try:
-        messages.decode_as(HeaderMessage, content)
+        messages.decode_message(content, HeaderMessage)
     except (IncompleteUpdate, PeerFailed):
         return
-    assert messages.decode_as(HeaderMessage, content) is not None
+    assert messages.decode_message(content, HeaderMessage) is not None
 
 
 @pytest.mark.parametrize(
@@ -362,6 +361,6 @@ def test_a_trainer_that_is_silent_or_gone_is_named() -> None:
     with socket.create_server((HOST, 0)) as silent:
         address = StreamAddress(HOST, silent.getsockname()[1], b"")
         with pytest.raises(DeadlineExceeded, match="sent too little within"):
-            WeightReceiver(address, 0, KEY, 0.05).connect()
+            StreamReceiver(address, 0, KEY, 0.05).connect()
     with pytest.raises(PeerDisconnected, match="is not there"):
-        WeightReceiver(address, 0, KEY, 1.0).connect()
+        StreamReceiver(address, 0, KEY, 1.0).connect()

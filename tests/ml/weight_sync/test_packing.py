@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.weight_sync import errors, messages, names, packing
-from verl_omni.weight_sync.digest import compute_digest, device_digest
+from verl_omni.weight_sync import buckets, errors, messages, names
+from verl_omni.weight_sync.buckets import compute_digest, device_digest
+from verl_omni.weight_sync.checks import StagedTensors, check_finite, check_names
 from verl_omni.weight_sync.errors import IncompleteUpdate, summarize_names
 from verl_omni.weight_sync.messages import BufferMessage
-from verl_omni.weight_sync.staging import StagedTensors, check_finite, check_names
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.int64]
 
@@ -55,7 +55,7 @@ class Reader:
             message = self.unread.pop(0)
             if isinstance(message, BufferMessage):
                 continue
-            bucket = packing.unpack(self.buffer.tensor, message.entries, torch.device("cpu"))
+            bucket = buckets.unpack(self.buffer.tensor, message.entries, torch.device("cpu"))
             self.staging.add(bucket)
             self.buckets.append([name for name, _ in bucket])
             self.last = message.last
@@ -63,9 +63,9 @@ class Reader:
 
 @given(st.integers(0, 1 << 40))
 def test_a_tensor_begins_at_the_next_aligned_offset(offset: int) -> None:
-    begins = packing.aligned(offset)
-    assert begins % packing.ALIGNMENT == 0
-    assert 0 <= begins - offset < packing.ALIGNMENT
+    begins = buckets.aligned(offset)
+    assert begins % buckets.ALIGNMENT == 0
+    assert 0 <= begins - offset < buckets.ALIGNMENT
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), max_size=14), st.integers(1, 300))
@@ -74,7 +74,7 @@ def test_all_tensors_arrive_once_in_order_through_a_bounded_buffer(kinds: list[A
     weights = [(f"t{i}", (torch.rand(n) * 100).to(dtype)) for i, (n, dtype) in enumerate(kinds)]
     buffer = CpuBuffer()
     reader = Reader(buffer)
-    packer = packing.Packer(buffer, reader, limit)
+    packer = buckets.Packer(buffer, reader, limit)
     for name, tensor in weights:
         packer.add(name, tensor)
     sent = packer.finish()
@@ -88,9 +88,9 @@ def test_all_tensors_arrive_once_in_order_through_a_bounded_buffer(kinds: list[A
 
 
 def test_the_buffer_grows_step_by_step_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "INITIAL_BYTES", 8)
+    monkeypatch.setattr(buckets, "INITIAL_BYTES", 8)
     buffer = CpuBuffer()
-    packer = packing.Packer(buffer, Reader(buffer), 100)
+    packer = buckets.Packer(buffer, Reader(buffer), 100)
     for index in range(60):
         packer.add(f"t{index}", torch.ones(2))
     packer.finish()
@@ -98,10 +98,10 @@ def test_the_buffer_grows_step_by_step_to_its_limit(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_half_is_filled_while_the_other_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "INITIAL_BYTES", 64)
+    monkeypatch.setattr(buckets, "INITIAL_BYTES", 64)
     buffer = CpuBuffer()
     reader = Reader(buffer)
-    packer = packing.Packer(buffer, reader, 64)
+    packer = buckets.Packer(buffer, reader, 64)
     for index in range(8):
         packer.add(f"t{index}", torch.full((4,), float(index)))
     assert len(reader.unread) == 1, "while one half is filled, the receiver has the other"
@@ -117,7 +117,7 @@ def test_a_buffer_that_is_smaller_than_requested_is_not_requested_again() -> Non
 
     buffer = Short()
     reader = Reader(buffer)
-    packer = packing.Packer(buffer, reader, 1 << 20)
+    packer = buckets.Packer(buffer, reader, 1 << 20)
     for index in range(50):
         packer.add(f"t{index}", torch.ones(16))
     packer.finish()
@@ -145,7 +145,7 @@ def test_moved_words_change_the_digest(summed: Any) -> None:
 
 
 def test_a_device_digest_does_not_depend_on_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_omni.weight_sync import digest as module
+    from verl_omni.weight_sync import buckets as module
 
     content = torch.randn(1001).view(torch.uint8)
     whole = device_digest(content)
@@ -223,7 +223,8 @@ entries = st.builds(
     | st.builds(messages.ReplyMessage, st.none() | texts)
 )
 def test_messages_survive_encoding(message: messages.Message) -> None:
-    assert messages.decode_message(messages.encode_message(message)) == message
+    content = messages.encode_message(message)[messages.PREFIX.size :]
+    assert messages.decode_message(content, messages.Message) == message
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_messages_survive_encoding(message: messages.Message) -> None:
 )
 def test_malformed_messages_are_refused(content: bytes) -> None:
     with pytest.raises(IncompleteUpdate, match="malformed message"):
-        messages.decode_message(content)
+        messages.decode_message(content, messages.Message)
 
 
 def test_every_dtype_has_a_name() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from verl_omni.weight_sync import tcp_sender as sending
 from verl_omni.weight_sync.messages import BucketMessage
-from verl_omni.weight_sync.network import sender as sending
-from verl_omni.weight_sync.network.sender import WeightStream
+from verl_omni.weight_sync.tcp_sender import StreamSender
 
 AT_ONCE = -1
 
@@ -61,7 +61,7 @@ async def test_a_receiver_that_makes_the_others_wait_for_more_than_the_deadline_
     loop = asyncio.get_running_loop()
     now = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now)
-    stream: Any = WeightStream("127.0.0.1", b"token", 10.0)
+    stream: Any = StreamSender("127.0.0.1", b"token", 10.0)
     stream._peers = {number: Held(each == AT_ONCE) for number, each in enumerate(seconds)}
     content = memoryview(bytes(sending.LEAST_RATE))
     for _ in range(3):

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.weight_sync import buffers, packing, transfer
+from verl_omni.weight_sync import buckets, buffers, ipc
+from verl_omni.weight_sync.checks import StagedTensors
 from verl_omni.weight_sync.errors import (
     DeadlineExceeded,
     IncompleteUpdate,
@@ -22,8 +23,7 @@ from verl_omni.weight_sync.errors import (
     SharedMemoryFull,
     TransferCancelled,
 )
-from verl_omni.weight_sync.messages import AbortMessage, BucketMessage, BufferMessage, Entry, ReplyMessage
-from verl_omni.weight_sync.staging import StagedTensors
+from verl_omni.weight_sync.messages import AbortMessage, BucketMessage, BufferMessage, Entry, Message, ReplyMessage
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def small_first_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "INITIAL_BYTES", 16)
+    monkeypatch.setattr(buckets, "INITIAL_BYTES", 16)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def received(handle: str, consume: Callable[[Any], None], deadline: float = 20.0
 
     def receiving() -> None:
         try:
-            found.append(transfer.receive(consume, handle=handle, device=CPU, deadline=deadline))
+            found.append(ipc.receive(consume, handle=handle, device=CPU, deadline=deadline))
         except Exception as error:
             found.append(error)
 
@@ -78,14 +78,12 @@ def send_and_receive(
     *,
     bucket: int = 64,
     deadline: float = 20.0,
-    stop: transfer.StopSignal | None = None,
+    stop: ipc.StopSignal | None = None,
 ) -> tuple[Any, Any]:
     """Run sender and receiver. Returns the result or the error of each."""
     with received(handle, consume, deadline) as found:
         try:
-            sent: Any = transfer.send(
-                weights, handle=handle, bucket_bytes=bucket, device=None, deadline=deadline, stop=stop
-            )
+            sent: Any = ipc.send(weights, handle=handle, bucket_bytes=bucket, device=None, deadline=deadline, stop=stop)
         except Exception as error:
             sent = error
     return sent, found[0]
@@ -181,15 +179,15 @@ def test_a_repeated_name_is_refused(handle: str, bucket: int) -> None:
 
 def test_a_missing_peer_raises_at_the_deadline(handle: str) -> None:
     with pytest.raises(DeadlineExceeded):
-        transfer.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=0.2)
+        ipc.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=0.2)
     with pytest.raises(DeadlineExceeded):
-        transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=0.2)
+        ipc.receive(lambda bucket: None, handle=handle, device=CPU, deadline=0.2)
 
 
 def test_the_socket_file_of_a_killed_sender_is_removed(handle: str) -> None:
     Path(handle.removeprefix("ipc://")).touch()
     with pytest.raises(DeadlineExceeded):
-        transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=0.2)
+        ipc.receive(lambda bucket: None, handle=handle, device=CPU, deadline=0.2)
 
 
 @pytest.mark.parametrize("answers", [0, 1, 3])
@@ -197,14 +195,14 @@ def test_a_killed_receiver_is_detected_at_once(handle: str, answers: int) -> Non
     """The kernel closes the socket of a killed process. The deadline is an hour away."""
 
     def receiving() -> None:
-        with transfer.Channel(handle, 20.0, owner=False) as channel:
+        with ipc.Channel(handle, 20.0, owner=False) as channel:
             for _ in range(answers):
-                channel.receive()
+                channel.receive(Message)
                 channel.send(ReplyMessage())
-            channel.receive()
+            channel.receive(Message)
 
     with in_thread(receiving), pytest.raises(PeerDisconnected, match="disconnected without"):
-        transfer.send(tensors(), handle=handle, bucket_bytes=16, device=None, deadline=3600)
+        ipc.send(tensors(), handle=handle, bucket_bytes=16, device=None, deadline=3600)
 
 
 def test_a_killed_sender_is_detected_at_once_and_its_socket_file_removed(handle: str) -> None:
@@ -217,23 +215,23 @@ def test_a_killed_sender_is_detected_at_once_and_its_socket_file_removed(handle:
             listening.accept()[0].close()
 
         with in_thread(leaving), pytest.raises(PeerDisconnected, match="disconnected without"):
-            transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=3600)
+            ipc.receive(lambda bucket: None, handle=handle, device=CPU, deadline=3600)
 
 
 def test_the_last_message_of_a_receiver_that_disconnected_is_read(handle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails and disconnects while the sender sends a message that does not fit into the kernel's buffer."""
-    monkeypatch.setattr(packing, "INITIAL_BYTES", 1 << 20)
+    monkeypatch.setattr(buckets, "INITIAL_BYTES", 1 << 20)
 
     def receiving() -> None:
-        with transfer.Channel(handle, 20.0, owner=False) as channel:
-            channel.receive()
+        with ipc.Channel(handle, 20.0, owner=False) as channel:
+            channel.receive(Message)
             channel.send(ReplyMessage())
             while not channel.has_message():
                 pass
             channel.send(ReplyMessage(failed="out of paper"))
 
     with in_thread(receiving), pytest.raises(PeerFailed, match="out of paper"):
-        transfer.send(long_names(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=20)
+        ipc.send(long_names(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=20)
 
 
 @pytest.mark.parametrize("word", [None, AbortMessage("called off")])
@@ -242,8 +240,8 @@ def test_an_update_fails_if_its_sender_disconnects_before_the_last_reply(handle:
     left = threading.Event()
 
     def sending() -> None:
-        with transfer.Channel(handle, 20.0, owner=True) as channel:
-            channel.send(transfer.BucketMessage({}, last=[]))
+        with ipc.Channel(handle, 20.0, owner=True) as channel:
+            channel.send(BucketMessage({}, last=[]))
             if word is not None:
                 channel.try_send(word)
         left.set()
@@ -254,7 +252,7 @@ def test_an_update_fails_if_its_sender_disconnects_before_the_last_reply(handle:
             PeerDisconnected if word is None else PeerFailed, match="disconnected without" if word is None else "called"
         ),
     ):
-        transfer.receive(lambda bucket: left.wait(20), handle=handle, device=CPU, deadline=20)
+        ipc.receive(lambda bucket: left.wait(20), handle=handle, device=CPU, deadline=20)
 
 
 def test_a_message_longer_than_the_socket_buffer_arrives(handle: str) -> None:
@@ -265,15 +263,15 @@ def test_a_message_longer_than_the_socket_buffer_arrives(handle: str) -> None:
 
 def test_only_ipc_handles_are_supported(handle: str) -> None:
     with pytest.raises(ValueError, match=r"unsupported handle tcp://there:1"):
-        transfer.send(tensors(), handle="tcp://there:1", bucket_bytes=64, device=None, deadline=1)
+        ipc.send(tensors(), handle="tcp://there:1", bucket_bytes=64, device=None, deadline=1)
 
 
 def test_a_waiting_sender_can_be_cancelled(handle: str) -> None:
     """There is no receiver, and the deadline is an hour away."""
-    with transfer.StopSignal() as stop:
+    with ipc.StopSignal() as stop:
         stop.set()
         with pytest.raises(TransferCancelled):
-            transfer.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=3600, stop=stop)
+            ipc.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=3600, stop=stop)
 
 
 def test_a_receiver_is_told_that_the_sender_was_cancelled(handle: str) -> None:
@@ -284,31 +282,31 @@ def test_a_receiver_is_told_that_the_sender_was_cancelled(handle: str) -> None:
             stop.set()
             waiter.join(20)  # the sender disconnects before this bucket is confirmed
 
-    with transfer.StopSignal() as stop:
+    with ipc.StopSignal() as stop:
         found: list[Any] = []
 
         def sending() -> None:
             try:
-                transfer.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=60, stop=stop)
+                ipc.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=60, stop=stop)
             except Exception as error:
                 found.append(error)
 
         waiter = threading.Thread(target=sending)
         waiter.start()
         with pytest.raises(PeerFailed, match="was cancelled"):
-            transfer.receive(consume, handle=handle, device=CPU, deadline=20)
+            ipc.receive(consume, handle=handle, device=CPU, deadline=20)
     assert isinstance(found[0], TransferCancelled)
 
 
 def test_changed_bytes_are_detected(handle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As happens if a view is read after the next bucket is written."""
-    upstream = transfer.open_buffer
+    upstream = ipc.open_buffer
 
     def overwritten(begin: Any, device: torch.device) -> torch.Tensor:
         buffer = upstream(begin, device)
         return buffer.roll(8)
 
-    monkeypatch.setattr(transfer, "open_buffer", overwritten)
+    monkeypatch.setattr(ipc, "open_buffer", overwritten)
     sent, received = send_and_receive(handle, [("a", torch.arange(8.0))], lambda bucket: None, bucket=4096)
     assert isinstance(received, IncompleteUpdate) and "digest mismatch" in str(received)
     assert isinstance(sent, PeerFailed)
@@ -323,21 +321,24 @@ def test_changed_bytes_are_detected(handle: str, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_an_unexpected_message_to_the_receiver_is_refused(handle: str, message: Any, said: str) -> None:
-    with received(handle, lambda bucket: None) as found, transfer.Channel(handle, 20.0, owner=True) as channel:
+    with received(handle, lambda bucket: None) as found, ipc.Channel(handle, 20.0, owner=True) as channel:
         channel.send(message)
-        assert said in channel.receive().failed
+        assert said in channel.receive(Message).failed
     assert isinstance(found[0], IncompleteUpdate)
 
 
 def test_an_unexpected_message_to_the_sender_is_refused(handle: str) -> None:
     def receiving() -> None:
-        with transfer.Channel(handle, 20.0, owner=False) as channel:
-            channel.receive()
+        with ipc.Channel(handle, 20.0, owner=False) as channel:
+            channel.receive(Message)
             channel.send(BufferMessage(16))
-            channel.receive()  # the sender's abort message
+            channel.receive(Message)  # the sender's abort message
 
-    with in_thread(receiving), pytest.raises(IncompleteUpdate, match="BufferMessage instead of a reply"):
-        transfer.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=20)
+    with (
+        in_thread(receiving),
+        pytest.raises(IncompleteUpdate, match="unexpected message of a weight update: BufferMessage"),
+    ):
+        ipc.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=20)
 
 
 def test_an_error_that_utf8_cannot_encode_is_reported(handle: str) -> None:
@@ -363,7 +364,7 @@ def test_bytes_of_another_protocol_are_refused(handle: str) -> None:
                 other.recv(1 << 16)
 
         with in_thread(greeting), pytest.raises(IncompleteUpdate, match="malformed message"):
-            transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=20)
+            ipc.receive(lambda bucket: None, handle=handle, device=CPU, deadline=20)
     Path(handle.removeprefix("ipc://")).unlink()
 
 

@@ -17,8 +17,8 @@ from verl_omni.weight_sync.errors import (
     TransferCancelled,
     WeightSyncError,
 )
-from verl_omni.weight_sync.transfer import StopSignal
-from verl_omni.weight_sync.update_run import check_confirmations, run_update
+from verl_omni.weight_sync.ipc import StopSignal
+from verl_omni.workers.rollout.vllm_rollout.training_worker.server_adapter import check_confirmations, run_update
 
 WORKER = {"tensors": 3, "bound": 2}
 

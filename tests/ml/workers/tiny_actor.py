@@ -1,4 +1,4 @@
-"""Settings of an actor of the tiny model. Files that run as ranks (`run_ranks`) do not find this module."""
+"""Settings of an actor of a tiny model, and the comparison of two updates."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.config import DiffusionOptimizerConfig
 
 
@@ -36,25 +38,52 @@ def relative_difference(before: Mapping[str, Tensor], one: Mapping[str, Tensor],
 
 
 def model_settings(
-    folder: Path, targets: Sequence[str], *, rank: int = 4, adapters: Sequence[str] = ("default",)
+    folder: Path,
+    targets: Sequence[str] | None = None,
+    *,
+    rank: int = 4,
+    adapters: Sequence[str] = ("default",),
+    architecture: str = "StableDiffusion3Pipeline",
+    kernel: str = "native",
+    checkpointing: bool = False,
 ) -> Any:
     """What an actor reads of the settings of the model.
 
     Args:
-        targets: layers with an adapter of this rank; with rank 0, all weights are trained.
+        targets: layers with an adapter of this rank; None: those of the family. With rank 0, all weights are trained.
         adapters: `policy_state_adapters`.
+        kernel: `attn_backend`.
+        checkpointing: `enable_gradient_checkpointing`.
     """
+    family = training_adapter(architecture)
     return SimpleNamespace(
         path=str(folder),
-        architecture="StableDiffusion3Pipeline",
+        architecture=architecture,
         lora_rank=rank,
         lora_alpha=8,
         lora_adapter_path=None,
-        target_modules=list(targets),
+        target_modules=list(family.LORA_TARGETS if targets is None else targets),
         exclude_modules=None,
         lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["transformer_blocks."],
+        fsdp_layer_prefixes=list(family.LAYERS),
         policy_state_adapters=tuple(adapters),
-        attn_backend="native",
-        enable_gradient_checkpointing=False,
+        attn_backend=kernel,
+        enable_gradient_checkpointing=checkpointing,
     )
+
+
+def recorded_steps(rows: int, sigmas: Sequence[float]) -> dict[str, Tensor]:
+    """Rows of samples of the tiny Stable Diffusion 3, with T recorded steps between T + 1 noise levels.
+
+    Latents are float32 [rows, T + 1, 16, 8, 8], embeddings [rows, 8, 64] and [rows, 64], noise levels [rows, T + 1].
+    """
+    generator = torch.Generator().manual_seed(5)
+    levels = torch.tensor(sigmas).expand(rows, len(sigmas))
+    return {
+        "all_latents": torch.randn(rows, len(sigmas), 16, 8, 8, generator=generator),
+        "all_timesteps": levels[:, :-1] * 1000,
+        "all_sigmas": levels,
+        "sigma_max": torch.full((rows, 1), sigmas[0]),
+        "prompt_embeds": torch.randn(rows, 8, 64, generator=generator),
+        "pooled_prompt_embeds": torch.randn(rows, 64, generator=generator),
+    }

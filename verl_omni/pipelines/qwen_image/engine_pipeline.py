@@ -14,6 +14,7 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
+from verl_omni.pipelines.distinct_prompts import encode_distinct
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.qwen_image.step_execution import StepwiseQwenImage
 from verl_omni.pipelines.qwen_image.training import ids_problem, received
@@ -181,15 +182,22 @@ class QwenImageRolloutPipeline(StepwiseQwenImage, QwenImagePipeline):
         for conversation in conversations:
             if problem := self._ids_problem(conversation, limit):
                 raise ValueError(f"a {prompt_name} is refused: {problem}")
+        embeds, mask = self._encode_conversations(conversations)
+        # The text encoder keeps the dtype of its file.
+        return embeds.to(dtype or self.od_config.dtype), mask
+
+    def _encode_conversations(self, conversations: list[list[int]]) -> tuple[Tensor, ...]:
+        return encode_distinct(conversations, self._encode)
+
+    def _encode(self, conversations: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Embeddings and mask as of `_get_qwen_prompt_embeds`, in the text encoder's dtype."""
         ids, inputs = self._with_images([torch.tensor(each) for each in conversations])
         mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).to(self.device)
         padded = pad_sequence(ids, batch_first=True, padding_value=self.tokenizer.pad_token_id).to(self.device)
         encoded = self.text_encoder(input_ids=padded, attention_mask=mask, output_hidden_states=True, **inputs)
         hidden = encoded.hidden_states[-1]
         kept = mask[:, len(self._head) :]
-        embeds = hidden[:, len(self._head) :] * kept.unsqueeze(-1)
-        # The text encoder keeps the dtype of its file.
-        return embeds.to(dtype or self.od_config.dtype), kept
+        return hidden[:, len(self._head) :] * kept.unsqueeze(-1), kept
 
     def _with_images(self, ids: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
         """The ids of each prompt with a token for each part of its images, and the text encoder's inputs for them."""

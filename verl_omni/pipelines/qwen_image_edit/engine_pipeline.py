@@ -169,6 +169,10 @@ class QwenImageEditPlusRolloutPipeline(QwenImageRolloutPipeline, QwenImageEditPl
         return found
 
     @override
+    def _encode_conversations(self, conversations: list[list[int]]) -> tuple[Tensor, ...]:
+        return self._encode(conversations)  # the same text may be of another image
+
+    @override
     def _with_images(self, ids: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
         size = [images.resized(each.size, min(self.adapter.IMAGE_PIXELS, self._limit)) for each in self._pictures]
         shown = [

@@ -13,6 +13,7 @@ from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from vllm_omni.errors import OmniClientError
 
+from verl_omni.pipelines.distinct_prompts import encode_distinct
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.request_checks import check_request
@@ -64,6 +65,16 @@ class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):
         if not req.is_dummy_run():
             self._recorder.attach(outputs, "image")
         return outputs
+
+    @override
+    def encode_prompt(
+        self, prompt: list[str], prompt_2: str, prompt_3: str, prompt_embeds: Tensor | None = None, **options: Any
+    ) -> tuple[Tensor, ...]:
+        """Embeddings [B, L, D] and pooled ones [B, D]; samples of a prompt have the same."""
+        encode = super().encode_prompt
+        if prompt_embeds is not None:
+            return tuple(encode(prompt, prompt_2, prompt_3, prompt_embeds, **options))
+        return encode_distinct(prompt, lambda texts: encode(texts, prompt_2, prompt_3, **options))
 
     @override
     def diffuse(self, latents: Tensor, timesteps: Tensor, **conditions: Any) -> Tensor:

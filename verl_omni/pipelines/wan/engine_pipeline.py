@@ -14,6 +14,7 @@ from vllm_omni.diffusion.models.wan2_2.pipeline_wan2_2 import Wan22Pipeline, get
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from vllm_omni.errors import OmniClientError
 
+from verl_omni.pipelines.distinct_prompts import encode_distinct
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.request_checks import check_request
@@ -97,6 +98,27 @@ class WanRolloutPipeline(Wan22Pipeline):
         if not req.is_dummy_run():
             self._recorder.attach(outputs, "video")
         return outputs
+
+    @override
+    def encode_prompt(
+        self,
+        prompt: list[str],
+        negative_prompt: str | list[str] | None = None,
+        do_classifier_free_guidance: bool = True,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Embeddings [B, L, D] of prompts and negative prompts, which are encoded in the same way."""
+        encode = super().encode_prompt
+
+        def encode_texts(texts: list[str]) -> tuple[Tensor, ...]:
+            return (encode(texts, None, False, **options)[0],)
+
+        (embeds,) = encode_distinct(prompt, encode_texts)
+        if not do_classifier_free_guidance:
+            return embeds, None
+        negative = negative_prompt or ""
+        texts = [negative] * len(prompt) if isinstance(negative, str) else negative
+        return embeds, encode_distinct(texts, encode_texts)[0]
 
     @override
     def diffuse(

@@ -56,6 +56,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             "model_name": OmegaConf.select(config, "reward.reward_model.model_path"),
         }
         self._queues: dict[str, ScoringQueue] = {}
+        self._sampling: dict[bool, dict[str, Any]] = {}  # of training and of evaluations
         if self.custom is None and (name := config.reward.get("scorer")):
             check_settings(get_scorer(name), self._kwargs(), "reward.scorer_kwargs")
 
@@ -119,10 +120,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         Raises:
             ValueError: the sample has another dtype.
         """
-        groups = ("pipeline", "val_kwargs.pipeline") if validate else ("pipeline",)
-        requested: dict[str, Any] = {"output_type": "image"}
-        for group in groups:
-            requested |= OmegaConf.select(self.config, f"actor_rollout_ref.rollout.{group}") or {}
+        requested = self._requested(validate=validate)
         if requested["output_type"] in ("latent", BOTH):
             if not response.is_floating_point():
                 raise ValueError(f"Expected floating-point latent responses, got {response.dtype}.")
@@ -133,6 +131,16 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
                 f"Expected {dtype} pixel responses for output_type={requested['output_type']!r}, got {response.dtype}."
             )
         return as_pixels(response)
+
+    def _requested(self, *, validate: bool) -> dict[str, Any]:
+        """Sampling parameters of the samples, read once: OmegaConf parses a value anew at each access."""
+        if validate not in self._sampling:
+            groups = ("pipeline", "val_kwargs.pipeline") if validate else ("pipeline",)
+            requested: dict[str, Any] = {"output_type": "image"}
+            for group in groups:
+                requested |= OmegaConf.select(self.config, f"actor_rollout_ref.rollout.{group}") or {}
+            self._sampling[validate] = requested
+        return self._sampling[validate]
 
     def queue(self, key: str, scorer: Callable[..., Any], settings: Mapping[str, Any]) -> ScoringQueue:
         """The queue of a scorer, created at the first use of `key`; calls get the extra arguments it accepts."""

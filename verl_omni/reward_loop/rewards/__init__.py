@@ -1,54 +1,60 @@
-"""Registry of scorers; a scorer's module is imported on first use.
+"""Scorers, one module each: the modules of this folder, and those that installed packages offer.
 
-Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`, takes a uint8
-image [3, H, W], and returns a number, or a dict with `score` and further numbers, the same keys for every sample.
-A scorer with the parameters `data_sources, solution_images, ground_truths, extra_infos` takes lists of them, and
-returns a list. `http_batch` and the scorers with a model do so, and a user's function may.
-`latent_http` takes latents, `clap` the audio of a sample. The scorers in `OF_IMAGES` refuse videos [T, 3, H, W].
-A scorer's module may have `setting_problems(settings)`, which finds problems before anything starts.
-docs/rewards.md lists what each needs and returns.
+A scorer's module has:
+
+- `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`, which gets a uint8 image [3, H, W]
+  or video [T, 3, H, W] and returns a number, or a dict with `score` and further numbers, the same keys for every
+  sample. With the parameters `data_sources, solution_images, ground_truths, extra_infos` it takes lists of them, and
+  returns a list. Further parameters are its settings: their types and defaults are what a job may write. The first
+  paragraph of its docstring is its line in docs/reference/rewards.md.
+- `MODALITY`, if it takes something else: `image` (no videos), `latent`, or `audio` (of `extra_info`).
+- `conflicts(settings)`, PURE, if settings may not fit together, and `setting_problems(settings)`, if it needs something
+  on the machine. Both return messages that begin with a setting's name and a colon.
+
+The operator and `drl` read these modules too, without torch: a module imports machine-learning libraries inside its
+functions. A package of a user adds a scorer by an entry point of the group `verl_omni.scorers`
+(docs/reference/rewards.md).
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
-from typing import Any
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from verl_omni.reward_loop.setting_types import value_problems
+from verl_omni.reward_loop.scorer_signature import setting_fields, value_problems
 from verl_omni.utils.registry import Registry, load
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Scorer = Callable[..., Any]
-_OWN = (
-    "aesthetic",
-    "brightness",
-    "clap",
-    "clip_score",
-    "color",
-    "genrm_ocr",
-    "hpsv3",
-    "http",
-    "http_batch",
-    "jpeg",
-    "jpeg_compressibility",
-    "latent_http",
-    "pickscore",
-    "python",
-    "shapes",
-    "unified_reward",
-)
-OF_IMAGES = ("shapes",)
-# Import paths; users add theirs with `verl_omni.extensions`.
-SCORERS = Registry("scorer", {name: f"{__name__}.{name}:compute_score" for name in _OWN})
+ENTRY_POINTS = "verl_omni.scorers"
+FUNCTION = "compute_score"
+
+
+def _modules() -> dict[str, str]:
+    """Import paths of the scorers' functions, by the scorers' names."""
+    own = {module.name: f"{__name__}.{module.name}:{FUNCTION}" for module in pkgutil.iter_modules(__path__)}
+    installed = {point.name: f"{point.module}:{point.attr or FUNCTION}" for point in entry_points(group=ENTRY_POINTS)}
+    if taken := own.keys() & installed.keys():
+        raise ValueError(f"an installed package has the scorer {min(taken)}, which exists already: rename it")
+    return own | installed
+
+
+# Import paths; users add theirs with an entry point, or with `verl_omni.extensions`.
+SCORERS = Registry("scorer", _modules())
 # Scorers of the reference that do not exist here, and why.
 UNAVAILABLE = {
     "choice": "it compares the answers of a language model, and no model here is trained on texts",
     "imagebind": "no working package fits the locked torchvision, and the license of the weights excludes commercial "
     "use",
 }
-ADVICE = "serve it yourself and use the scorer http, or write a function of your own (docs/rewards.md)"
+ADVICE = "serve it yourself and use the scorer http, or write a function of your own (docs/reference/rewards.md)"
 
 
 def check_picture(sample: Tensor, scorer: str) -> None:
@@ -75,15 +81,40 @@ def get_scorer(name: str) -> Scorer:
     return scorer
 
 
+def scorer_module(name: str) -> ModuleType:
+    """The module of the scorer called `name`; raises as `get_scorer`."""
+    return importlib.import_module(get_scorer(name).__module__)
+
+
+def modality(name: str) -> str:
+    """What the scorer takes: `pixels` (an image or a video), `image`, `latent` or `audio`."""
+    return getattr(scorer_module(name), "MODALITY", "pixels")
+
+
+def has_setting(name: str, setting: str) -> bool:
+    """Whether `name` is a scorer that has the setting."""
+    return name in SCORERS and setting in setting_fields(get_scorer(name))
+
+
+def doc_line(name: str) -> str:
+    """The scorer's line in docs/reference/rewards.md: the first paragraph of its docstring."""
+    return " ".join((inspect.getdoc(get_scorer(name)) or "").split("\n\n")[0].split())
+
+
+def conflicts(name: str, settings: Mapping[str, Any]) -> list[str]:
+    """PURE: messages about valid settings that do not fit together."""
+    check: Callable[[Mapping[str, Any]], list[str]] | None = getattr(scorer_module(name), "conflicts", None)
+    return check(settings) if check else []
+
+
 def setting_problems(name: str, given: Mapping[str, Any]) -> list[str]:
     """Messages about invalid values of a scorer's settings, and about what is missing on this machine.
 
     Raises:
         ValueError: the scorer does not exist.
     """
-    scorer = get_scorer(name)
-    if name in _OWN and (problems := list(value_problems(scorer, given))):
+    is_typed = name not in SCORERS.registered
+    if is_typed and (problems := list(value_problems(get_scorer(name), given)) or conflicts(name, given)):
         return problems
-    module = importlib.import_module(scorer.__module__)
-    check: Callable[[Mapping[str, Any]], list[str]] | None = getattr(module, "setting_problems", None)
+    check: Callable[[Mapping[str, Any]], list[str]] | None = getattr(scorer_module(name), "setting_problems", None)
     return check(given) if check else []

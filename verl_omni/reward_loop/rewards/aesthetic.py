@@ -6,17 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, ClipModel, clip_problems, load_once
-from verl_omni.reward_loop.video_frames import mean_over_frames
+from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR, Device, File, ModelFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WEIGHTS = "openai/clip-vit-large-patch14"
 _NAME = re.compile(r"(?:layers\.(\d+)\.)?(weight|bias)")
-Layer = tuple[Tensor, Tensor]
+Head = Annotated[File, Field(description="The predictor's weights, a .pth or .safetensors file.")]
 
 
 def compute_score(
@@ -24,11 +25,11 @@ def compute_score(
     solution_images: Sequence[Tensor],
     ground_truths: Sequence[Any],
     extra_infos: Sequence[Mapping[str, Any]],
-    head_path: str,
-    model_name_or_path: str = WEIGHTS,
-    device: str = "cpu",
+    head_path: Head,
+    model_name_or_path: ModelFolder = WEIGHTS,
+    device: Device = "cpu",
 ) -> list[float]:
-    """The head's output for the image embedding of length 1, for each image; of a video, the mean over its frames.
+    """The predictor's output for the normalized image embedding, not bounded; of a video, the mean of its frames.
 
     Ratings of people, which it learned, were 1 to 10. The head is a chain of linear layers without activations: the
     linear predictor has one, the MLP of "improved aesthetic predictor", which DDPO (arXiv:2305.13301) and Flow-GRPO
@@ -42,6 +43,11 @@ def compute_score(
         FileNotFoundError: `head_path` or the model does not exist.
         ValueError: the head does not fit; or as `load_once`.
     """
+    import torch
+
+    from verl_omni.reward_loop.clip_model import ClipModel, load_once
+    from verl_omni.reward_loop.video_frames import mean_over_frames
+
     clip = load_once(ClipModel, model_name_or_path, model_name_or_path, device)
     head = load_head(head_path, clip.width)
 
@@ -56,6 +62,8 @@ def compute_score(
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
     """Messages about what is missing on this machine."""
+    from verl_omni.reward_loop.clip_model import clip_problems
+
     model = str(given.get(MODEL) or WEIGHTS)
     head = Path(str(given.get("head_path")))
     missing = [] if head.is_file() else [f"head_path: no file {head}"]
@@ -63,7 +71,7 @@ def setting_problems(given: Mapping[str, Any]) -> list[str]:
 
 
 @cache
-def load_head(path: str, width: int) -> list[Layer]:
+def load_head(path: str, width: int) -> list[tuple[Tensor, Tensor]]:
     """Weights fp32 [out, in] and biases [out] of the layers, in order; read once per process, as the CLIP model is.
 
     Args:
@@ -96,4 +104,6 @@ def _read(path: str) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         return dict(load_file(path))
+    import torch
+
     return dict(torch.load(path, map_location="cpu", weights_only=True))

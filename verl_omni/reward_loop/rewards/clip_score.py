@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR, Device, ModelFolder
 
-from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, ClipModel, clip_problems, load_once, prompts_of
-from verl_omni.reward_loop.video_frames import mean_over_frames
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WEIGHTS = "openai/clip-vit-base-patch32"
 SCALE = 2.5  # w in the paper
@@ -19,12 +19,10 @@ def compute_score(
     solution_images: Sequence[Tensor],
     ground_truths: Sequence[Any],
     extra_infos: Sequence[Mapping[str, Any]],
-    model_name_or_path: str = WEIGHTS,
-    device: str = "cpu",
+    model_name_or_path: ModelFolder = WEIGHTS,
+    device: Device = "cpu",
 ) -> list[float]:
-    """2.5 * max(cosine of image and prompt, 0), in [0, 2.5], for each image: CLIP-S of the paper.
-
-    The score of a video is the mean of its frames.
+    """2.5 * max(cosine of image and prompt, 0), from 0 to 2.5; of a video, the mean of its frames.
 
     The paper's prefix "A photo depicts" is not written before the prompt: a prompt is no caption of a photo.
 
@@ -34,6 +32,9 @@ def compute_score(
     Raises:
         FileNotFoundError, ValueError: as `load_once`; or a sample has no prompt.
     """
+    from verl_omni.reward_loop.clip_model import ClipModel, load_once, prompts_of
+    from verl_omni.reward_loop.video_frames import mean_over_frames
+
     clip = load_once(ClipModel, model_name_or_path, model_name_or_path, device)
 
     def score(images: Sequence[Tensor], prompts: Sequence[str]) -> Tensor:
@@ -44,5 +45,7 @@ def compute_score(
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
     """Messages about what is missing on this machine."""
+    from verl_omni.reward_loop.clip_model import clip_problems
+
     model = str(given.get(MODEL) or WEIGHTS)
     return clip_problems({**given, PROCESSOR: model}, {MODEL: model, PROCESSOR: model})

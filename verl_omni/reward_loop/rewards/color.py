@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-CHANNELS = {"red": 0, "green": 1, "blue": 2}
+Color = Literal["red", "green", "blue"]
+CHANNELS: tuple[Color, ...] = get_args(Color)
 
 
 def compute_score(
-    data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, color: str = "red"
+    data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, color: Color = "red"
 ) -> float:
-    """Mean of the colour's channel minus the mean of the other two, in [-1, 1].
+    """Mean of that channel minus the mean of the other two, from -1 to 1; also of videos.
 
     Raises:
         ValueError: `color` is not red, green or blue.
@@ -21,11 +22,5 @@ def compute_score(
     if color not in CHANNELS:
         raise ValueError(f"Unknown color {color!r}; one of {', '.join(CHANNELS)}")
     means = solution_image.float().movedim(-3, 0).flatten(1).mean(dim=1) / 255
-    own = means[CHANNELS[color]]
+    own = means[CHANNELS.index(color)]
     return float(own - (means.sum() - own) / 2)
-
-
-def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about invalid values of settings."""
-    color = given.get("color", "red")
-    return [] if color in CHANNELS else [f"color: {color} is not one of {', '.join(CHANNELS)}"]

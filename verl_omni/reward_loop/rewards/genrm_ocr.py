@@ -5,19 +5,20 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from torch import Tensor
+from pydantic import Field
 
-from verl_omni.reward_loop.judge_answers import without_fence
-from verl_omni.reward_loop.judge_client import connect, connection_problems
-from verl_omni.reward_loop.setting_types import Attempts, Interval, Seconds, Tokens
+from verl_omni.reward_loop.setting_types import Attempts, Interval, JudgeModel, JudgeUrl, KeyVariable, Seconds, Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 QUESTION = (
     "Transcribe all text that is visible in this image, exactly as it is written. "
     "Answer with the text only. If there is no text, answer with an empty line."
 )
-setting_problems = connection_problems
+Question = Annotated[str | None, Field(description="What the judge is asked.")]
 
 
 async def compute_score(
@@ -25,18 +26,20 @@ async def compute_score(
     solution_image: Tensor,
     ground_truth: str,
     extra_info: Mapping[str, Any],
-    base_url: str | None = None,
-    model: str | None = None,
-    api_key_env: str | None = None,
+    base_url: JudgeUrl = None,
+    model: JudgeModel = None,
+    api_key_env: KeyVariable = None,
     timeout: Seconds = 60.0,
     attempts: Attempts = 3,
     max_tokens: Tokens = 256,
-    question: str | None = None,
+    question: Question = None,
     frame_interval: Interval = 4,
     reward_router_address: str | None = None,
     model_name: str | None = None,
 ) -> dict[str, float]:
-    """max(1 - edits / length, 0), in [0, 1]: the reward of text in Flow-GRPO, with a judge in place of its OCR model.
+    """max(1 - edits / length of `ground_truth`, 0), from 0 to 1, of the text that the judge reads.
+
+    This is the reward of text in Flow-GRPO, with a judge in place of its OCR model.
 
     For a video, it is the mean over every `frame_interval`-th frame whose score is above 0, as in the code by
     Flow-GRPO's authors; 0 if none is.
@@ -57,6 +60,9 @@ async def compute_score(
         JudgeError: the judge did not answer, or refused to.
         ValueError: the row has no text, or a setting of the judge is missing.
     """
+    from verl_omni.reward_loop.judge_answers import without_fence
+    from verl_omni.reward_loop.judge_client import connect
+
     wanted = normalize(str(ground_truth))
     if not wanted or ground_truth == extra_info.get("prompt"):
         raise ValueError(
@@ -81,6 +87,13 @@ async def compute_score(
         "exact": fmean(text == wanted for text in read),
         "cut": fmean(answer.is_cut for answer in answers),
     }
+
+
+def setting_problems(given: Mapping[str, Any]) -> list[str]:
+    """Messages about what is missing on this machine, or for the connection."""
+    from verl_omni.reward_loop.judge_client import connection_problems
+
+    return connection_problems(given)
 
 
 def normalize(text: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR, Device, ModelFolder
 
-from verl_omni.reward_loop.clip_model import load_once, prompts_of
-from verl_omni.reward_loop.hpsv3_model import BASE, WEIGHTS, Hpsv3Model, hpsv3_problems
-from verl_omni.reward_loop.video_frames import mean_over_frames
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS = "MizzenAI/HPSv3"
+BASE = "Qwen/Qwen2-VL-7B-Instruct"
 
 
 def compute_score(
@@ -17,14 +19,12 @@ def compute_score(
     solution_images: Sequence[Tensor],
     ground_truths: Sequence[Any],
     extra_infos: Sequence[Mapping[str, Any]],
-    model_name_or_path: str = WEIGHTS,
-    processor_name_or_path: str = BASE,
-    device: str = "cpu",
+    model_name_or_path: ModelFolder = WEIGHTS,
+    processor_name_or_path: ModelFolder = BASE,
+    device: Device = "cpu",
     score_scale: float = 1.0,
 ) -> list[float]:
-    """score_scale times the mean of the score that the model predicts, for each image; not bounded.
-
-    The score of a video is the mean over its frames.
+    """score_scale * the mean preference that the model predicts, usually 0 to 10; of a video, the mean of its frames.
 
     Args:
         model_name_or_path: the weights: a folder or a repository in the hub cache with HPSv3.safetensors, or a file.
@@ -34,6 +34,10 @@ def compute_score(
     Raises:
         FileNotFoundError, ValueError: as `load_once`; or an image is too narrow, or a sample has no prompt.
     """
+    from verl_omni.reward_loop.clip_model import load_once, prompts_of
+    from verl_omni.reward_loop.hpsv3_model import Hpsv3Model
+    from verl_omni.reward_loop.video_frames import mean_over_frames
+
     prompts = prompts_of(extra_infos, "hpsv3")
     model = load_once(Hpsv3Model, model_name_or_path, processor_name_or_path, device)
     return [score_scale * score for score in mean_over_frames(solution_images, prompts, model.scores)]
@@ -41,4 +45,6 @@ def compute_score(
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
     """Messages about what is missing on this machine."""
-    return hpsv3_problems(given)
+    from verl_omni.reward_loop.hpsv3_model import hpsv3_problems
+
+    return hpsv3_problems(given, {MODEL: WEIGHTS, PROCESSOR: BASE})

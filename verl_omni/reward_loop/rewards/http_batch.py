@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from verl_omni.reward_loop.setting_types import JSON, PICKLE, Attempts, Backoff, Protocol, Seconds, ServerUrl
 
-from verl_omni.reward_loop.pickled_messages import JSON, PICKLE
-from verl_omni.reward_loop.rewards.http import (
-    RewardServerError,
-    pickled_scores,
-    request,
-    sample_body,
-    score_fields,
-    setting_problems,
-)
-from verl_omni.reward_loop.setting_types import Attempts, NotNegative, Seconds
-
-__all__ = ["compute_score", "setting_problems"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def compute_score(
@@ -26,13 +16,13 @@ def compute_score(
     solution_images: Sequence[Tensor],
     ground_truths: Sequence[Any],
     extra_infos: Sequence[dict[str, Any]],
-    url: str,
+    url: ServerUrl,
     timeout: Seconds = 60.0,
     attempts: Attempts = 3,
-    retry_backoff: NotNegative = 1.0,
-    protocol: str = JSON,
+    retry_backoff: Backoff = 1.0,
+    protocol: Protocol = JSON,
 ) -> list[dict[str, float] | None]:
-    """Request the scores of up to `reward.batch_size` samples from the server at `url`.
+    """The scores of a server of yours that takes up to `reward.batch_size` samples in a request.
 
     Sends JSON: `samples`, a list of the objects that the scorer `http` sends. Expects JSON: `scores`, a list with an
     object for each sample, as the scorer `http` expects it.
@@ -44,6 +34,14 @@ def compute_score(
     Raises:
         RewardServerError: no attempt succeeded, or the response has no score for each sample.
     """
+    from verl_omni.reward_loop.reward_server import (
+        RewardServerError,
+        pickled_scores,
+        request,
+        sample_body,
+        score_fields,
+    )
+
     if protocol == PICKLE:
         prompts = [str(truth) for truth in ground_truths]
         found = pickled_scores(url, solution_images, prompts, timeout, attempts, retry_backoff)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from torch import Tensor
+from pydantic import Field
 
-from verl_omni.reward_loop.rewards.http import request, score_fields, text_fields, url_problems
-from verl_omni.reward_loop.setting_types import NotNegative, Retries, Seconds
+from verl_omni.reward_loop.setting_types import Backoff, NotNegative, Retries, Seconds, ServerUrl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODALITY = "latent"
+Level = Annotated[NotNegative, Field(description="Level of the noise that the server adds to the latents.")]
+Seed = Annotated[int | None, Field(description="Seed of that noise.")]
+Scale = Annotated[float, Field(description="The server's score is multiplied by this.")]
+Bias = Annotated[float, Field(description="Added to the score after that.")]
 
 
 def compute_score(
@@ -17,16 +24,16 @@ def compute_score(
     solution_image: Tensor,
     ground_truth: Any,
     extra_info: dict[str, Any],
-    server_url: str,
+    server_url: ServerUrl,
     timeout: Seconds = 60.0,
     max_retries: Retries = 2,
-    retry_backoff: NotNegative = 1.0,
-    noise_level: NotNegative = 0.0,
-    noise_seed: int | None = None,
-    score_scale: float = 1.0,
-    score_bias: float = 0.0,
+    retry_backoff: Backoff = 1.0,
+    noise_level: Level = 0.0,
+    noise_seed: Seed = None,
+    score_scale: Scale = 1.0,
+    score_bias: Bias = 0.0,
 ) -> dict[str, float] | None:
-    """score_scale * score + score_bias, with the score of the server at `server_url`.
+    """score_scale * score + score_bias, with the score of a server of yours that takes latents.
 
     Sends JSON: `prompt`, `ground_truth`, `data_source`, `extra_info` (its values that JSON has), `latents` (float32,
     little-endian, base64), `shape` of the latents, `noise_level` and `noise_seed`. Expects JSON with a number `score`;
@@ -45,6 +52,8 @@ def compute_score(
         RewardServerError: no attempt succeeded, or the response has no score.
         ValueError: the sample has pixels.
     """
+    from verl_omni.reward_loop.reward_server import request, score_fields, text_fields
+
     if not solution_image.is_floating_point():
         raise ValueError(
             f"the scorer latent_http takes latents, and got {solution_image.dtype} pixels; write "
@@ -62,8 +71,3 @@ def compute_score(
     if found is None:
         return None
     return {**found, "score": score_scale * found["score"] + score_bias, "server_score": found["score"]}
-
-
-def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about invalid values of settings."""
-    return url_problems("server_url", given)

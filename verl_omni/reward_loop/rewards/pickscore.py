@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from torch import Tensor
+from pydantic import Field
 
-from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, ClipModel, clip_problems, load_once, prompts_of
-from verl_omni.reward_loop.video_frames import mean_over_frames
+from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR, Device, ModelFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WEIGHTS = "yuvalkirstain/PickScore_v1"
 INPUTS = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+Scale = Annotated[float, Field(description="Factor of the score; 1/26 is Flow-GRPO's.")]
 
 
 def compute_score(
@@ -19,12 +22,12 @@ def compute_score(
     solution_images: Sequence[Tensor],
     ground_truths: Sequence[Any],
     extra_infos: Sequence[Mapping[str, Any]],
-    model_name_or_path: str = WEIGHTS,
-    processor_name_or_path: str = INPUTS,
-    device: str = "cpu",
-    score_scale: float = 1.0,
+    model_name_or_path: ModelFolder = WEIGHTS,
+    processor_name_or_path: ModelFolder = INPUTS,
+    device: Device = "cpu",
+    score_scale: Scale = 1.0,
 ) -> list[float]:
-    """score_scale * exp(logit_scale) * cosine of image and prompt, for each image; of a video the mean of its frames.
+    """score_scale * exp(logit_scale) * cosine of image and prompt; of a video, the mean of its frames.
 
     Args:
         score_scale: 1/26 gives the reward of Flow-GRPO's code, which is near 1 for a good image.
@@ -34,6 +37,9 @@ def compute_score(
     Raises:
         FileNotFoundError, ValueError: as `load_once`; or a sample has no prompt.
     """
+    from verl_omni.reward_loop.clip_model import ClipModel, load_once, prompts_of
+    from verl_omni.reward_loop.video_frames import mean_over_frames
+
     clip = load_once(ClipModel, model_name_or_path, processor_name_or_path, device)
     cosines = mean_over_frames(solution_images, prompts_of(extra_infos, "pickscore"), clip.cosines)
     return [score_scale * clip.logit_scale * each for each in cosines]
@@ -41,4 +47,6 @@ def compute_score(
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
     """Messages about what is missing on this machine."""
+    from verl_omni.reward_loop.clip_model import clip_problems
+
     return clip_problems(given, {MODEL: WEIGHTS, PROCESSOR: INPUTS})

@@ -9,9 +9,10 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PACKAGE = "pkg://"
 _LOADED: dict[str, Any] = {}
@@ -21,7 +22,7 @@ _LOADING = threading.Lock()
 def compute_score(
     data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, function: str, **settings: Any
 ) -> Any:
-    """Call `function`, `path/to/file.py:name` or `package.module:name`, with the same arguments.
+    """The result of your function, `path/to/file.py:name` or `package.module:name`, called with the same arguments.
 
     Args:
         settings: further arguments of the function.

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from torch import Tensor
+from pydantic import Field
 
-from verl_omni.reward_loop import judge_answers
-from verl_omni.reward_loop.judge_client import Judge, JudgeError, connect, connection_problems
-from verl_omni.reward_loop.setting_types import Attempts, Interval, Seconds, Tokens
+from verl_omni.reward_loop.setting_types import Attempts, Interval, JudgeModel, JudgeUrl, KeyVariable, Seconds, Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from verl_omni.reward_loop.judge_answers import JudgeAnswer
+    from verl_omni.reward_loop.judge_client import Judge
 
 TEMPLATE = """\
 Here are a caption and an image that was generated from it. Rate the image by two criteria:
@@ -19,6 +23,12 @@ Here are a caption and an image that was generated from it. Rate the image by tw
 Caption: {prompt}
 Give one rating from {lowest} (worst) to {highest} (best); decimals are allowed. Explain it in a sentence or two, and \
 end with a line "Final Score: <rating>"."""
+Template = Annotated[
+    str | None,
+    Field(pattern=r"\{prompt\}", description="What the judge is asked, with {prompt} in place of the prompt."),
+]
+Lowest = Annotated[float, Field(description="The worst rating.")]
+Highest = Annotated[float, Field(description="The best rating.")]
 
 
 async def compute_score(
@@ -26,20 +36,20 @@ async def compute_score(
     solution_image: Tensor,
     ground_truth: Any,
     extra_info: Mapping[str, Any],
-    base_url: str | None = None,
-    model: str | None = None,
-    api_key_env: str | None = None,
+    base_url: JudgeUrl = None,
+    model: JudgeModel = None,
+    api_key_env: KeyVariable = None,
     timeout: Seconds = 60.0,
     attempts: Attempts = 3,
     max_tokens: Tokens = 512,
-    template: str | None = None,
-    lowest: float = 1.0,
-    highest: float = 5.0,
+    template: Template = None,
+    lowest: Lowest = 1.0,
+    highest: Highest = 5.0,
     frame_interval: Interval = 4,
     reward_router_address: str | None = None,
     model_name: str | None = None,
 ) -> dict[str, float]:
-    """(rating - lowest) / (highest - lowest), in [0, 1].
+    """(rating - lowest) / (highest - lowest), from 0 to 1; also `rating`.
 
     The judge rates one image at a time, as in UnifiedReward's pointwise scoring; any vision-language model can be
     asked. For a video, it rates every `frame_interval`-th frame, and their mean counts. The rating is the last number
@@ -57,7 +67,9 @@ async def compute_score(
         JudgeError: the judge did not answer, or its answer has no rating from `lowest` to `highest`.
         ValueError: a setting is missing or invalid.
     """
-    if problems := _template_problems({"template": template, "lowest": lowest, "highest": highest}):
+    from verl_omni.reward_loop.judge_client import connect
+
+    if problems := conflicts({"lowest": lowest, "highest": highest}):
         raise ValueError("; ".join(problems))
     judge = connect(
         base_url,
@@ -75,7 +87,10 @@ async def compute_score(
     return {"score": (rating - lowest) / (highest - lowest), "rating": rating}
 
 
-def _rating(answer: judge_answers.JudgeAnswer, judge: Judge, lowest: float, highest: float) -> float:
+def _rating(answer: JudgeAnswer, judge: Judge, lowest: float, highest: float) -> float:
+    from verl_omni.reward_loop import judge_answers
+    from verl_omni.reward_loop.judge_client import JudgeError
+
     rating = judge_answers.rating(answer, highest)
     if rating is None or not lowest <= rating <= highest:
         found = "no rating" if rating is None else f"the rating {rating:g}"
@@ -87,8 +102,10 @@ def _rating(answer: judge_answers.JudgeAnswer, judge: Judge, lowest: float, high
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about missing or invalid settings."""
-    return [*connection_problems(given), *_template_problems(given)]
+    """Messages about what is missing on this machine, or for the connection."""
+    from verl_omni.reward_loop.judge_client import connection_problems
+
+    return connection_problems(given)
 
 
 def fill(template: str, prompt: str, lowest: float, highest: float) -> str:
@@ -97,13 +114,8 @@ def fill(template: str, prompt: str, lowest: float, highest: float) -> str:
     return bounded.replace("{prompt}", prompt)
 
 
-def _template_problems(given: Mapping[str, Any]) -> list[str]:
-    found = []
-    template = given.get("template")
+def conflicts(given: Mapping[str, Any]) -> list[str]:
+    """PURE: messages about settings that do not fit together."""
     lowest = given.get("lowest", 1.0)
     highest = given.get("highest", 5.0)
-    if template is not None and "{prompt}" not in template:
-        found.append("template: must contain {prompt}, in place of which the prompt is written")
-    if not lowest < highest:
-        found.append(f"lowest: {lowest:g} must be less than highest ({highest:g})")
-    return found
+    return [] if lowest < highest else [f"lowest: {lowest:g} must be less than highest ({highest:g})"]

@@ -103,21 +103,23 @@ class EngineChecks:
         """A step on new samples: engine and trainer agree about them, and the gradient is finite and not 0."""
         from verl.utils.config import omega_conf_to_dataclass
 
-        from verl_omni.trainer.generation import sample_generation
+        from verl_omni.samples import TrainingBatch
+        from verl_omni.trainer.generation import sample_generation, verl_batches
         from verl_omni.trainer.metrics import step_metrics
         from verl_omni.workers.algorithms.base import training_algorithm
 
         rollout = self.config.actor_rollout_ref.rollout
         step = self._version + 1
-        prompts = sample_generation.training_prompts(ROWS, n=SAMPLES, step=step, version=self._version, seed=SEED)
-        samples = sample_generation.generate_scored(self.config, self._stack.agent_loop, prompts)
+        batch = sample_generation.training_requests(ROWS, n=SAMPLES, step=step, version=self._version, seed=SEED)
+        samples = sample_generation.generate_scored(self.config, self._stack.agent_loop, batch)
         step_metrics.check_versions(samples.versions, self._version)
         if rollout.free_cache_engine:
             self._stack.weights.sleep_replicas()
         loss = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor.diffusion_loss)
         algorithm = training_algorithm(loss.loss_mode)
-        batch = algorithm.training_batch(samples, loss, self.config, SEED)
-        request = sample_generation.update_request(batch, samples.stored, algorithm.update_arguments(self.config, step))
+        rows = algorithm.training_batch(samples, loss, self.config, SEED)
+        arguments = algorithm.update_arguments(self.config, step)
+        request = verl_batches.update_to_verl(TrainingBatch(rows, samples.stored, arguments))
         found = step_metrics.over_ranks(self._stack.workers.update_actor(request).meta_info["metrics"])
         norm = found.get("actor/grad_norm", math.nan)
         require(math.isfinite(norm) and norm > 0, f"the norm of the gradient is {norm}")
@@ -143,7 +145,7 @@ class EngineChecks:
         """An image of each prompt, with the same noise every time, uint8 [B, 3, H, W]."""
         from verl_omni.trainer.generation import sample_generation
 
-        prompts = sample_generation.evaluation_prompts(ROWS, seed=SEED, version=self._version)
-        samples = sample_generation.generate_scored(self.config, self._stack.agent_loop, prompts)
+        batch = sample_generation.evaluation_requests(ROWS, seed=SEED, version=self._version)
+        samples = sample_generation.generate_scored(self.config, self._stack.agent_loop, batch)
         require(samples.images is not None, "the engine returned no images")
         return samples.images

@@ -1,1 +1,1 @@
-"""Import paths of the reference's trainer, for modules of users (docs/switching.md)."""
+"""Import paths of the reference's trainer, for modules of users (docs/from-verl-omni/switching.md)."""

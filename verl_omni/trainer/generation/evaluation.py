@@ -7,9 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.generation import sample_generation, shown_samples
 from verl_omni.trainer.generation.engines import Engines
-from verl_omni.trainer.generation.sample_generation import ScoredSamples
 from verl_omni.trainer.generation.sample_generator import SampleGenerator
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.step_recorder import StepRecorder, timed
@@ -74,10 +74,10 @@ class Evaluation:
         return metrics
 
     def _generate(self, rows: list[Any], seed: int, step: int) -> ScoredSamples:
-        prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
+        batch = sample_generation.evaluation_requests(rows, seed=seed, version=step)
 
         def generate() -> ScoredSamples:
-            return self._generator.generate_version(prompts, step)
+            return self._generator.generate(batch)
 
         if async_settings.batches_ahead(self._config) == 0:
             return generate()  # the requests themselves wait for replicas that join

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig
-from verl import DataProto
 
-from verl_omni.trainer.generation import sample_generation
+from verl_omni.samples import SampleRequests, ScoredSamples
 from verl_omni.trainer.generation.engines import Engines
-from verl_omni.trainer.generation.sample_generation import ScoredSamples
+from verl_omni.trainer.generation.sample_generation import generate_scored
 from verl_omni.trainer.run.run_folder import RunFolder
 from verl_omni.trainer.run.watched_call import watched
 from verl_omni.trainer.settings import scorer_devices
@@ -43,22 +43,20 @@ class SampleGenerator:
         self._folder = folder
         self._poll_requests = poll_requests
 
-    def generate(self, prompts: DataProto) -> ScoredSamples:
-        """Generate and score a batch with the weights that the engines serve."""
-        score = self._score_all if scorer_devices.scores_late(self._config) else None
-        return sample_generation.generate_scored(self._config, self._stack.agent_loop, prompts, score)
+    def generate(self, batch: SampleRequests, *, ahead: bool = False) -> ScoredSamples:
+        """Generate and score a batch with the weights of its version, which replicas that join meanwhile get too.
 
-    def generate_version(self, prompts: DataProto, version: int) -> ScoredSamples:
-        """Generate a batch with the weights of this version, which replicas that join meanwhile get too."""
-        if self._stack.pool is None:
-            return self.generate(prompts)
+        Args:
+            ahead: use the weights that the engines serve, whatever the trainer does meanwhile.
+        """
+        score = self._score_all if scorer_devices.scores_late(self._config) else None
+        call = partial(generate_scored, self._config, self._stack.agent_loop, batch, score)
+        if ahead or self._stack.pool is None:
+            return call()
+        assert batch.version is not None
         updates = self._stack.pool.updates
-        with updates.generating(version):
-            return watched(
-                lambda: self.generate(prompts),
-                lambda: updates.while_lost(self._poll_requests),
-                self.before_ray_ends,
-            )
+        with updates.generating(batch.version):
+            return watched(call, lambda: updates.while_lost(self._poll_requests), self.before_ray_ends)
 
     def retry_with_others(self, generate: Callable[[], T], version: int) -> T:
         """Retry `generate` after the loss of all replicas, when new ones have joined and received weights `version`.
@@ -84,8 +82,7 @@ class SampleGenerator:
         """Have `join` wait for a thread that calls Ray: it must not outlive Ray."""
         self._stack.before_ray_ends.append(join)
 
-    def _score_all(self, samples: DataProto) -> DataProto:
+    def _score_all(self, samples: Any) -> Any:
         """Have the judge, or scorers, on the trainer's accelerators score a batch, while the engines sleep."""
         self._engines.sleep()
-        scored: DataProto = self._stack.rewards.compute_rm_score(samples)
-        return scored
+        return self._stack.rewards.compute_rm_score(samples)

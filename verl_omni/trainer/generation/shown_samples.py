@@ -7,21 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig
-from verl import DataProto
 
+from verl_omni.samples import SampleRequests, ScoredSamples
 from verl_omni.trainer.data.prompt_images import images_of
-from verl_omni.trainer.generation.sample_generation import ScoredSamples, evaluation_seeds
+from verl_omni.trainer.generation.sample_generation import evaluation_seeds
 from verl_omni.trainer.run.run_folder import Sample
 from verl_omni.utils.messages import prompt_text
 from verl_omni.utils.seeds import sample_seeds
 
 
-def training_samples(prompts: DataProto, found: ScoredSamples, rollout: DictConfig) -> list[Sample]:
+def training_samples(batch: SampleRequests, found: ScoredSamples, rollout: DictConfig) -> list[Sample]:
     """The samples of a training batch, in its order; empty without pictures."""
     if found.images is None:
         return []
-    texts = [prompt_text(messages) for messages in prompts.non_tensor_batch["raw_prompt"]]
-    base = prompts.meta_info["rollout_seed"]
+    assert batch.seed is not None
+    base = batch.seed
+    texts = [prompt_text(messages) for messages in batch.prompts()]
     same_noise = rollout.algo.init_same_noise
     seeds = [sample_seeds(base, row, rollout.n, same_noise=same_noise) for row in range(len(texts))]
     rows = zip(texts, seeds, _shown_scores(found), found.images, found.versions, strict=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.data.prompt_dataset import PromptOrder
 from verl_omni.trainer.generation import sample_generation, shown_samples
 from verl_omni.trainer.generation.generation_ahead import GenerationAhead
-from verl_omni.trainer.generation.sample_generation import ScoredSamples
 from verl_omni.trainer.generation.sample_generator import SampleGenerator
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.run.run_folder import write_samples
@@ -123,22 +123,20 @@ class TrainingBatches:
         """
         trainer = self._config.trainer
         rollout = self._config.actor_rollout_ref.rollout
-        prompts = sample_generation.training_prompts(
+        are_written = trainer.rollout_data_dir is not None and is_due(trainer.rollout_data_save_freq, step)
+        batch = sample_generation.training_requests(
             [self._rows[row] for row in self._order.rows(step)],
             n=rollout.n,
             step=step,
             version=version,
             seed=trainer.seed if rollout.seed is None else rollout.seed,
+            # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
+            keeps_media=are_written,
+            stores_tensors=True,
         )
-        are_written = trainer.rollout_data_dir is not None and is_due(trainer.rollout_data_save_freq, step)
-        # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
-        prompts.meta_info |= {"carry_responses": are_written, "store_samples": True}
-        if self._ahead is None:
-            samples = self._generator.generate_version(prompts, version)
-        else:
-            samples = self._generator.generate(prompts)
+        samples = self._generator.generate(batch, ahead=self._ahead is not None)
         step_metrics.check_versions(samples.versions, version)
-        if are_written and (drawn := shown_samples.training_samples(prompts, samples, rollout)):
+        if are_written and (drawn := shown_samples.training_samples(batch, samples, rollout)):
             limit = trainer.rollout_data_max_samples
             write_samples(Path(trainer.rollout_data_dir), step, drawn, limit, trainer.video_fps)
         return samples

@@ -30,9 +30,9 @@ from verl_omni.trainer.memory_estimate.estimate import (
     without_zeros,
 )
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
-from verl_omni.weight_sync.network.buckets import PREFERRED_BYTES
+from verl_omni.weight_sync.buckets import PREFERRED_BYTES
 
-BUCKETS_OF_RANK_0 = 2  # one is filled while the other is sent (weight_sync/network/buckets.py)
+BUCKETS_OF_RANK_0 = 2  # one is filled while the other is sent (weight_sync/buckets.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 Source: the `model_index.json` of each repository and the `config.json` of its components, as far as they determine
 shapes; other keys have the defaults of diffusers and transformers. The configurations agree with the sizes that the
-authors publish (tests/ml/trainer/test_public_models.py): SD3.5 medium and large (arXiv:2403.03206), Qwen-Image
-(arXiv:2508.02324), Wan 2.1 (arXiv:2503.20314), Wan 2.2 (github.com/Wan-Video/Wan2.2).
+authors publish (tests/ml/trainer/memory_estimate/test_public_models.py): SD3.5 medium and large (arXiv:2403.03206),
+Qwen-Image (arXiv:2508.02324), Wan 2.1 (arXiv:2503.20314), Wan 2.2 (github.com/Wan-Video/Wan2.2).
 """
 
 from __future__ import annotations

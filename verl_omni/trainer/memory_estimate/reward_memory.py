@@ -11,14 +11,15 @@ from omegaconf import DictConfig
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from verl_omni.reward_loop import hpsv3_model
-from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR
 from verl_omni.reward_loop.part_settings import TRAINER
-from verl_omni.reward_loop.rewards import aesthetic, clap, clip_score, pickscore
+from verl_omni.reward_loop.rewards import aesthetic, clap, clip_score, hpsv3, pickscore
+from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
 from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
 from verl_omni.utils.model_folder import model_folder
 
 # Configurations of the scorers' default models, from the `config.json` of each repository, as far as they determine
-# shapes; other keys have the defaults of transformers. tests/ml/trainer/test_reward_memory.py has the published sizes.
+# shapes; other keys have the defaults of transformers. tests/ml/trainer/memory_estimate/test_reward_memory.py has the
+# published sizes.
 PUBLIC: dict[str, dict[str, Any]] = {
     clip_score.WEIGHTS: {"model_type": "clip"},  # whose defaults are this model's
     aesthetic.WEIGHTS: {
@@ -50,7 +51,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
             "patch_size": 14,
         },
     },
-    hpsv3_model.BASE: {
+    hpsv3.BASE: {
         "model_type": "qwen2_vl",
         "text_config": {
             "hidden_size": 3584,
@@ -100,8 +101,8 @@ def measure(reward: DictConfig) -> RewardMemory:
 @cache  # a job is estimated with many other settings
 def _memory(name: str, model: str | None, processor: str | None, batch: int) -> RewardMemory:
     if name == "hpsv3":
-        dtype = _dtype(model or hpsv3_model.WEIGHTS)
-        return _of_hpsv3(configuration(processor or hpsv3_model.BASE), dtype, batch)
+        dtype = _dtype(model or hpsv3.WEIGHTS)
+        return _of_hpsv3(configuration(processor or hpsv3.BASE), dtype, batch)
     if name == "clap":
         return _of_model(configuration(model or clap.WEIGHTS), torch.float32, lambda model: None)
     config = configuration(model or CLIP_DEFAULTS[name])

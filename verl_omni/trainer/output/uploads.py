@@ -1,6 +1,6 @@
 """`Output`: sends adapter, report and samples of a run elsewhere, in the background after each checkpoint.
 
-`<url>` gets the files of the run folder under the same names (docs/run-folder.md). From a checkpoint, it gets the
+`<url>` gets the files of the run folder under the same names (docs/guides/results.md). From a checkpoint, it gets the
 adapter, or all files if all weights are trained. `latest.json`, written last, names the newest checkpoint whose files
 are all there.
 """

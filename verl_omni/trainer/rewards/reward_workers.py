@@ -20,6 +20,7 @@ from verl.utils.device import get_device_name
 
 from verl_omni.agent_loop.batching import check_reward_fields, reward_columns
 from verl_omni.agent_loop.rows import run_rows, short_prompt
+from verl_omni.agent_loop.score_requests import UnscoredSamples
 from verl_omni.agent_loop.training_tensors import UNSCORED
 from verl_omni.reward_loop import clip_model
 from verl_omni.reward_loop.rewards.python import package_of
@@ -28,6 +29,7 @@ from verl_omni.reward_loop.scorer_results import FAILURE, failure_of
 from verl_omni.trainer.replicas.actor_nodes import PinnedRewardLoopManager
 from verl_omni.trainer.settings import judge_settings, scorer_devices
 from verl_omni.utils.columns import objects
+from verl_omni.utils.root_cause import sendable
 
 if TYPE_CHECKING:
     from verl_omni.trainer.replicas.replica_pool import ReplicaPool
@@ -60,6 +62,16 @@ class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
         """The score of one sample, from the reward manager."""
         found: dict[str, Any] = await self.reward_manager.run_single(data)
         return found
+
+    async def score_samples(self, samples: UnscoredSamples) -> list[Any]:
+        """The scores of several samples; in the place of a score, the exception that the reward manager raised."""
+        return await asyncio.gather(*map(self._score_or_error, samples.rows()))
+
+    async def _score_or_error(self, row: DataProto) -> Any:
+        try:
+            return await self.compute_score(row)
+        except Exception as error:  # noqa: BLE001  raised where the sample is scored
+            return sendable(error)
 
     async def rest(self) -> None:
         """Free the accelerator that scorers share with the trainer, until they score again."""

@@ -1,4 +1,4 @@
-"""Run folder: all files that a run leaves, and the interface to the programs that watch it (docs/run-folder.md)."""
+"""Run folder: all files that a run leaves, and the interface to the programs that watch it (docs/guides/results.md)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class RunFolder:
         return any(line["step"] == step and "val/reward/mean" in line for line in self._lines("metrics.jsonl"))
 
     def event(self, event: str, **fields: Any) -> None:
-        """Append an event; docs/run-folder.md lists them with their fields."""
+        """Append an event; docs/guides/results.md lists them with their fields."""
         self._record({"event": event, **fields})
 
     def step(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 V1 = "trainer.v1"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -93,7 +93,7 @@ def unlimited_text(config: DictConfig) -> str | None:
     return (
         f"samples are up to {versions} of the weights old, and nothing limits how far the policy moves from the one "
         f"that generated them, so the reward may fall. Write {BYPASS}=true, and a clip_ratio of about 2.5 times "
-        "rollout_corr/mean_abs_diff of the first steps (docs/pools.md)"
+        "rollout_corr/mean_abs_diff of the first steps (docs/guides/pools.md)"
     )
 
 

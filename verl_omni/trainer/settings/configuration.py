@@ -33,7 +33,9 @@ from verl_omni.trainer.settings.extension_settings import EXTERNAL_LIB, import_e
 from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, copied_group, find_rule
 from verl_omni.workers.algorithms import registry
+from verl_omni.workers.algorithms.description import plain_value
 from verl_omni.workers.algorithms.other_names import LOSS, resolve
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 CONFIG_NAME = "diffusion_trainer"
 ENGINE = engine_settings.GROUP
@@ -68,7 +70,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
     """
     loss, others = _loss(_joined(overrides))
     config = defaults(loss)
-    known, groups = _layout(loss) if registry.ALGORITHMS[loss].like is None else _layout_of(config)
+    known, groups = _layout(loss) if ALGORITHMS[loss].like is None else _layout_of(config)
     own = _translate(others, known, loss)
     if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known)))]:
         # A recipe of a family that is missing has settings of it, which no other value makes work.
@@ -79,7 +81,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
             raise SettingsError("\n".join(wrong))
         _read_engine(config.actor_rollout_ref.rollout)
         given = [match["key"] for override in own.overrides if (match := _KEY.match(override))]
-        if wrong := list(value_types.find_problems(config, _kinds(registry.ALGORITHMS[loss].like or loss), given)):
+        if wrong := list(value_types.find_problems(config, _kinds(ALGORITHMS[loss].like or loss), given)):
             raise SettingsError("\n".join(wrong))
         _check(config, known, own)
     except (HydraException, OmegaConfBaseException) as error:
@@ -158,7 +160,7 @@ def _installed_trackers() -> frozenset[str]:
 def defaults(loss: str) -> DictConfig:
     """The default settings with an algorithm; interpolations are not resolved."""
     # A user's algorithm may be registered again with other settings; built-in algorithms are files.
-    if registry.ALGORITHMS[loss].like is not None:
+    if ALGORITHMS[loss].like is not None:
         return _compose(loss)
     config: DictConfig = pickle.loads(_files(loss))
     return config
@@ -271,7 +273,7 @@ def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Tr
                     found.overrides.append(f"{name}={text}")
                 found.copies.append((key, name, _parsed(text)))
             case Rejected(accepted=accepted, advice=advice) if not rule.accepts(_parsed(text)):
-                values = " or ".join(registry.plain_value(value) for value in accepted)
+                values = " or ".join(plain_value(value) for value in accepted)
                 found.problems.append(f"{key}: {text} is not supported; write {values}: {advice}")
     return found
 
@@ -284,7 +286,7 @@ def _is_of_another_loss(name: str, known: Collection[str]) -> bool:
 @cache
 def _settings_of_losses() -> frozenset[str]:
     """Names of the settings that an algorithm of this package has."""
-    own = (loss for loss, entry in registry.ALGORITHMS.items() if entry.like is None)
+    own = (loss for loss, entry in ALGORITHMS.items() if entry.like is None)
     return frozenset(name for loss in own for name in _names(defaults(loss)))
 
 
@@ -311,8 +313,8 @@ def _differing_copies(config: DictConfig, copies: Sequence[tuple[str, str, Any]]
         if unused_values.of_training_without_steps(config, key):
             continue
         if value != (OmegaConf.to_container(own) if OmegaConf.is_config(own) else own):
-            given = registry.plain_value(value)
-            there = registry.plain_value(own)
+            given = plain_value(value)
+            there = plain_value(own)
             yield f"{key}: {given} differs from {name}, which is {there}; write the value there only"
 
 
@@ -327,7 +329,7 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
     except ValueError as error:
         raise SettingsError(str(error)) from error
     try:
-        loss, others = resolve(overrides, registry.DEFAULT, lambda text: registry.plain_value(_parsed(text)))
+        loss, others = resolve(overrides, registry.DEFAULT, lambda text: plain_value(_parsed(text)))
     except ValueError as error:
         raise SettingsError(str(error)) from error
     try:

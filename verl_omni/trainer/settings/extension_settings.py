@@ -10,7 +10,8 @@ import yaml
 from hydra.core.config_store import ConfigStore
 
 from verl_omni.utils.registry import import_modules, load
-from verl_omni.workers.algorithms.registry import ALGORITHMS, RegisteredAlgorithm
+from verl_omni.workers.algorithms.description import RegisteredAlgorithm
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.trainer.settings.value_types import is_number
-from verl_omni.workers.algorithms import registry
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
@@ -79,7 +79,7 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             yield f"{name}: must be a whole number: {value}"
         elif is_number(value) and name in SEEDS and not 0 <= value < SEED_END:
             yield f"{name}: must be from 0 to {SEED_END - 1} (2^32 - 1), because a CPU uses 32 bits of a seed: {value}"
-    algorithm = registry.ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
+    algorithm = ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
     if config.actor_rollout_ref.rollout.n == 1 and algorithm.row == "sample" and config.algorithm.adv_estimator in _OWN:
         yield f"{ROLLOUT}.n: must be at least 2: an advantage compares the samples of a prompt, and would be 0"
     if is_number(share := OmegaConf.select(config, SHARE)) and not 0 <= share <= 1:

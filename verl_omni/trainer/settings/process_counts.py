@@ -9,8 +9,8 @@ from omegaconf import DictConfig, open_dict
 
 from verl_omni.trainer.settings import judge_settings, pool_settings, scorer_devices
 
-# An agent-loop process takes about 7 ms of CPU time per image (docs/benchmarks.md, "Latency added by the agent loop"),
-# so one core serves eight engines that each generate up to 15 images a second.
+# An agent-loop process takes about 7 ms of CPU time per image (docs/contribute/benchmarks.md, "Latency added by the
+# agent loop"), so one core serves eight engines that each generate up to 15 images a second.
 REPLICAS_PER_AGENT_LOOP_WORKER = 8
 # While the engine runs one batch, the next one waits in its queue.
 BATCHES_IN_FLIGHT = 2

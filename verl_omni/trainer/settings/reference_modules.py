@@ -9,6 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_omni.reward_loop.published_scorers import IMPLIED, PUBLISHED, RENAMED, RETRIES, SERVER_SETTINGS
+
 # A module of the reference's scorers, as a file or by name.
 _SCORER = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]reward_score[./](?P<module>\w+?)(?:\.py)?")
 _MANAGERS = re.compile(r"(?:pkg://|.*/)?verl_omni[./]reward_loop[./]reward_manager(?:[./]\w+?)*?(?:\.py)?")
@@ -17,29 +19,9 @@ DATASET = {"path": "pkg://verl_omni.trainer.data.prompt_dataset", "name": "Diffu
 MODULE = "pkg://verl_omni.reward_loop.reward_manager"
 ONE = "VisualRewardManager"
 SEVERAL = "MultiVisualRewardManager"
-# Its modules of scorers: the name here, and its function there. `choice` and `imagebind` are refused with the reason.
-PUBLISHED = {
-    "choice_reward": ("choice", "compute_score"),
-    "clap": ("clap", "compute_score"),
-    "genrm_ocr": ("genrm_ocr", "compute_score_ocr"),
-    "hpsv3_reward": ("hpsv3", "compute_score"),
-    "http_scorer_client": ("http", "compute_score"),
-    "imagebind": ("imagebind", "compute_score"),
-    "jpeg_compressibility": ("jpeg_compressibility", "compute_score"),
-    "latent_http": ("latent_http", "compute_score"),
-    "latent_http_scorer_client": ("latent_http", "compute_score"),
-    "pickscore_reward": ("pickscore", "compute_score_pickscore"),
-    "unified_reward": ("unified_reward", "compute_score_unified_reward"),
-}
 OWN_FOLDER = Path(__file__).parents[2] / "utils" / "reward_score"  # the modules of this package at the same paths
 FUNCTION = "reward.custom_reward_function"
 PARTS = "reward.reward_functions"
-# Settings of a scorer that have another name here.
-RETRIES = "max_retries"  # attempts after the first; the scorer http has `attempts`
-SETTINGS = {"http": {"server_url": "url"}, "hpsv3": {"reward_scale": "score_scale"}}
-# Settings of ours that give its scorer. The mean of its PickScore is 0.76 for random images (verl-omni#346), as with
-# Flow-GRPO's division by 26; without one it would be 20.
-IMPLIED: dict[str, dict[str, Any]] = {"http": {"protocol": "pickle"}, "pickscore": {"score_scale": 1 / 26}}
 
 
 def scorer_name(path: str, function: str | None) -> str | None:
@@ -138,7 +120,7 @@ def _names_only_several(reward: DictConfig) -> bool:
 def _translate(name: str, given: DictConfig) -> None:
     """Give the settings of a published scorer the names here, and add those that its scores need."""
     with open_dict(given):
-        for there, here in SETTINGS.get(name, {}).items():
+        for there, here in (SERVER_SETTINGS if name == "http" else RENAMED.get(name, {})).items():
             if there in given:
                 given[here] = given.pop(there)
         if name == "http" and RETRIES in given:

@@ -38,7 +38,7 @@ def problems_of(values: Mapping[str, Any]) -> Iterator[str]:
     if architecture is not None or missing:
         from verl_omni.pipelines.registry import FAMILIES  # imports torch, before which modules of users are imported
 
-        advice = f"write one of {', '.join(sorted(FAMILIES))}, or register a family of your own (docs/own-family.md)"
+        advice = f"write one of {', '.join(sorted(FAMILIES))}, or register your own (docs/guides/own-family.md)"
         if architecture is not None and architecture not in FAMILIES:
             yield f"{ARCHITECTURE}: {architecture} is not a supported model family; {advice}"
         elif missing and not FAMILIES.registered:  # said before it is downloaded

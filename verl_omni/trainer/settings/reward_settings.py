@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.judge_client import SERVED
 from verl_omni.reward_loop.part_settings import OWN_SETTINGS, TRAINER, weight_problem
-from verl_omni.reward_loop.rewards import ADVICE, OF_IMAGES, SCORERS, UNAVAILABLE, get_scorer, setting_problems
+from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, modality, setting_problems
 from verl_omni.reward_loop.scorer_signature import (
     Signature,
     may_define,
@@ -77,17 +77,18 @@ def sample_problems(config: DictConfig) -> Iterator[str]:
         if not part.get("path")
     }
     for where, (name, given) in named.items():
-        if name == "clap" and architecture not in FAMILIES.registered:
+        takes = modality(name) if name in SCORERS else None
+        if takes == "audio" and architecture not in FAMILIES.registered:
             yield (
-                f"{where}: {name} compares audio with the prompt, and {architecture} generates none; a model family of "
-                "your own may (docs/extensions.md)"
+                f"{where}: {name} scores audio, and {architecture} generates none; a model family of "
+                "your own may (docs/guides/own-family.md)"
             )
         pickled = name in ("http", "http_batch") and given.get("protocol") == "pickle"
-        if (name in OF_IMAGES or pickled) and family(architecture).videos:
+        if (takes == "image" or pickled) and family(architecture).videos:
             protocol = " with protocol=pickle" if pickled else ""
             yield (
                 f"{where}: {name}{protocol} takes images, and {architecture} generates videos; write a scorer of "
-                "videos, or a function of your own (docs/rewards.md)"
+                "videos, or a function of your own (docs/reference/rewards.md)"
             )
 
 

@@ -11,13 +11,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.part_settings import TRAINER
+from verl_omni.reward_loop.rewards import has_setting
 from verl_omni.trainer.settings import async_settings, judge_settings
 
 _ACCELERATOR = re.compile(r"(?:cuda|npu)(?::(\d+))?")
 PLACED = 1e-4  # amount of a node's custom resource (1 in total) that places an actor on the node
 SMALLEST_SHARE = 1e-4  # Ray's smallest share of an accelerator
 FUNCTION = "reward.custom_reward_function"
-WITH_MODELS = ("aesthetic", "clap", "clip_score", "hpsv3", "pickscore")  # built-in scorers with a setting `device`
 
 
 def _given(reward: DictConfig) -> dict[str, str]:
@@ -95,7 +95,7 @@ def describe(reward: DictConfig, device: str) -> str | None:
     named = parts or one
     found = []
     for name, given in named.items():
-        if (own := given.get("device") or ("cpu" if name in WITH_MODELS else None)) is None:
+        if (own := given.get("device") or ("cpu" if has_setting(name, "device") else None)) is None:
             continue
         if own == TRAINER:
             found.append(f"{name} on the trainer's {device}, once a batch is generated")

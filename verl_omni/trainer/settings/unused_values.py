@@ -14,7 +14,7 @@ from verl_omni.trainer.settings.supported_values import TRACKERS_WITH_PICTURES
 from verl_omni.trainer.settings.value_types import is_number
 from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, find_rule
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
@@ -46,7 +46,6 @@ INIT = f"{MODEL}.lora_init_weights"
 ADAPTER = tuple(
     f"{MODEL}.{name}" for name in ("lora_alpha", "lora_dtype", "lora_init_weights", "target_modules", "exclude_modules")
 )
-NEAR_BASE = {"diffusion_nft": "ref_kl_coef", "diffusion_dpo": "dpo_beta"}
 GUIDANCE = ("guidance_scale", "true_cfg_scale")
 
 
@@ -58,7 +57,8 @@ def unneeded(loss: str, name: str, value: Any) -> str | None:
     the setting only keeps a reference policy, which direct preference keeps anyway.
     """
     if name == KL and value is True and not ALGORITHMS[loss].on_recorded_steps:
-        own = f"; what keeps {loss} near the base is diffusion_loss.{NEAR_BASE[loss]}" if loss in NEAR_BASE else ""
+        setting = ALGORITHMS[loss].near_base
+        own = f"; what keeps {loss} near the base is diffusion_loss.{setting}" if setting else ""
         return f"a KL loss is of recorded steps{own}"
     if name != LOG_PROBS or value is ALGORITHMS[loss].on_recorded_steps:
         return None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from omegaconf import DictConfig
-from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl_omni.samples import TrainingBatch
 from verl_omni.trainer.data.preferences import PreferencePairs
 from verl_omni.trainer.data.prompt_dataset import PromptOrder
-from verl_omni.trainer.generation import sample_generation
+from verl_omni.trainer.generation import sample_generation, verl_batches
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.exported import TrainerMetrics
@@ -51,20 +51,20 @@ class PolicyUpdate:
             request = self._pairs.update_request(self._order.rows(batch.step), seed)
             count = 2 * len(request)
         else:
-            request, count = self._request(batch, seed)
+            training_batch = self._training_batch(batch, seed)
+            request = verl_batches.update_to_verl(training_batch)
+            count = training_batch.samples
         rows_per_prompt = self._algorithm.rows_per_prompt(self._config.actor_rollout_ref.rollout.n)
         request.reorder(rank_rows.order_of_run(self._config, len(request), rows_per_prompt))
         rank_metrics = self._workers.update_actor(request).meta_info["metrics"]
         self._exported.trained(count)
         return self._algorithm.metrics(step_metrics.over_ranks(rank_metrics))
 
-    def _request(self, batch: GeneratedBatch, seed: int) -> tuple[DataProto, int]:
-        """The request to the ranks, and the number of samples in it."""
+    def _training_batch(self, batch: GeneratedBatch, seed: int) -> TrainingBatch:
         assert batch.samples is not None
         samples = sample_generation.training_scores(batch.samples, self._config.reward)
         rows = self._algorithm.training_batch(samples, self._loss, self._config, seed)
         arguments = self._algorithm.update_arguments(self._config, batch.step)
         if batch.staleness:
             arguments = self._algorithm.for_older_samples(arguments)
-        request = sample_generation.update_request(rows, samples.stored, arguments)
-        return request, sample_generation.samples_in(rows)
+        return TrainingBatch(rows, samples.stored, arguments)

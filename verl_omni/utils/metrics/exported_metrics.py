@@ -1,4 +1,4 @@
-"""PURE: the Prometheus metrics of trainer and rollout replicas. docs/metrics.md is generated from them.
+"""PURE: the Prometheus metrics of trainer and rollout replicas. docs/reference/metrics.md is generated from them.
 
 Ray exports them on the metrics port of each node, with the prefix `ray_`. Values of labels come from closed lists: the
 phases below, and the numbers of the replicas.
@@ -54,9 +54,8 @@ PHASE_SECONDS = ExportedMetric(
     "omni_phase_seconds_total",
     "counter",
     "seconds",
-    "Wall time of the phases of steps. generate includes scoring; reward is the part of it in which the batch waited "
-    "for its slowest reward; wait is without samples, if they are generated ahead; sync is the weight update of the "
-    "replicas.",
+    "Wall time of each phase of a step: generate includes scoring, reward is its wait for the slowest reward, wait is "
+    "for samples generated ahead, sync is the weight update.",
     ("phase",),
 )
 OUTPUT_STEP = ExportedMetric(

@@ -1,6 +1,7 @@
 """The reference's import paths of scorers, for the reward functions of users; the scorers are in `reward_loop.rewards`.
 
-Runs do not import this package: settings that name its modules become the built-in scorers (docs/switching.md).
+Runs do not import this package: settings that name its modules become the built-in scorers
+(docs/from-verl-omni/switching.md).
 """
 
 from __future__ import annotations

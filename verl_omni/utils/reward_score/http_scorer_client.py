@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from verl_omni.reward_loop.pickled_messages import PICKLE
 from verl_omni.reward_loop.rewards import http
+from verl_omni.reward_loop.setting_types import PICKLE
 from verl_omni.utils.pixels import as_pixels
 
 

@@ -40,7 +40,7 @@ def resolve(config: DiffusionFSDPConfig, *, lora: bool) -> Precision:
     Args:
         lora: whether an adapter is trained on frozen weights; otherwise all weights are trained, in float32: of AdamW's
             steps at learning rate 1e-5, 84% of the weights would lose all in bfloat16
-            (`tests/ml/workers/test_precision.py`).
+            (`tests/ml/workers/actor/test_precision.py`).
     """
     mixed = config.mixed_precision
     compute = parse_dtype("mixed_precision.param_dtype", mixed.param_dtype)

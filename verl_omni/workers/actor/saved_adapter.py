@@ -15,7 +15,7 @@ from torch import Tensor
 from verl_omni.utils.adapter_folder import DIFFUSERS_FILE, DIFFUSERS_METADATA, PEFT_FILE, PEFT_SETTINGS
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER
 from verl_omni.utils.model_layout import plain_folder
-from verl_omni.weight_sync.adapter_checks import check_settings
+from verl_omni.weight_sync.checks import check_settings
 from verl_omni.weight_sync.errors import IncompleteUpdate, UnsupportedAdapter, summarize_names
 from verl_omni.weight_sync.names import adapter_modules
 from verl_omni.workers.actor.tensor_files import TensorFiles

@@ -16,6 +16,7 @@ from verl_omni.utils.registry import load
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.algorithms import registry
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 
 Loss = TypeVar("Loss", bound=DiffusionLossConfig)
@@ -162,7 +163,7 @@ def training_algorithm(name: str) -> TrainingAlgorithm[Any]:
         ValueError: there is none of this name; the message lists the names.
     """
     registry.check_name(name)
-    entry = registry.ALGORITHMS[name]
+    entry = ALGORITHMS[name]
     found: TrainingAlgorithm[Any] = load(entry.implementation)()
     return found if entry.loss is None else found.with_loss(load(entry.loss))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from verl_omni.weight_sync.network.handshake import TOKEN_VARIABLE, token_key
-from verl_omni.weight_sync.transfer import UPDATE_DEADLINE_SECONDS
+from verl_omni.weight_sync.handshake import TOKEN_VARIABLE, token_key
+from verl_omni.weight_sync.ipc import UPDATE_DEADLINE_SECONDS
 from verl_omni.workers.config import DiffusionRolloutConfig
 
 

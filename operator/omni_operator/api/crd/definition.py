@@ -140,7 +140,7 @@ def _owned_in_parts(status: dict[str, Any]) -> dict[str, Any]:
     """A status of which each part, and each condition, has one owner, who writes all of it.
 
     An owner of each field of them takes a tenth of the API server's time for a new job, and a quarter of the job's size
-    (docs/budgets.md). Conditions have owners of their own: `ReconcileError` is written separately.
+    (docs/contribute/evidence.md). Conditions have owners of their own: `ReconcileError` is written separately.
     """
     parts = {name: dict(part) for name, part in status["properties"].items()}
     for part in parts.values():

@@ -55,12 +55,12 @@ def join_rules(schema: Schema, at: str = "") -> Schema:
 
 def _joined(rules: Sequence[Rule], schema: Schema, at: str) -> Rule:
     # By concatenation, because the API server cannot bound the cost of `join`.
-    said = " + ".join(f"(({rule['rule']}) ? '' : {_quoted(_text(rule, at))})" for rule in rules)
+    message = " + ".join(f"(({rule['rule']}) ? '' : {_quoted(_text(rule, at))})" for rule in rules)
     return {
         "rule": _with_names([rule["rule"] for rule in rules], schema),
         # For the case that the expression fails, as the rule then does.
         "message": f"rules of {at or 'the job'} are broken; `drl validate` names them",
-        "messageExpression": said,
+        "messageExpression": message,
     }
 
 
@@ -87,11 +87,13 @@ def _with_names(rules: Sequence[str], schema: Schema) -> str:
         for path in sorted(counted, key=lambda path: path.count("."))
         if (counted[path] - 1) * _copied_fields(path, schema) > NAME_COSTS
     }
-    made = " && ".join(f"({PATH.sub(lambda found: _renamed(found, names), first)}{rest})" for first, rest in parts)
+    expression = " && ".join(
+        f"({PATH.sub(lambda found: _renamed(found, names), first)}{rest})" for first, rest in parts
+    )
     for path, name in reversed(names.items()):
         around, _, field = path.rpartition(".")
-        made = f"[{names.get(around, around)}.{field}].all({name}, {made})"
-    return made
+        expression = f"[{names.get(around, around)}.{field}].all({name}, {expression})"
+    return expression
 
 
 def _split(rule: str) -> tuple[str, str]:
@@ -99,8 +101,8 @@ def _split(rule: str) -> tuple[str, str]:
 
     The rest has no names, also because the API server bounds the cost of text only if its path begins with `self`.
     """
-    found = TEST.search(rule)
-    return (rule[: found.end()], rule[found.end() :]) if found else (rule, "")
+    test = TEST.search(rule)
+    return (rule[: test.end()], rule[test.end() :]) if test else (rule, "")
 
 
 def _reads(found: re.Match[str]) -> list[str]:

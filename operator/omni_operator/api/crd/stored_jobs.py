@@ -29,9 +29,9 @@ def spare_stored(schema: Schema) -> Schema:
     spec = schema["properties"]["spec"]
     rules = spec.get(VALIDATIONS, ())
     kept = {**spec, VALIDATIONS: [_for_changes(rule) if is_present(rule) else rule for rule in rules]}
-    own = [_for_creations(rule, rule["rule"]) if is_present(rule) else rule for rule in schema.get(VALIDATIONS, ())]
+    for_job = [_for_creations(rule, rule["rule"]) if is_present(rule) else rule for rule in schema.get(VALIDATIONS, ())]
     moved = [_for_creations(_moved(rule), _in_spec(rule["rule"])) for rule in rules if is_present(rule)]
-    return {**schema, "properties": {**schema["properties"], "spec": kept}, VALIDATIONS: [*own, *moved]}
+    return {**schema, "properties": {**schema["properties"], "spec": kept}, VALIDATIONS: [*for_job, *moved]}
 
 
 def is_present(rule: Rule) -> bool:
@@ -54,5 +54,7 @@ def _in_spec(condition: str) -> str:
 
 def _moved(rule: Rule) -> dict[str, Any]:
     """A rule of the spec with its field path and messages rewritten for a rule of the job."""
-    made = {**rule, "fieldPath": f".spec{rule.get('fieldPath', '')}"}
-    return {name: _SELF.sub("self.spec", text) if name == "messageExpression" else text for name, text in made.items()}
+    moved_rule = {**rule, "fieldPath": f".spec{rule.get('fieldPath', '')}"}
+    return {
+        name: _SELF.sub("self.spec", text) if name == "messageExpression" else text for name, text in moved_rule.items()
+    }

@@ -12,12 +12,17 @@ from pydantic import ValidationError
 
 from omni_operator.api.base import FieldPath
 from omni_operator.api.job import KIND, DiffusionRLJob
-from omni_operator.api.validation_messages import describe_errors, format_path
+from omni_operator.api.validation_messages import describe_errors, format_path, nearest_or_all
 
-from .file_metadata import FileMetadata
 from .yaml_document import Document, JobError, Problem, is_index
 
 STDIN = Path("-")
+# What Kubernetes has in the metadata of an object; `Metadata` checks the first four.
+METADATA_FIELDS = [
+    *("name", "namespace", "labels", "annotations", "generateName", "finalizers", "ownerReferences", "managedFields"),
+    *("uid", "generation", "resourceVersion", "selfLink"),
+    *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"),
+]
 __all__ = ["JobError", "LoadedJob", "Problem", "load_job", "read_job"]
 
 
@@ -53,26 +58,23 @@ def read_job(text: str, source: str, assignments: Sequence[str] = ()) -> LoadedJ
     for assignment in assignments:
         document.assign(assignment)
     plain = document.plain()
-    found: list[tuple[FieldPath, str]] = []
+    errors: list[tuple[FieldPath, str]] = []
     try:
         job = DiffusionRLJob.model_validate(plain)
     except ValidationError as error:
-        found += describe_errors(error, DiffusionRLJob)
-    known = {at for at, _ in found}
-    found += (one for one in _problems_of_metadata(plain.get("metadata")) if one[0] not in known)
-    if found:
-        problems = [Problem(document.where(at), text, format_path(at)) for at, text in found]
+        errors += describe_errors(error, DiffusionRLJob)
+    errors += _unknown_metadata(plain.get("metadata"))
+    if errors:
+        problems = [Problem(document.where(at), text, format_path(at)) for at, text in errors]
         raise JobError(sorted(problems, key=_line))
     return LoadedJob(job, document)
 
 
-def _problems_of_metadata(metadata: Any) -> Iterator[tuple[FieldPath, str]]:
-    if not isinstance(metadata, dict):
-        return  # its type is a problem of the job
-    try:
-        FileMetadata.model_validate(metadata)
-    except ValidationError as error:
-        yield from ((("metadata", *at), text) for at, text in describe_errors(error, FileMetadata))
+def _unknown_metadata(metadata: Any) -> Iterator[tuple[FieldPath, str]]:
+    """Misspelt fields; the operator reads jobs of a Kubernetes whose metadata has more."""
+    for name in metadata if isinstance(metadata, dict) else ():
+        if name not in METADATA_FIELDS:
+            yield ("metadata", name), "unknown field" + nearest_or_all(name, METADATA_FIELDS)
 
 
 def read_text(path: Path, noun: str) -> str:

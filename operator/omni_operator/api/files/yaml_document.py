@@ -84,10 +84,10 @@ class Document:
             return cls(source, objects[0])
         jobs = [tree for tree in objects if kind is not None and _kind(tree) == kind]
         if len(jobs) != 1:
-            found = f"{len(objects)} documents" if len(objects) != 1 else "a list or a single value"
+            description = f"{len(objects)} documents" if len(objects) != 1 else "a list or a single value"
             if kind is not None and len(objects) > 1:
-                found = ", ".join(map(_describe, jobs or objects)) + ("; write each to a file" if jobs else "")
-            raise JobError([Problem(source, f"expected one job, found {found}")])
+                description = ", ".join(map(_describe, jobs or objects)) + ("; write each to a file" if jobs else "")
+            raise JobError([Problem(source, f"expected one job, found {description}")])
         return cls(source, jobs[0], others=tuple(_describe(tree) for tree in objects if tree is not jobs[0]))
 
     def assign(self, assignment: str) -> None:

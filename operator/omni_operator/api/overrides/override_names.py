@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
 from omni_operator.api.suggestions import nearest_setting
 
 from .reserved import owner_of
@@ -97,7 +95,7 @@ def _reference_rule(name: str) -> str | None:
     return next((one for one in candidates if one in ELSEWHERE or one in WITHOUT_EFFECT or one in _REJECTED), None)
 
 
-def _describe_rejected(name: str, value: str, accepted: tuple[object, ...], advice: str) -> str | None:
+def _describe_rejected(name: str, value: str, accepted: list[object], advice: str) -> str | None:
     if "${" in value:  # the value of another setting
         return None
     parsed = parse_value(value)
@@ -122,6 +120,8 @@ def _describe_conflict(name: str, value: str, loss: str | None) -> str | None:
 
 def parse_value(text: str) -> Any:
     """A value as the trainer reads it: YAML's, and numbers like 1e-5, which are text in YAML 1.1."""
+    import yaml  # most jobs have no overrides
+
     with contextlib.suppress(ValueError):
         return yaml.safe_load(text) if text.strip().lstrip("+-").isdigit() else float(text)
     with contextlib.suppress(yaml.YAMLError):

@@ -32,12 +32,13 @@ _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
 
 def _fits_trainer(pool: str) -> str:
     """CEL: the vendor of a pool's accelerator may be combined with the trainer's."""
-    own = f"{pool}.accelerator"
+    accelerator = f"{pool}.accelerator"
     trainer = "self.trainer.accelerator"
     vendors = list(VENDORS)
     return (
-        f"(has({own}.vendor) == has({trainer}.vendor) && (!has({trainer}.vendor) || "
-        f"{own}.vendor == {trainer}.vendor || ({own}.vendor in {vendors} && {trainer}.vendor in {vendors})))"
+        f"(has({accelerator}.vendor) == has({trainer}.vendor) && (!has({trainer}.vendor) || "
+        f"{accelerator}.vendor == {trainer}.vendor || "
+        f"({accelerator}.vendor in {vendors} && {trainer}.vendor in {vendors})))"
     )
 
 
@@ -59,11 +60,7 @@ ACCELERATOR_RULES = (
         NOT_WITH_TRAINER,
         ".rollout.accelerator",
     ),
-    Cel(
-        "self.rollout.placement != 'Separate' || self.security.rayAuth == 'Token'",
-        TOKEN_NEEDED,
-        ".security.rayAuth",
-    ),
+    Cel("self.rollout.placement != 'Separate' || self.security.rayAuth == 'Token'", TOKEN_NEEDED, ".security.rayAuth"),
     Cel(
         "!has(self.reward.model) || self.reward.model.placement != 'Colocated' || "
         f"({ACCELERATORS}) % self.reward.model.tensorParallelSize == 0",
@@ -87,11 +84,7 @@ ACCELERATOR_RULES = (
         NOT_WITH_TRAINER,
         ".reward.model.accelerator",
     ),
-    Cel(
-        f"{_SAMPLES} % ({ACCELERATORS}) == 0",
-        f"{UNEVEN} the number of accelerators",
-        ".trainer.batch.prompts",
-    ),
+    Cel(f"{_SAMPLES} % ({ACCELERATORS}) == 0", f"{UNEVEN} the number of accelerators", ".trainer.batch.prompts"),
     Cel(
         f"!has(self.rollout.agentLoop.workers) || {_SAMPLES} % self.rollout.agentLoop.workers == 0",
         f"{UNEVEN} spec.rollout.agentLoop.workers",
@@ -146,6 +139,6 @@ def _judge(trainer: Trainer, judge: JudgeModel) -> Iterator[Violation]:
 
 def _vendor(at: tuple[str, ...], device: Accelerator, trainer: Accelerator) -> Iterator[Violation]:
     if device.vendor != trainer.vendor and not {device.vendor, trainer.vendor} <= set(VENDORS):
-        given = device.vendor or "not given"
+        vendor = device.vendor or "not given"
         other = trainer.vendor or "not given"
-        yield Violation(at, f"is {given}: {NOT_WITH_TRAINER} ({other})")
+        yield Violation(at, f"is {vendor}: {NOT_WITH_TRAINER} ({other})")

@@ -1,7 +1,5 @@
 """`autoscaling` of rollout and reward pods: how many of them an attempt has, by what waits for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

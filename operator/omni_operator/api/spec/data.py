@@ -1,7 +1,5 @@
 """`spec.data`: files of prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated
 

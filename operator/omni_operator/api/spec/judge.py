@@ -1,7 +1,5 @@
 """`spec.reward.model`: a vision-language judge that the job serves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 
@@ -58,8 +56,7 @@ class JudgeModel(StrictModel):
         "an attempt runs. Default: one at a time. Separate and cluster only.",
     )
     accelerator: Accelerator | None = Field(
-        default=None,
-        description="Accelerators of one reward pod. Default: those of the trainer. Separate only.",
+        default=None, description="Accelerators of one reward pod. Default: those of the trainer. Separate only."
     )
     resources: Resources | None = Field(
         default=None,

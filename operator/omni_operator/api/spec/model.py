@@ -1,7 +1,5 @@
 """`spec.model`: the model to train."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated
@@ -95,7 +93,7 @@ class Model(StrictModel):
         description="PersistentVolumeClaim that keeps downloaded models for later pods. Default: every pod downloads. "
         "Cluster only.",
     )
-    lora: Lora = Field(default=Lora(), description="LoRA adapter.")
+    lora: Lora = Field(default=Lora.model_construct(), description="LoRA adapter.")
 
     cel = (
         *(

@@ -1,7 +1,5 @@
 """`spec.storage`, `spec.output`: access to object stores and the hub, and where results are sent."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`spec.scheduling`, `spec.security`, `spec.observability`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -57,7 +55,9 @@ class PoolScheduling(StrictModel):
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = Field(
         default=(), max_length=32, description="Node taints that these pods tolerate."
     )
-    topology: Topology = Field(default=Topology(), description="Topology-aware scheduling of these pods by Kueue.")
+    topology: Topology = Field(
+        default=Topology.model_construct(), description="Topology-aware scheduling of these pods by Kueue."
+    )
 
 
 class Scheduling(StrictModel):
@@ -75,7 +75,7 @@ class Scheduling(StrictModel):
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = Field(
         default=(), max_length=32, description="Node taints that the trainer's pods tolerate."
     )
-    topology: Topology = Field(default=Topology(), description="Topology-aware scheduling by Kueue.")
+    topology: Topology = Field(default=Topology.model_construct(), description="Topology-aware scheduling by Kueue.")
     voluntary_disruptions: Literal["Block", "Allow"] = Field(
         default="Block",
         description="Block: a PodDisruptionBudget and annotations keep drains and autoscalers away from the head's and "
@@ -89,7 +89,7 @@ class Security(StrictModel):
     not_yet = MappingProxyType(
         {
             "allowHostPaths": "does not exist: the cluster's admin decides what pods may do, in jobs.podPolicy of the "
-            "operator's chart (docs/security-of-jobs.md)",
+            "operator's chart (docs/operate/security.md)"
         }
     )
 
@@ -187,6 +187,8 @@ class Observability(StrictModel):
     """Metrics and experiment tracking."""
 
     pod_monitor: PodMonitor = Field(
-        default=PodMonitor(), description="PodMonitor of the Prometheus operator. Cluster only."
+        default=PodMonitor.model_construct(), description="PodMonitor of the Prometheus operator. Cluster only."
     )
-    tracking: Tracking = Field(default=Tracking(), description="Experiment trackers that get the metrics of the run.")
+    tracking: Tracking = Field(
+        default=Tracking.model_construct(), description="Experiment trackers that get the metrics of the run."
+    )

@@ -4,8 +4,6 @@
 distinct part once: 20 KB instead of the 1.4 MB of the CRD. It is read when the first job with a pod template comes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ and `pod_schema.py` checks the others. What the template may have pods do is dec
 (`plan/pod_rules.py`), not here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Annotated, Any
@@ -82,8 +80,8 @@ Path = tuple[str | int, ...]
 def _formed(template: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the template if it matches `SCHEMA`."""
     checks = (_wrong(template, SCHEMA, ()), chain(find_errors(template, complete=False), _labels(template)))
-    if found := next(filter(None, (list(islice(check, TOLD)) for check in checks)), None):
-        raise PydanticCustomError(RULE, "malformed pod template", {"violations": found})
+    if violations := next(filter(None, (list(islice(check, TOLD)) for check in checks)), None):
+        raise PydanticCustomError(RULE, "malformed pod template", {"violations": violations})
     return template
 
 
@@ -142,12 +140,12 @@ def _without_known_nulls(value: Any, schema: dict[str, Any] | None = None) -> An
         return [_without_known_nulls(item, schema["items"]) for item in value]
     if not isinstance(value, dict):
         return value
-    made = {}
+    kept = {}
     for name, inner in value.items():
         known = _field(schema, name)
         if inner is not None or not known:
-            made[name] = _without_known_nulls(inner, known) if known else inner
-    return made
+            kept[name] = _without_known_nulls(inner, known) if known else inner
+    return kept
 
 
 def drop_nulls(value: Any) -> Any:

@@ -1,7 +1,5 @@
 """Resources, accelerators, image and head of a job's pods. Most have no effect in a local run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
@@ -91,15 +89,9 @@ class Accelerator(StrictModel):
 
     cel = (
         Cel(
-            "!has(self.resourceName) || !has(self.vendor) || self.vendor != 'CPU'",
-            CPU_HAS_NO_RESOURCE,
-            ".resourceName",
+            "!has(self.resourceName) || !has(self.vendor) || self.vendor != 'CPU'", CPU_HAS_NO_RESOURCE, ".resourceName"
         ),
-        Cel(
-            "!has(self.resourceName) || has(self.vendor)",
-            VENDOR_NEEDED,
-            ".vendor",
-        ),
+        Cel("!has(self.resourceName) || has(self.vendor)", VENDOR_NEEDED, ".vendor"),
         Cel(
             "!has(self.preset) || (has(self.vendor) && (self.vendor == 'Mock' || "
             "(self.vendor == 'NVIDIA' && self.preset == 'NVIDIA') || "
@@ -117,11 +109,10 @@ class Accelerator(StrictModel):
             yield Violation(("vendor",), VENDOR_NEEDED)
         if self.preset and self.vendor != "Mock":
             of = "NVIDIA" if self.preset == "NVIDIA" else "Ascend"
-            given = self.vendor or "not given"
+            vendor = self.vendor or "not given"
             if self.vendor != of:
                 yield Violation(
-                    ("preset",),
-                    f"{self.preset} is a preset of vendor {of}; accelerator.vendor is {given}",
+                    ("preset",), f"{self.preset} is a preset of vendor {of}; accelerator.vendor is {vendor}"
                 )
 
 
@@ -144,7 +135,8 @@ class ClaimReference(StrictModel):
     claim_name: ObjectName = Field(description="Name of the claim. Several pods need ReadWriteMany.")
 
 
-ImageName = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+IMAGE_NAME = r"^[^\s\x00-\x1f\x7f]+$"
+ImageName = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=IMAGE_NAME)]
 
 
 class Runtime(StrictModel):
@@ -170,13 +162,7 @@ class Runtime(StrictModel):
         default="/opt/omni/examples", description="Folder in the image that the job's relative paths start from."
     )
 
-    cel = (
-        Cel(
-            "!has(self.image) || has(self.rayVersion)",
-            RAY_VERSION_NEEDED,
-            ".rayVersion",
-        ),
-    )
+    cel = (Cel("!has(self.image) || has(self.rayVersion)", RAY_VERSION_NEEDED, ".rayVersion"),)
 
     @override
     def violations(self) -> Iterator[Violation]:
@@ -188,7 +174,7 @@ class Head(StrictModel):
     """Pod of the Ray head. Training runs in the trainer's pods, not here. Cluster only."""
 
     resources: Resources = Field(
-        default=Resources(),
+        default=Resources.model_construct(),
         description="Requests and limits of the head pod. Default: requests of 500m CPU and 2Gi, no limits.",
     )
     pod_template: PodTemplate = Field(

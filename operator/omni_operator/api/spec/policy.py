@@ -1,7 +1,5 @@
 """Retries, suspension and clean-up of a job. These have no effect in a local run."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -30,7 +28,6 @@ FailureReason: TypeAlias = Literal[
 ]
 FailureAction: TypeAlias = Literal["Fail", "Retry", "RetryIgnoreLimit"]
 Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
-ATTEMPTS = 99  # a name ends in two digits
 
 
 class FailureRule(StrictModel):

@@ -1,7 +1,5 @@
 """`spec.reward`: how images are scored."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -13,9 +11,11 @@ from typing_extensions import override
 from omni_operator.api.base import Cel, Line, NullFree, StrictModel, Violation, remote_scheme
 from omni_operator.api.suggestions import did_you_mean
 from omni_operator.api.validation_messages import describe_errors
+from verl_omni.reward_loop.rewards import UNAVAILABLE
+from verl_omni.reward_loop.setting_types import SERVER_URL
 
 from .judge import JudgeModel
-from .scorers import BUILTIN, SERVER_URL, UNAVAILABLE, BrightnessSettings, JudgeSettings
+from .scorers import BUILTIN, setting_paths, setting_violations, settings_model
 
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
@@ -86,18 +86,12 @@ class Http(StrictModel):
     )
 
 
-def _settings_of_each() -> str:
-    return ". ".join(
-        f"{name}: {', '.join(model.model_fields)}" for name, model in BUILTIN.items() if model.model_fields
-    )
-
-
 class Scorer(StrictModel):
     """One scorer: a built-in one by name, a Python function, or a reward server."""
 
     name: Key = Field(
-        description="Name of the metric, and of the built-in scorer unless builtin, function or http is set: "
-        f"{', '.join(BUILTIN)}."
+        description="Name of the metric, and of the built-in scorer unless builtin, function or http is set "
+        "(docs/reference/rewards.md)."
     )
     builtin: Key | None = Field(default=None, description="Name of a built-in scorer. Default: the value of name.")
     function: Function | None = Field(
@@ -115,18 +109,13 @@ class Scorer(StrictModel):
     settings: Annotated[dict[Key, Setting], NullFree, WithJsonSchema(_SETTINGS)] = Field(
         default_factory=dict,
         max_length=64,
-        description=f"Further arguments of the scorer. {_settings_of_each()}. A function: its own.",
+        description="Further arguments of the scorer, see docs/reference/rewards.md, or of the function.",
     )
 
     cel = (
         Cel(
             "has(self.http) ? !has(self.function) && !has(self.builtin) : !has(self.function) || !has(self.builtin)",
             "a scorer has only one of builtin, function and http",
-        ),
-        Cel(
-            "has(self.function) || has(self.http) || "
-            f"(has(self.builtin) ? self.builtin : self.name) in {list(BUILTIN)}",
-            f"name must be one of {', '.join(BUILTIN)}, unless builtin, function or http is set",
         ),
     )
 
@@ -140,7 +129,7 @@ class Scorer(StrictModel):
     @property
     def paths(self) -> dict[str, str]:
         """Settings of a built-in scorer that are paths."""
-        return {} if self.function or self.http else BUILTIN[self.scorer].paths(self.settings)
+        return {} if self.function or self.http else setting_paths(self.scorer, self.settings)
 
     @property
     def server_url(self) -> str | None:
@@ -153,18 +142,18 @@ class Scorer(StrictModel):
     @property
     def asks_judge(self) -> bool:
         """Whether it is a built-in scorer that asks a vision-language model."""
-        builtin = self.function is None and self.http is None
-        return builtin and issubclass(BUILTIN.get(self.scorer, BrightnessSettings), JudgeSettings)
+        builtin = self.function is None and self.http is None and self.scorer in BUILTIN
+        return builtin and "base_url" in settings_model(self.scorer).model_fields
 
     @override
     def violations(self) -> Iterator[Violation]:
         if self.name == COMBINED:
             yield Violation(("name",), "the reward of all scorers has this name; choose another one")
-        given = [name for name in ("builtin", "function", "http") if getattr(self, name) is not None]
-        if len(given) > 1:
-            yield Violation((given[1],), f"a scorer is one thing: remove all but one of {', '.join(given)}")
-        elif given in ([], ["builtin"]):
-            yield from self._builtin_violations("builtin" if given else "name")
+        kinds = [name for name in ("builtin", "function", "http") if getattr(self, name) is not None]
+        if len(kinds) > 1:
+            yield Violation((kinds[1],), f"a scorer is one thing: remove all but one of {', '.join(kinds)}")
+        elif kinds in ([], ["builtin"]):
+            yield from self._builtin_violations("builtin" if kinds else "name")
         elif self.http:
             for name in self.settings:
                 yield Violation(("settings", name), "a reward server takes no settings; put parameters into http.url")
@@ -172,7 +161,6 @@ class Scorer(StrictModel):
             yield Violation(("settings", taken[0]), "is a field of the scorer itself; give the argument another name")
 
     def _builtin_violations(self, named_by: str) -> Iterator[Violation]:
-        model = BUILTIN.get(self.scorer)
         if why := UNAVAILABLE.get(self.scorer):
             yield Violation(
                 (named_by,),
@@ -180,11 +168,18 @@ class Scorer(StrictModel):
                 "of your own",
             )
             return
-        if model is None:
+        if self.scorer not in BUILTIN:
             yield Violation(
                 (named_by,),
                 f"unknown scorer {self.scorer!r}; write one of {', '.join(BUILTIN)}, or add function or http"
                 f"{did_you_mean(self.scorer, BUILTIN)}",
+            )
+            return
+        try:
+            model = settings_model(self.scorer)
+        except ImportError as error:  # only a scorer of another package can need what is not installed here
+            yield Violation(
+                (named_by,), f"the scorer {self.scorer} cannot be read ({error}); import it inside compute_score"
             )
             return
         known = list(model.model_fields)
@@ -194,10 +189,13 @@ class Scorer(StrictModel):
                 ("settings", name), f"unknown setting; the scorer {self.scorer!r} {takes}{did_you_mean(name, known)}"
             )
         try:
-            model.model_validate({name: value for name, value in self.settings.items() if name in known})
+            valid = model.model_validate({name: value for name, value in self.settings.items() if name in known})
         except ValidationError as error:
             for at, text in describe_errors(error, model):
                 yield Violation(("settings", *at), text)
+            return
+        for problem in setting_violations(self.scorer, valid):
+            yield Violation(("settings", *problem.at), problem.text)
 
 
 class Reward(StrictModel):
@@ -215,10 +213,11 @@ class Reward(StrictModel):
         ge=0,
         le=1,
         description="Share of the samples of a step or an evaluation, rounded up, that may have no score: they are not "
-        "trained on. With more, or without any reward, the run stops. Default: 0.1. See docs/rewards.md.",
+        "trained on. With more, or without any reward, the run stops. Default: 0.1. See docs/reference/rewards.md.",
     )
     model: JudgeModel | None = Field(
-        default=None, description="A vision-language judge that the job serves. Default: none. See docs/rewards.md."
+        default=None,
+        description="A vision-language judge that the job serves. Default: none. See docs/reference/rewards.md.",
     )
     scorers: Annotated[tuple[Scorer, ...], Field(strict=False)] = Field(
         min_length=1,

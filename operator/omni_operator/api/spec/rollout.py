@@ -1,7 +1,5 @@
 """`spec.rollout`: how samples are generated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Literal
@@ -56,8 +54,7 @@ class Engine(StrictModel):
         "divide the attention heads of the model's transformer, for Wan also its ffn_dim.",
     )
     dtype: Literal["bfloat16", "float32"] | None = Field(
-        default=None,
-        description="Dtype of the engine's weights. Default: bfloat16 with accelerators, float32 without.",
+        default=None, description="Dtype of the engine's weights. Default: bfloat16 with accelerators, float32 without."
     )
     max_batch_size: int = Field(default=64, ge=1, le=4096, description="Maximum samples in one engine batch.")
     max_concurrent_requests: int | None = Field(
@@ -139,8 +136,8 @@ class Sampler(StrictModel):
         default=0.7,
         ge=0,
         le=10,
-        description="Scale of the noise. 0: none, which FlowGRPO, DanceGRPO, MixGRPO, GRPOGuard and FlowDPPO refuse: "
-        "they learn from it.",
+        description="Scale of the noise. 0: none, which the algorithms on recorded steps refuse: they learn from it "
+        "(docs/reference/algorithms.md).",
     )
     window: Window | None = Field(
         default=None, description="Steps that add noise. Default: all but the last step, whose noise is never denoised."
@@ -173,7 +170,7 @@ class Rollout(StrictModel):
     placement: Literal["Colocated", "Separate"] = Field(
         default="Colocated",
         description="Colocated: engines run on the trainer's accelerators, in its pods. Separate: they run in rollout "
-        "pods, on accelerators of their own, and get weights over the network. See docs/pools.md.",
+        "pods, on accelerators of their own, and get weights over the network. See docs/guides/pools.md.",
     )
     replicas: int = Field(
         default=1,
@@ -210,8 +207,7 @@ class Rollout(StrictModel):
         "drainSeconds change while an attempt runs. Default: one at a time. Separate and cluster only.",
     )
     accelerator: Accelerator | None = Field(
-        default=None,
-        description="Accelerators of one rollout pod. Default: those of the trainer. Separate only.",
+        default=None, description="Accelerators of one rollout pod. Default: those of the trainer. Separate only."
     )
     resources: Resources | None = Field(
         default=None,
@@ -240,13 +236,15 @@ class Rollout(StrictModel):
         le=7,
         description="Batches generated ahead of the step that trains on them, while the trainer updates; their samples "
         "are as many versions of the weights older, and the ratio to the policy that generated them is clipped. 0: "
-        "generate, then update. Separate only. See docs/pools.md.",
+        "generate, then update. Separate only. See docs/guides/pools.md.",
     )
-    engine: Engine = Field(default=Engine(), description="The inference engine that generates samples.")
-    agent_loop: AgentLoop = Field(default=AgentLoop(), description="Workers that send prompts to the engines.")
-    pipeline: Pipeline = Field(default=Pipeline(), description="Image size, denoising steps, guidance.")
-    sampler: Sampler = Field(default=Sampler(), description="How the sampler adds noise.")
-    staleness: Staleness = Field(default=Staleness(), description="How old an engine's weights may be.")
+    engine: Engine = Field(default=Engine.model_construct(), description="The inference engine that generates samples.")
+    agent_loop: AgentLoop = Field(
+        default=AgentLoop.model_construct(), description="Workers that send prompts to the engines."
+    )
+    pipeline: Pipeline = Field(default=Pipeline.model_construct(), description="Image size, denoising steps, guidance.")
+    sampler: Sampler = Field(default=Sampler.model_construct(), description="How the sampler adds noise.")
+    staleness: Staleness = Field(default=Staleness.model_construct(), description="How old an engine's weights may be.")
 
     cel = (
         Cel("!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps", WINDOW_TOO_LONG, ".sampler"),

@@ -1,41 +1,32 @@
 """`spec.algorithm`, `spec.trainer`, `spec.checkpoint`: training algorithm, trainer and checkpoints."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
 from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
-from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported
+from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported, parse_value
 from omni_operator.api.overrides.reserved import OF_THE_ALGORITHM, RESERVED
+from verl_omni.workers.algorithms.registered import job_names
 
 from .pod_template import PodTemplate
 from .pods import Accelerator, Resources, SharedMemory
 
 ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
+_NAMES = job_names()
 # Algorithm -> the trainer's `loss_mode`, which selects its settings.
-LOSSES = {
-    "FlowGRPO": "flow_grpo",
-    "DanceGRPO": "flow_grpo",
-    "MixGRPO": "flow_grpo",
-    "GRPOGuard": "grpo_guard",
-    "FlowDPPO": "flow_dppo",
-    "DiffusionNFT": "diffusion_nft",
-    "DiffusionDPO": "diffusion_dpo",
-}
+LOSSES = {name: algorithm for name, (algorithm, _) in _NAMES.items()}
 # Algorithm that trains on recorded steps -> the trainer's estimator of advantages.
-ESTIMATORS = {
-    "FlowGRPO": "flow_grpo",
-    "DanceGRPO": "dance_grpo",
-    "MixGRPO": "mix_grpo",
-    "GRPOGuard": "flow_grpo",
-    "FlowDPPO": "flow_grpo",
-}
+ESTIMATORS = {name: meaning.estimator for name, (_, meaning) in _NAMES.items() if meaning.estimator}
+_PAPERS = ", ".join(f"{name} (arXiv:{meaning.paper})" for name, (_, meaning) in _NAMES.items())
+if TYPE_CHECKING:
+    AlgorithmName = str
+else:
+    AlgorithmName = Literal[(*LOSSES, "Custom")]
 LOSS_GROUP = "actor_rollout_ref.actor.diffusion_loss."
 SOURCE = "algorithm.sample_source"
 OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=(.*)$", re.DOTALL)
@@ -66,14 +57,10 @@ class Algorithm(StrictModel):
 
     not_yet = MappingProxyType({"configRef": "recipes in ConfigMaps do not exist yet: write their lines in overrides"})
 
-    name: Literal[
-        "FlowGRPO", "DanceGRPO", "MixGRPO", "GRPOGuard", "FlowDPPO", "DiffusionNFT", "DiffusionDPO", "Custom"
-    ] = Field(
+    name: AlgorithmName = Field(
         default="FlowGRPO",
-        description="FlowGRPO (arXiv:2505.05470), DanceGRPO (arXiv:2505.07818), MixGRPO (arXiv:2507.21802), "
-        "GRPOGuard (arXiv:2510.22319), FlowDPPO (arXiv:2606.11025), DiffusionNFT (arXiv:2509.16117), "
-        "DiffusionDPO (arXiv:2311.12908), or Custom: set by overrides, such as one of docs/extensions.md. See "
-        "docs/algorithms.md.",
+        description=f"{_PAPERS}, or Custom: set by overrides, such as one of docs/guides/own-family.md. See "
+        "docs/reference/algorithms.md.",
     )
     entrypoint: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=ENTRYPOINT,
@@ -100,7 +87,8 @@ class Algorithm(StrictModel):
     @property
     def reads_pairs(self) -> bool:
         """Whether training reads pairs of images of the data set, and generates no samples."""
-        return any(line.lstrip("+") == f"{SOURCE}=offline" for line in self.overrides)
+        sources = [match[3] for line in self.overrides if (match := OVERRIDE.match(line)) and match[2] == SOURCE]
+        return bool(sources) and parse_value(sources[-1]) == "offline"  # the last one counts
 
     @override
     def violations(self) -> Iterator[Violation]:
@@ -109,7 +97,7 @@ class Algorithm(StrictModel):
             if match is None:
                 yield Violation(("overrides", place), f"{line!r} is not in the form name=value")
             elif self.name == "Custom" and (match[2] in OF_THE_ALGORITHM or match[2].startswith(LOSS_GROUP)):
-                continue  # a module of the user's may register it (docs/extensions.md)
+                continue  # a module of the user's may register it (docs/guides/own-family.md)
             elif text := describe_reserved(match[2]) or self._unsupported(match[2], match[3]):
                 yield Violation(("overrides", place), text)
 
@@ -171,9 +159,9 @@ class Trainer(StrictModel):
         "of one "
         "machine.",
     )
-    accelerator: Accelerator = Field(default=Accelerator(), description="Accelerators of one replica.")
+    accelerator: Accelerator = Field(default=Accelerator.model_construct(), description="Accelerators of one replica.")
     total_steps: int = Field(ge=1, le=10_000_000, description="Training steps of the whole run, over all attempts.")
-    batch: Batch = Field(default=Batch(), description="Size of a training step and how it is split.")
+    batch: Batch = Field(default=Batch.model_construct(), description="Size of a training step and how it is split.")
     precision: Literal["bfloat16", "float32"] | None = Field(
         default=None,
         description="Dtype that the model computes in, and of its frozen weights. Trained weights, sums of gradients "
@@ -187,12 +175,14 @@ class Trainer(StrictModel):
         description="Training steps between evaluations on data.validation. 0: only before and after training.",
     )
     resources: Resources = Field(
-        default=Resources(),
+        default=Resources.model_construct(),
         description="Requests and limits of a trainer pod; accelerators and sharedMemory are added. Default: requests "
         "of 1 "
         "CPU and 4Gi, no limits. Cluster only.",
     )
-    shared_memory: SharedMemory = Field(default=SharedMemory(), description="/dev/shm of a trainer pod. Cluster only.")
+    shared_memory: SharedMemory = Field(
+        default=SharedMemory.model_construct(), description="/dev/shm of a trainer pod. Cluster only."
+    )
     pod_template: PodTemplate = Field(
         default_factory=dict,
         description="Strategic merge patch for the trainer's pod template: lists of containers, volumes and variables "

@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import FieldPath, is_in_store
@@ -16,13 +17,13 @@ from omni_operator.api.spec.model import ALL_LINEAR
 from omni_operator.api.spec.training import ENTRYPOINT
 from omni_operator.api.validation_messages import format_path
 from omni_operator.cli import console, sample_size
-from omni_operator.cli.machine.machine_facts import Accelerators
 from omni_operator.cli.machine.training_stack import missing_stack, missing_text, run_module
 from omni_operator.plan.overrides import PYTHONS, render_overrides
 from omni_operator.plan.pods.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_problem, is_offline
 from omni_operator.plan.run_layout import local_layout
 
-from . import prompt_rows
+if TYPE_CHECKING:
+    from omni_operator.cli.machine.machine_facts import Accelerators
 
 PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 CUSTOM_DATASET = "data.custom_cls."
@@ -175,9 +176,7 @@ def _sizes(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
 
 def _prompts(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     data = job.spec.data
-    overrides = _overrides(job)
-    custom = any(name.startswith(CUSTOM_DATASET) for name in overrides)
-    own = job.spec.algorithm.entrypoint == ENTRYPOINT and not custom
+    custom = any(name.startswith(CUSTOM_DATASET) for name in _overrides(job))
     for name, files in (("train", data.train), ("validation", data.validation)):
         for place, path in enumerate(files):
             at = ("spec", "data", name, place)
@@ -187,8 +186,6 @@ def _prompts(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
                 yield at, f"no readable file {console.short_path(Path(path))}"
             elif not custom and not path.endswith(PROMPT_SUFFIXES):
                 yield at, f"{Path(path).name!r} must end in {', '.join(PROMPT_SUFFIXES)}"
-            elif own and (problem := prompt_rows.find_problem(Path(path), overrides.get(PROMPT_KEY, "prompt"))):
-                yield at, f"{console.short_path(Path(path))}: {problem}"
 
 
 def _functions(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:

@@ -18,13 +18,10 @@ from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.files.job_loader import STDIN
 from omni_operator.cli import console
-from omni_operator.cli.machine import (
-    machine_facts,
-    training_stack,
-)
+from omni_operator.cli.machine import machine_facts, training_stack
 from omni_operator.cli.options import Assignments, JobFile, Runs, job_folder
 
-from . import failure, preflight, processes, results, run_folder, shared_memory, supervisor
+from . import failure, preflight, processes, run_folder, run_summary, shared_memory, supervisor
 from .json_lines import JsonLinesReader, MalformedLine
 from .progress_display import Display, make_display
 from .run_state import RunState, apply_event
@@ -56,13 +53,13 @@ def run(
     job = plan.resolve_paths(loaded.job, str(job_folder(job_file)))
     accelerators = () if job.spec.trainer.accelerator.vendor == "CPU" else machine_facts.find_accelerators()
     stack = training_stack.missing_stack()
-    found = [
+    problems = [
         *preflight.file_problems(job, loaded.document),
         *preflight.variable_problems(job, loaded.document, os.environ),
         *preflight.machine_problems(job, loaded.document, accelerators, stack),
     ]
-    if found:
-        console.refuse(console.format_problems(found))
+    if problems:
+        console.refuse(console.format_problems(problems))
     layout = plan.local_layout(job, str(runs.resolve()))
     folder = Path(layout.run_folder)
     try:
@@ -75,7 +72,9 @@ def run(
                 _print_finished(job, folder)
                 return
             session = Session(job, folder, plan.render_command(job, layout, sys.executable), patience)
-            environment = trainer_environment(os.environ, cpu=not accelerators, hub=job.spec.sends_to_hub)
+            environment = trainer_environment(
+                console.user_environment(), cpu=not accelerators, hub=job.spec.sends_to_hub
+            )
             code = session.run(lock, environment, plain=plain)
     except run_folder.RunFolderError as error:
         console.refuse(str(error))
@@ -163,7 +162,7 @@ class Session:
 
     def _conclude(self, ended: supervisor.ChildExit, log: Sequence[str], *, out_of_memory: bool) -> int:
         if ended.code == 0:
-            console.say("\n".join(results.summary(self.folder)))
+            console.say("\n".join(run_summary.summary(self.folder)))
             return console.OK
         if failure.was_stopped(ended.code, ended.stop_requests):
             saved = run_folder.last_checkpoint(self.folder)
@@ -187,7 +186,7 @@ def _print_finished(job: DiffusionRLJob, folder: Path) -> None:
     console.say(
         f"{job.metadata.name} is already finished; to run it again, add --fresh; to continue it, raise totalSteps"
     )
-    console.say("\n".join(results.summary(folder)))
+    console.say("\n".join(run_summary.summary(folder)))
 
 
 def _resume_command(job_file: Path, folder: Path, runs: Path, changes: Sequence[str]) -> str:

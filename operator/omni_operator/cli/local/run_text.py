@@ -16,8 +16,8 @@ def announcement(event: Mapping[str, Any]) -> str | None:
         case "start" if event.get("resumed_from") is not None:
             return f"resuming from the checkpoint of step {event['resumed_from']} of {event.get('total_steps')}"
         case "step":
-            found = evaluation(event)
-            return f"held-out reward {evaluation_text(found)} after step {found.step}" if found else None
+            held_out = evaluation(event)
+            return f"held-out reward {evaluation_text(held_out)} after step {held_out.step}" if held_out else None
         case "warning":
             return f"warning: {event.get('message')}"
         case _:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -56,7 +55,7 @@ def run(device: str) -> Iterator[Check]:
 
 
 def _part(part: str, command: Sequence[str]) -> Iterator[Check]:
-    environment = {**os.environ, "TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**console.user_environment(), "TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
     failed = False
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

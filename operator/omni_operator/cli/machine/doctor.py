@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,10 +14,9 @@ from omni_operator.cli.options import Json
 
 from . import device_checks, machine_facts
 from .machine_facts import Machine
-from .training_stack import INSTALL
+from .training_stack import INSTALL, PYTHONS, SUPPORTED_PYTHONS
 
 GIB = 1024**3
-PYTHONS = ((3, 11), (3, 12))
 MARKS = {"ok": "ok      ", "note": "note    ", "missing": "MISSING "}
 
 
@@ -54,7 +52,7 @@ def doctor(
             "runs_on": runs_on(here),
             "findings": [asdict(finding) for finding in findings],
         }
-        console.say(json.dumps(document, indent=2, ensure_ascii=False))
+        console.say_json(document)
     else:
         _print(findings, len(missing))
     if missing:
@@ -63,19 +61,19 @@ def doctor(
 
 def check_device(device: str, *, as_json: bool) -> None:
     """Run the checks on a device of this type of torch, and print each result as it ends."""
-    found = []
+    checks = []
     for check in device_checks.run(device):
-        found.append(check)
+        checks.append(check)
         if not as_json:
             console.say(
                 f"{MARKS['ok'] if check.passed else 'FAILED  '}{check.name}: {check.text} ({check.seconds:.0f} s)"
             )
-    failed = [check.name for check in found if not check.passed]
+    failed = [check.name for check in checks if not check.passed]
     if as_json:
-        document = {"ready": not failed, "device": device, "checks": [asdict(check) for check in found]}
-        console.say(json.dumps(document, indent=2, ensure_ascii=False))
+        document = {"ready": not failed, "device": device, "checks": [asdict(check) for check in checks]}
+        console.say_json(document)
     else:
-        console.say(f"not ready: {', '.join(failed)} failed" if failed else f"ready: {len(found)} checks passed")
+        console.say(f"not ready: {', '.join(failed)} failed" if failed else f"ready: {len(checks)} checks passed")
     if failed:
         raise typer.Exit(console.FAILED)
 
@@ -106,8 +104,8 @@ def runs_on(here: Machine) -> str:
 
 def _resources(here: Machine) -> Iterator[Finding]:
     text = f"Python {here.python[0]}.{here.python[1]}"
-    supported = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
-    yield Finding("ok", text) if here.python in PYTHONS else Finding("missing", text, f"use Python {supported}")
+    supported = here.python in PYTHONS
+    yield Finding("ok", text) if supported else Finding("missing", text, f"use Python {SUPPORTED_PYTHONS}")
     yield Finding("ok", f"{here.cpus} CPU cores")
     memory = f"{_gib(here.memory_free)} of {_gib(here.memory)} memory available"
     if here.memory_free < 4 * GIB:

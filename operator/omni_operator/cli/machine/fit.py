@@ -76,7 +76,7 @@ def fit(
     judge = job.spec.reward.model
     estimate["not_estimated"] = ["spec.reward.model"] if judge and not judge.separate else []
     if as_json:
-        console.say(json.dumps(estimate, indent=2, ensure_ascii=False))
+        console.say_json(estimate)
     else:
         console.say(fit_text.render(estimate, *_pods(job)))
     if estimate["fits"] is False or estimate["host_fits"] is False:
@@ -177,7 +177,7 @@ def _host_verdict(resources: Resources, shared_memory: SharedMemory, host: Seque
     limit = resources.limits.get("memory")
     if limit is None:
         return {"host_capacity": None, "host_fits": None}
-    # The size of shared memory is added to the pod's limit (docs/job.md).
+    # The size of shared memory is added to the pod's limit (docs/reference/job.md).
     capacity = whole(limit) + whole(shared_memory.size_limit)
     return {"host_capacity": capacity, "host_fits": max(phase["bytes"] for phase in host) <= capacity}
 

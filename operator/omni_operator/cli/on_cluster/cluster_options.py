@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omni_operator.cli import console
+from omni_operator.cli.options import check_image
 from omni_operator.plan.entrypoint import LOG
 
 if TYPE_CHECKING:
@@ -30,9 +31,18 @@ Kubeconfig = Annotated[
         metavar="FILE",
     ),
 ]
+Image = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        help="Image of the pod that reads the claim; default: that of the job, else the operator's.",
+        metavar="IMAGE",
+        callback=check_image,
+    ),
+]
 RUNS = "runs"  # the default of `drl run --runs`
 LACKS_RIGHT = " cannot "  # User "x" cannot list resource "pods" in ...
-RIGHTS = "ask for this right: docs/cli.md has those of each command (Rights)"
+RIGHTS = "ask for this right: docs/reference/cli.md has those of each command (Rights)"
 
 
 @contextmanager

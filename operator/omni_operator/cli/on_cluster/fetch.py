@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from omni_operator.cli import console
-from omni_operator.cli.options import Json, check_image
+from omni_operator.cli.options import Json
 
-from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_client
+from .cluster_options import Context, Image, Kubeconfig, Name, Namespace, cluster_client
 
 
 def fetch(
@@ -20,15 +20,7 @@ def fetch(
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="Also all checkpoints; default: only the newest adapter.")
     ] = False,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            "--image",
-            help="Image of the pod that reads the claim; default: that of the job, else the operator's.",
-            metavar="IMAGE",
-            callback=check_image,
-        ),
-    ] = None,
+    image: Image = None,
     as_json: Json = False,
     namespace: Namespace = None,
     context: Context = None,
@@ -41,7 +33,7 @@ def fetch(
     """
     with cluster_client(namespace, context, kubeconfig) as client:
         from omni_operator.client.archive import FolderTaken
-        from omni_operator.client.results import fetch as fetch_results
+        from omni_operator.client.fetched_results import fetch as fetch_results
 
         job = client.get(name)
         try:

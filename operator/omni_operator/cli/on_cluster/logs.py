@@ -13,14 +13,14 @@ import typer
 
 from omni_operator.api.names import TRAINER_GROUP
 from omni_operator.cli import console
-from omni_operator.cli.options import Json, check_image
+from omni_operator.cli.options import Json
 from omni_operator.plan.entrypoint import LOG
 
-from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_client
+from .cluster_options import Context, Image, Kubeconfig, Name, Namespace, cluster_client
 
 if TYPE_CHECKING:
     from omni_operator.client import Client, Job
-    from omni_operator.client.logs import LogLine
+    from omni_operator.client.pod_logs import LogLine
 
 Say = Callable[[str | None, str], None]  # prints a line of a pod; None: of train.log
 
@@ -31,23 +31,13 @@ def logs(
     pod: Annotated[
         str | None,
         typer.Option(
-            "--pod",
-            help="One pod, or all of a role: head, trainer (default), rollout or reward.",
-            metavar="NAME",
+            "--pod", help="One pod, or all of a role: head, trainer (default), rollout or reward.", metavar="NAME"
         ),
     ] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", help="Only the last N lines of each pod.", metavar="N", min=0)
     ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            "--image",
-            help="Image of the pod that reads the claim; default: as for drl fetch.",
-            metavar="IMAGE",
-            callback=check_image,
-        ),
-    ] = None,
+    image: Image = None,
     as_json: Json = False,
     namespace: Namespace = None,
     context: Context = None,
@@ -60,7 +50,7 @@ def logs(
     an object for each line: its pod, which is null for train.log, and its text.
     """
     with cluster_client(namespace, context, kubeconfig, name) as client:
-        from omni_operator.client.logs import PodNotFound, find_pods, follow_logs, read_logs, select_pods
+        from omni_operator.client.pod_logs import PodNotFound, find_pods, follow_logs, read_logs, select_pods
 
         job = client.get(name)
         state = job.status.state or "not seen by an operator"
@@ -86,8 +76,8 @@ def logs(
 
 def _print_kept(client: Client, job: Job, image: str | None, tail: int | None, say: Say) -> None:
     """Print train.log, or its last lines, from the claim of a job without pods."""
-    from omni_operator.client.pods import run_place
-    from omni_operator.client.results import fetch
+    from omni_operator.client.fetched_results import fetch
+    from omni_operator.client.job_pods import run_place
     from omni_operator.cluster.errors import ClusterError
 
     place = run_place(job.body)

@@ -41,8 +41,8 @@ def open_dashboard(
         _open_report(name, as_json, namespace, context, kubeconfig)
         return
     with cluster_client(namespace, context, kubeconfig) as client:
-        from omni_operator.client.logs import find_pods
-        from omni_operator.client.pods import find_dashboard
+        from omni_operator.client.job_pods import find_dashboard
+        from omni_operator.client.pod_logs import find_pods
         from omni_operator.client.port_forward import PortForwarder
 
         job = client.get(name)
@@ -71,7 +71,7 @@ def _open_report(name: str, as_json: bool, namespace: str | None, context: str |
     """Copy the report, print its path, and open it where there is a browser."""
     with cluster_client(namespace, context, kubeconfig) as client:
         from omni_operator.client.archive import FolderTaken
-        from omni_operator.client.results import fetch
+        from omni_operator.client.fetched_results import fetch
 
         folder = Path("runs", name)
         try:

@@ -26,7 +26,7 @@ def submit(
         Path | None,
         typer.Option(
             "--settings",
-            help="File with the operator's settings (docs/cli.md); default: those of its Deployment, if readable.",
+            help="File with the operator's settings (docs/reference/cli.md). Default: read from its Deployment.",
             metavar="FILE.yaml",
         ),
     ] = None,
@@ -74,8 +74,8 @@ def _read_view(client: Client) -> ClusterView:
         return cluster_view(None, None)
     except AmbiguousOperator as error:
         console.refuse(
-            f"{error}; give the operator's settings with --settings FILE.yaml (docs/cli.md), or delete what is not the "
-            "operator"
+            f"{error}; give the operator's settings with --settings FILE.yaml (docs/reference/cli.md), "
+            "or delete what is not the operator"
         )
 
 

@@ -80,18 +80,18 @@ def _follow(client: Client, name: str, view: View) -> str:
     first = True
     for job in client.follow(name, poll=POLL_SECONDS):
         try:
-            found = client.events(job) if seen is not None else ()
+            events = client.events(job) if seen is not None else ()
         except Unavailable:
-            found = ()  # read again with the next status
+            events = ()  # read again with the next status
         except ClusterError as error:
             view.note(f"events are not shown: {error}")
             seen = None
-            found = ()
-        for event in found[-PAST_EVENTS:] if first else found:
+            events = ()
+        for event in events[-PAST_EVENTS:] if first else events:
             if seen is not None and seen.get(event.uid) != event.count:
                 view.event(event)
         if seen is not None:
-            seen |= {event.uid: event.count for event in found}
+            seen |= {event.uid: event.count for event in events}
         view.job(job)
         first = False
     return str(job.status.state)
@@ -135,7 +135,7 @@ class JsonView(View):
     def job(self, job: Job) -> None:
         status = job.status
         progress = job.status.progress
-        made = {
+        line = {
             "kind": "status",
             "name": job.name,
             "state": status.state,
@@ -149,13 +149,13 @@ class JsonView(View):
             "weights_version": status.weights.trainer_version,
             "rollouts": status.rollout.summary,
         }
-        if made != self._last:
-            self._last = made
-            console.say(json.dumps(made, ensure_ascii=False))
+        if line != self._last:
+            self._last = line
+            console.say(json.dumps(line, ensure_ascii=False))
 
     @override
     def event(self, event: Event) -> None:
-        made = {
+        line = {
             "kind": "event",
             "time": event.time,
             "type": event.type,
@@ -163,7 +163,7 @@ class JsonView(View):
             "message": event.message,
             "count": event.count,
         }
-        console.say(json.dumps(made, ensure_ascii=False))
+        console.say(json.dumps(line, ensure_ascii=False))
 
     @override
     def note(self, text: str) -> None:
@@ -189,7 +189,7 @@ def step_event(status: Status) -> dict[str, Any] | None:
     progress = status.progress
     if progress.global_step is None:
         return None
-    made = {
+    metrics = {
         "event": "step",
         "step": progress.global_step,
         "reward/mean": progress.reward,
@@ -198,4 +198,4 @@ def step_event(status: Status) -> dict[str, Any] | None:
         "weights/version": status.weights.trainer_version,
     }
     not_finite = {"reward/mean"} if progress.samples else set()  # there are samples, but no mean of their rewards
-    return {name: value for name, value in made.items() if value is not None or name in not_finite}
+    return {name: value for name, value in metrics.items() if value is not None or name in not_finite}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pydantic import ValidationError
 
 from omni_operator.api.job import Spec
-from omni_operator.api.names import FINALIZER, PAUSE_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
+from omni_operator.api.names import PAUSE_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.spec.autoscaling import Autoscaling as AutoscalingSpec
 from omni_operator.api.spec.judge import JudgeModel
 from omni_operator.api.spec.pods import PodReplacement
@@ -35,7 +35,6 @@ def parse_metadata_facts(body: Body) -> JobFacts:
         generation=int(meta.get("generation") or 0),
         created=parse_timestamp(meta.get("creationTimestamp")) or _EPOCH,
         deleting=parse_timestamp(meta.get("deletionTimestamp")),
-        has_finalizer=FINALIZER in (meta.get("finalizers") or ()),
     )
 
 
@@ -50,7 +49,6 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         generation=bare.generation,
         created=bare.created,
         deleting=bare.deleting,
-        has_finalizer=bare.has_finalizer,
         suspend=spec.suspend,
         grace=timedelta(seconds=spec.suspend_policy.grace_seconds) if patient else None,
         active_deadline=_span(spec.active_deadline_seconds),

@@ -101,11 +101,8 @@ def parse_rayjob(body: Body) -> ObservedRayJob:
 
 
 def _alteration(body: Body, annotations: Mapping[str, Any]) -> str:
-    """Message about changed fields of a RayJob that must not change, and who changed them; empty if unchanged.
-
-    An attempt of an earlier version of the operator has no checksum, and only its annotations may be missing.
-    """
-    if RENDERED_ANNOTATION in annotations and annotations.get(CHECKSUM_ANNOTATION) in (None, digest_checked(body)):
+    """Message about changed fields of a RayJob that must not change, and who changed them; empty if unchanged."""
+    if CHECKSUM_ANNOTATION in annotations and annotations[CHECKSUM_ANNOTATION] == digest_checked(body):
         return ""
     paths = [("f:spec", "f:entrypoint"), *(("f:metadata", "f:annotations", f"f:{name}") for name in CHECKED)]
     author = next(filter(None, (find_author(body, *path, fallback=False) for path in paths)), "")

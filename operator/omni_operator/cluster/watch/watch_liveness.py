@@ -1,17 +1,17 @@
 """Liveness of the watches: the operator's own writes must arrive as watch events.
 
 A watch can stop delivering events while the rest of the process works. The process therefore counts as alive only if
-the watch delivers each tracked write (the operator's Lease, every RayJob that it creates) within the deadline. Failed
-writes are not tracked: an unreachable API server is no reason to restart.
+the watch delivers each tracked write (the operator's Lease, every RayJob that it creates, every status of a job) within
+the deadline. Failed writes are not tracked: an unreachable API server is no reason to restart.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from omni_operator.cluster.kinds import LEASES, RAYJOBS, Body, Kind
+from omni_operator.cluster.kinds import JOBS, LEASES, RAYJOBS, Body, Key, Kind
 
-TRACKED = (LEASES, RAYJOBS)  # kinds whose writes are expected
+TRACKED = (LEASES, RAYJOBS, JOBS)  # kinds whose writes are expected
 MAX_TRACKED = 4096
 MAX_EARLY = 256  # objects whose events may have arrived before the answers to the writes
 Place = tuple[Kind, str, str]
@@ -55,6 +55,10 @@ class WatchLiveness:
                 del self._newest[next(iter(self._newest))]
         elif version >= waited[0]:
             del self._waiting[place]
+
+    def forget(self, kind: Kind, key: Key) -> None:
+        """Do not wait for an object that a list lacks: no event tells of its deletion any more."""
+        self._waiting.pop((kind, *key), None)
 
     def overdue(self, now: float) -> list[str]:
         """One message for each write whose event is overdue; empty while the watch works."""

@@ -90,11 +90,7 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
         "minReplicas": fewest,
         "maxReplicas": most,
         "rayStartParams": {"object-store-memory": str(quantity.whole(pool.shared_memory.size_limit) // 2)},
-        "resources": {
-            "CPU": str(_logical_cpus(job, pool)),
-            needs.ray_resource: str(needs.count),
-            pool.resource: "1",
-        },
+        "resources": {"CPU": str(_logical_cpus(job, pool)), needs.ray_resource: str(needs.count), pool.resource: "1"},
         "template": apply_user_template(template, dict(pool.pod_template), labels),
     }
 
@@ -168,10 +164,7 @@ def _reports(job: DiffusionRLJob, settings: ClusterSettings) -> Object:
 def _mounted(name: str, source: Object, path: str) -> Object:
     mount = {"name": name, "mountPath": path, "readOnly": True}
     return {
-        "spec": {
-            "containers": [{"name": CONTAINER, "volumeMounts": [mount]}],
-            "volumes": [{"name": name, **source}],
-        }
+        "spec": {"containers": [{"name": CONTAINER, "volumeMounts": [mount]}], "volumes": [{"name": name, **source}]}
     }
 
 

@@ -38,7 +38,6 @@ from .situation import (
     EnsureShared,
     Failing,
     Finished,
-    RemoveFinalizer,
     RequestCheckpoint,
     Situation,
     Step,
@@ -58,8 +57,7 @@ def decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Tim
     Args:
         status: the last written status.
     """
-    decision = Decision(Deleting()) if facts.deleting else _decide(facts, observed, status, timeouts, now)
-    return replace(decision, steps=(RemoveFinalizer(), *decision.steps)) if facts.has_finalizer else decision
+    return Decision(Deleting()) if facts.deleting else _decide(facts, observed, status, timeouts, now)
 
 
 def needs_spec(situation: Situation, observed: Observation, status: Status) -> bool:

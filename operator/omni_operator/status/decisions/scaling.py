@@ -83,8 +83,6 @@ def _scale_pool(
             return None  # others would not start either
     if patience is not None and pool.group == ROLLOUT_GROUP and facts.fewest_at_start:
         wanted = _number_at_start(facts, observed, cluster, min(current, wanted), now - patience)
-    if not group.template and not group.least <= wanted <= group.most:
-        return None  # an earlier version of the operator created the attempt; KubeRay would keep the number
     return _change(observed, cluster, group, wanted, POD_LIMITS)
 
 

@@ -19,11 +19,6 @@ CHANGED_BY_OTHERS = "ChangedByOthers"
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveFinalizer:
-    """Remove the finalizer that an earlier version of the operator added to the job."""
-
-
-@dataclass(frozen=True, slots=True)
 class EnsureShared:
     """Create or correct the objects that all attempts share.
 
@@ -151,7 +146,6 @@ Step = (
     ReplacementStep
     | ScaleGroup
     | AskForPods
-    | RemoveFinalizer
     | EnsureShared
     | CreateAttempt
     | DeleteRayJob

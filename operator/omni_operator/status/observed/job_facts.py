@@ -84,7 +84,6 @@ class JobFacts:
 
     Attributes:
         deleting: `metadata.deletionTimestamp`.
-        has_finalizer: the job has the finalizer of an earlier version of the operator.
         grace: how long a suspension waits for a checkpoint; None: it requests none.
         trainer: the trainer's pods.
         rollouts, judges: the pods that a running attempt may gain and lose.
@@ -107,7 +106,6 @@ class JobFacts:
     generation: int
     created: datetime
     deleting: datetime | None = None
-    has_finalizer: bool = False
     suspend: bool = False
     grace: timedelta | None = None
     active_deadline: timedelta | None = None

@@ -53,10 +53,10 @@ class ObservedRayJob:
 
     Attributes:
         digest: digest of the rendered object at its creation.
-        made_of: hash of the spec fields that determine its pods; empty if an earlier operator version created it.
+        made_of: hash of the spec fields that determine its pods; empty if its annotation was removed.
         orphaned: its controller is not the job any more.
         altered: message if other clients changed fields that the operator never changes; else empty.
-        pools: its pods, the trainer's first; empty if an earlier version of the operator created it.
+        pools: its pods, the trainer's first; empty if their annotation was removed or is malformed.
         asked: None before it asked its queue for another number of pods than at its creation.
         deployment: `status.jobDeploymentStatus`, empty before KubeRay's first pass.
         job: `status.jobStatus`, Ray's status of the job.
@@ -91,7 +91,7 @@ class ObservedRayJob:
     ended: datetime | None = None
 
     def pool(self, group: str) -> PoolSize | None:
-        """The pods of a worker group; None if it has none, or is of an earlier version of the operator."""
+        """The pods of a worker group; None if it has none."""
         return next((size for size in self.pools if size.group == group), None)
 
     @property

@@ -38,7 +38,7 @@ def as_running(facts: JobFacts, observed: Observation, attempt: int) -> JobFacts
     """The facts with the pods of an attempt instead of the spec's pods.
 
     Where the attempt follows `replicas`, the number of pods is the spec's, which the status calls desired. Without a
-    RayJob, or with one from an earlier version of the operator, everything except autoscaled numbers is the spec's.
+    RayJob, or without its annotation, everything except autoscaled numbers is the spec's.
     """
     rayjob = observed.rayjob(attempt)
     cluster = observed.cluster(attempt)

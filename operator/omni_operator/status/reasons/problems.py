@@ -42,8 +42,8 @@ WAITING = {
         shown=_REFUSED,
         meaning="The operator's service account lacks a permission, which the message names.",
         look="kubectl get clusterroles,roles --all-namespaces --selector=app.kubernetes.io/name=omni-operator",
-        action="Install the chart with `rbac.create=true`, or grant what docs/install.md lists; the operator tries "
-        "again.",
+        action="Install the chart with `rbac.create=true`, or grant what docs/operate/install.md lists; the operator "
+        "tries again.",
     ),
     "ChildRefused": Reason(
         shown=_REFUSED,

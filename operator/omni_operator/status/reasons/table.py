@@ -1,7 +1,7 @@
 """PURE: the table of reasons: what each means, where it is shown, what to look at and what to do.
 
-`drl why`, docs/troubleshooting.md, events, warnings and metrics read it. A new reason is a row here or in `problems`,
-the place in the code that gives it, and a test.
+`drl why`, docs/operate/troubleshooting.md, events, warnings and metrics read it. A new reason is a row here or
+in `problems`, the place in the code that gives it, and a test.
 """
 
 from __future__ import annotations

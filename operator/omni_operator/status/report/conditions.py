@@ -8,13 +8,7 @@ from datetime import datetime, timedelta
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.status import CONDITION_TYPES, Condition, Status
-from omni_operator.status.condition_value import (
-    ConditionValue,
-    Table,
-    false_because,
-    true_because,
-    unknown_because,
-)
+from omni_operator.status.condition_value import ConditionValue, Table, false_because, true_because, unknown_because
 from omni_operator.status.decisions.partial_admission import describe_admission, describe_request
 from omni_operator.status.decisions.situation import (
     Active,

@@ -99,15 +99,7 @@ def derive_status(
     base = _new_attempt(previous) if attempt > previous.attempts and previous.attempts else previous
     report = observed.report_of(attempt)
     heartbeat = find_heartbeat(facts, base, observed, attempt, context)
-    table = derive_conditions(
-        situation,
-        facts,
-        observed,
-        context.refusal,
-        updated,
-        heartbeat,
-        now,
-    )
+    table = derive_conditions(situation, facts, observed, context.refusal, updated, heartbeat, now)
     assert table is not None  # the other situations returned above
     sent = review_output(facts, report, previous.condition("OutputSent"))
     table = {**table, **review_spec(facts), **review_scaling(facts, observed, attempt, now), "OutputSent": sent}
@@ -400,13 +392,7 @@ def derive_invalid_status(
         return with_state(previous.model_copy(update={"observed_generation": facts.generation}))
     situation = Invalid(text)
     table = derive_conditions(
-        situation,
-        None,
-        observed,
-        None,
-        false_because("InvalidSpec", text),
-        Heartbeat(None, timedelta()),
-        context.now,
+        situation, None, observed, None, false_because("InvalidSpec", text), Heartbeat(None, timedelta()), context.now
     )
     assert table is not None
     table = {**table, **review_spec(None)}

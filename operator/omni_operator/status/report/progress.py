@@ -126,9 +126,5 @@ def update_usage(previous: Status, report: TrainerReport | None, counting: Count
 
 
 def _counted(status: Status) -> datetime | None:
-    """Time up to which the running attempt is counted; earlier versions of the operator counted to the heartbeat."""
-    if status.running_time is None:
-        return None
-    if status.usage.accelerators is None:
-        return parse_timestamp(status.progress.heartbeat_time)
-    return parse_timestamp(status.usage.counted_time)
+    """Time up to which the running attempt is counted."""
+    return parse_timestamp(status.usage.counted_time) if status.running_time else None

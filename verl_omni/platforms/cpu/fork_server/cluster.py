@@ -21,7 +21,7 @@ from typing import Any
 from verl_omni.platforms.cpu.fork_server import server
 
 logger = logging.getLogger(__name__)
-# Forked workers depend on internals of Ray. Add a release once tests/ml/trainer/test_fork_server.py and the
+# Forked workers depend on internals of Ray. Add a release once tests/ml/platforms/test_fork_server.py and the
 # whole-job tests pass with it.
 RAY_TESTED = frozenset({"2.60.0"})
 END_SECONDS = 20

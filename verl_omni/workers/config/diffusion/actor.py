@@ -13,6 +13,7 @@ from verl_omni.utils.reference_settings import Rejected, find_rule
 from verl_omni.utils.registry import load
 from verl_omni.workers.algorithms import registry
 from verl_omni.workers.algorithms.other_names import canonical
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 from verl_omni.workers.config.diffusion import reference_fields
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
@@ -29,7 +30,7 @@ class _ByLossMode(ABCMeta):
             return super().__call__(*args, **settings)
         loss_mode = canonical(settings.pop("loss_mode", registry.DEFAULT))
         registry.check_name(loss_mode)
-        kind = load(registry.ALGORITHMS[loss_mode].implementation).settings
+        kind = load(ALGORITHMS[loss_mode].implementation).settings
         return kind(*args, **{name: value for name, value in settings.items() if _is_of(kind, loss_mode, name, value)})
 
 
@@ -47,7 +48,7 @@ def _is_of(kind: type, loss_mode: str, name: str, value: Any) -> bool:
         if not rule.accepts(value):
             raise ValueError(f"{LOSS}.{name}: {value} is not supported: {rule.advice}")
         return False
-    others = {mode: load(each.implementation).settings for mode, each in registry.ALGORITHMS.items()}
+    others = {mode: load(each.implementation).settings for mode, each in ALGORITHMS.items()}
     defaults = {mode: field.default for mode, other in others.items() for field in fields(other) if field.name == name}
     if not defaults:
         raise TypeError(f"{loss_mode} has no setting {name!r}; its settings are {', '.join(sorted(known))}")

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from verl_omni.utils.engine_settings import full_name
 from verl_omni.utils.reference_settings import GROUP, Copied, Rejected, WithoutEffect, copied_group, find_rule, rules
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 logger = logging.getLogger(__name__)
 SETTINGS = "actor_rollout_ref."

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
-import torch
-from PIL.Image import Image
 from ray.exceptions import ObjectLostError, RayActorError
-from torch import Tensor
 from typing_extensions import override
+from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.output_groups import OutputGroup
 from verl_omni.workers.rollout.replica_calls import (
     EngineDead,
     ReplicaCallFailed,
@@ -28,6 +25,8 @@ from verl_omni.workers.rollout.replica_calls import (
     ReplicaLost,
     await_router,
 )
+from verl_omni.workers.rollout.router_calls import acquire_servers, release_servers
+from verl_omni.workers.rollout.vllm_rollout.driver.request_gathering import GatheredRequest, RequestGathering
 
 logger = logging.getLogger(__name__)
 # what verl's router raises then
@@ -37,13 +36,14 @@ SERVER_POLL_SECONDS = 1.0
 # A sample that crashes its engine would otherwise crash every replica, and the replacements too.
 LOSSES_OF_A_SAMPLE = 5
 REASONS_SHOWN = 3
-MEDIA = ("video_data", "audio_data")
-PER_SAMPLE = frozenset({"request_id", "sampling_params", "priority"})  # arguments of `generate` that are no prompt
-SEEDS = frozenset({"seed", "sde_noise_seed", "sde_window_seed"})  # no embedding depends on these sampling parameters
+NOT_SENT = frozenset({"priority", "mm_processor_output"})  # arguments of verl's client for other engines
 
 
 class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
-    """verl's client with a deadline, and with errors that name the replica.
+    """verl's client for whole batches, with a deadline, and with errors that name the replica.
+
+    Requests that are made at the same time are one call to the router and one to each replica. A program that runs many
+    rows announces each with `row`, so that none is sent before all rows have asked.
 
     A replica that has requests in flight and sends nothing for `rollout.deadline_seconds` is treated as failed: it may
     be stopped or unreachable, and Ray would wait forever. Each sample from the replica restarts the deadline, so the
@@ -63,28 +63,38 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         self._deadline = float(getattr(rollout, "deadline_seconds", REPLICA_DEADLINE_SECONDS))
         self._standalone = getattr(rollout, "min_replicas", None) is not None
         self._waits = waits
-        self._in_flight: dict[str, tuple[str, float]] = {}  # request -> its replica, and when it was sent
         self._last_reply: dict[str, float] = {}  # replica -> time of its last reply
+        # Arguments of the router's `acquire_server` and `release_server`, which it is asked for once.
+        self._router_fields: tuple[list[str], list[str]] | None = None
+        self._gathering = RequestGathering(self._send)
 
-    @override
-    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-        server_id, server = await self._any_server(request_id, **extra)
-        self._in_flight[request_id] = server_id, asyncio.get_running_loop().time()
-        return server_id, server
+    def row(self) -> AbstractContextManager[None]:
+        """Announce a row of a batch, which asks for samples inside the block."""
+        return self._gathering.row()
 
-    async def _any_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-        """A replica of the router; waits for one to join.
+    async def _acquire(self, requests: Sequence[GatheredRequest]) -> tuple[list[str], dict[str, Any]]:
+        """The replica of each request, as the router chooses it, and the replicas' handles; waits for one to join.
 
         Raises:
             TooFewReplicas: the router has none, and none can join, or none did within `rollout.deadline_seconds`.
             ReplicaCallFailed: as `await_router`.
         """
+        if self._router_fields is None:
+            router = self._load_balancer
+            fields = asyncio.gather(router.require_acquire_fields.remote(), router.require_release_fields.remote())
+            acquire_fields, release_fields = await await_router(fields)
+            self._router_fields = acquire_fields, release_fields
+        names = self._router_fields[0]
+        calls = [
+            {"request_id": request.request_id}
+            | {name: request.arguments[name] for name in names if name in request.arguments}
+            for request in requests
+        ]
         clock = asyncio.get_running_loop().time
         until = clock() + self._deadline
         while True:
             try:
-                acquired: tuple[str, Any] = await await_router(super()._acquire_server(request_id, **extra))
-                return acquired
+                return await await_router(self._load_balancer.__ray_call__.remote(acquire_servers, calls))
             except RuntimeError as error:  # as Ray raises the router's own
                 if not self._standalone or NO_SERVER not in str(error):
                     raise
@@ -94,12 +104,19 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
                     raise TooFewReplicas(f"all rollout replicas are lost, and no other one {none}") from error
             await asyncio.sleep(SERVER_POLL_SECONDS)
 
+    def _release(self, replica: str, requests: Sequence[GatheredRequest]) -> None:
+        """Tell the router, without waiting for it, that a replica has ended requests."""
+        assert self._router_fields is not None, "it was asked when the replica was acquired"
+        with_ids = "request_id" in self._router_fields[1]
+        calls = [
+            {"server_id": replica} | ({"request_id": request.request_id} if with_ids else {}) for request in requests
+        ]
+        self._load_balancer.__ray_call__.remote(release_servers, calls)
+
     @override
+    @rollout_trace_op
     async def generate(self, request_id: str, **kwargs: Any) -> DiffusionOutput:
         """Generate one sample; arguments as in `vLLMOmniHttpServer.generate`.
-
-        Returns:
-            The sample; `extra_fields["prompt_keys"]` has the result of `prompt_keys`, unless it is None.
 
         Raises:
             ReplicaError: the replica's engine failed, or, on the trainer's accelerators, has ended.
@@ -111,7 +128,11 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         losses: list[ReplicaLost] = []
         while True:
             try:
-                return await self._generate_once(request_id, **kwargs)
+                output = await self._gathering.ask(request_id, kwargs)
+                version = output.extra_fields.get("global_steps")
+                output.extra_fields.setdefault("min_global_steps", version)
+                output.extra_fields.setdefault("max_global_steps", version)
+                return output
             except ReplicaLost as lost:
                 await self._leave_out(lost)
                 losses.append(lost)
@@ -135,48 +156,100 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
             await await_router(self._load_balancer.remove_servers.remote([lost.replica]))
             logger.warning("%s; it serves no more, and others generate its samples again", lost)
 
-    async def _generate_once(self, request_id: str, **kwargs: Any) -> DiffusionOutput:
+    async def _send(self, requests: list[GatheredRequest]) -> None:
+        """Send requests to the replicas that the router chooses, and settle them."""
         try:
-            output = await self._with_deadline(request_id, super().generate(request_id, **kwargs))
-        except ReplicaLost:
-            raise
-        except ReplicaError as error:
-            # It names the replica already. Ray's wrapper would add the text of the whole traceback.
-            own = getattr(error, "cause", error)
-            if self._standalone and isinstance(own, EngineDead):
-                raise ReplicaLost(self._in_flight[request_id][0], f"its engine has ended: {own.reason}") from error
-            raise own from error
-        except Exception as error:
-            if (sent := self._in_flight.get(request_id)) is None:
-                raise  # no replica was acquired
-            # An output is lost with the node of the replica that has made it.
-            if isinstance(error, (RayActorError, ObjectLostError)):
-                raise ReplicaLost(sent[0], describe_error(error)) from error
-            # Without Ray's traceback, after which a reader of the last line would miss the replica.
-            raise ReplicaCallFailed(f"replica {sent[0]}: {describe_error(error)}") from error
-        finally:
-            self._in_flight.pop(request_id, None)
-        if (keys := prompt_keys(kwargs)) is not None and isinstance(output, DiffusionOutput):
-            output.extra_fields["prompt_keys"] = keys
-        return output
+            chosen, servers = await self._acquire(requests)
+        except Exception as error:  # noqa: BLE001  raised where each request is awaited
+            for request in requests:
+                request.settle(error)
+            return
+        shares: dict[str, list[GatheredRequest]] = {}
+        for replica, request in zip(chosen, requests, strict=True):
+            shares.setdefault(replica, []).append(request)
+        calls = (self._call(replica, servers[replica], share) for replica, share in shares.items())
+        await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _with_deadline(self, request_id: str, reply: Coroutine[Any, Any, DiffusionOutput]) -> DiffusionOutput:
-        clock = asyncio.get_running_loop().time
-        pending = asyncio.ensure_future(reply)
+    async def _call(self, replica: str, server: Any, requests: list[GatheredRequest]) -> None:
+        """Have a replica generate the samples of requests, and settle them as they finish."""
+        call = asyncio.current_task()
+        unsettled = dict(enumerate(requests))
+
+        def stop_if_unwanted(_: Any) -> None:
+            if call is not None and unsettled and all(request.answer.cancelled() for request in unsettled.values()):
+                call.cancel()
+
+        for request in requests:
+            request.answer.add_done_callback(stop_if_unwanted)
         try:
-            while not pending.done():
-                # Until a replica is acquired, the deadline has not started.
-                replica, since = self._in_flight.get(request_id, ("", clock()))
-                left = max(since, self._last_reply.get(replica, since)) + self._deadline - clock()
-                if left <= 0:
-                    raise ReplicaLost(replica, f"no reply for {self._deadline:g} s (rollout.deadline_seconds)")
-                await asyncio.wait({pending}, timeout=left)
-            if sent := self._in_flight.get(request_id):
-                self._last_reply[sent[0]] = clock()
-            return pending.result()
+            replies = server.generate_batch.remote([self._sent_arguments(request) for request in requests])
+            async for group in self._groups(replica, replies):
+                ended = [(unsettled.pop(number), output) for number, output in group.outputs()]
+                self._release(replica, [request for request, _ in ended])
+                for request, output in ended:
+                    request.settle(self._named(replica, output) if isinstance(output, Exception) else output)
+            error: Exception = ReplicaLost(replica, f"its call ended without {len(unsettled)} outputs")
+        except Exception as raised:  # noqa: BLE001  raised where each request is awaited
+            error = raised
         finally:
-            pending.cancel()
-            await asyncio.wait({pending})
+            if unsettled:
+                self._release(replica, list(unsettled.values()))
+        for request in unsettled.values():
+            request.settle(self._named(replica, error))
+
+    def _sent_arguments(self, request: GatheredRequest) -> dict[str, Any]:
+        given = {name: value for name, value in request.arguments.items() if name not in NOT_SENT and value is not None}
+        return {**given, "request_id": self._vllm_request_id(request.request_id)}
+
+    def _named(self, replica: str, error: Exception) -> Exception:
+        """The error of a request as its caller gets it: it names the replica, and says whether that is lost."""
+        if isinstance(error, ReplicaLost):
+            return error
+        named: Exception
+        if isinstance(error, ReplicaError):
+            # It names the replica already. Ray's wrapper would add the text of the whole traceback.
+            named = getattr(error, "cause", error)
+            if self._standalone and isinstance(named, EngineDead):
+                named = ReplicaLost(replica, f"its engine has ended: {named.reason}")
+        elif isinstance(error, (RayActorError, ObjectLostError)):
+            # An output is lost with the node of the replica that has made it.
+            named = ReplicaLost(replica, describe_error(error))
+        else:
+            # Without Ray's traceback, after which a reader of the last line would miss the replica.
+            named = ReplicaCallFailed(f"replica {replica}: {describe_error(error)}")
+        if named is not error:
+            named.__cause__ = error
+        return named
+
+    async def _groups(self, replica: str, replies: Any) -> AsyncIterator[OutputGroup]:
+        """The replies of a replica to one call.
+
+        Raises:
+            ReplicaLost: it sent nothing, for this call or another one, for `rollout.deadline_seconds`.
+        """
+        clock = asyncio.get_running_loop().time
+        since = clock()
+        while True:
+            reply = asyncio.ensure_future(_next_reply(replies))
+            try:
+                while not reply.done():
+                    left = max(since, self._last_reply.get(replica, since)) + self._deadline - clock()
+                    if left <= 0:
+                        raise ReplicaLost(replica, f"no reply for {self._deadline:g} s (rollout.deadline_seconds)")
+                    await asyncio.wait({reply}, timeout=left)
+            finally:
+                reply.cancel()
+                await asyncio.wait({reply})
+            self._last_reply[replica] = clock()
+            if (group := reply.result()) is None:
+                return
+            yield group
+
+
+async def _next_reply(replies: AsyncIterator[Awaitable[OutputGroup]]) -> OutputGroup | None:
+    """The next object of one of Ray's streams; None at its end."""
+    reference = await anext(replies, None)
+    return None if reference is None else await reference
 
 
 class DiffusionWholeSampleRetryLLMServerClient(DiffusionLLMServerClient):
@@ -217,49 +290,3 @@ class DiffusionWholeSampleRetryLLMServerClient(DiffusionLLMServerClient):
         if known := [version for version in versions if version is not None]:
             output.extra_fields |= {"min_global_steps": min(known), "max_global_steps": max(known)}
         return output
-
-
-def prompt_keys(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Keys of the prompt and of the negative prompt.
-
-    None, so that nothing is shared, for prompts with videos, audio, images that are not PIL's, or a value that is
-    neither JSON nor an array of numbers.
-
-    Requests with the same key have the same embeddings and input images. The key covers all sampling parameters but the
-    seeds, because they decide how long embeddings are and whether there are negative ones.
-
-    Args:
-        arguments: as in `vLLMOmniHttpServer.generate`.
-    """
-    images = arguments.get("image_data") or []
-    if any(arguments.get(name) is not None for name in MEDIA) or not all(isinstance(one, Image) for one in images):
-        return None
-    params = {name: value for name, value in (arguments.get("sampling_params") or {}).items() if name not in SEEDS}
-    given = {name: value for name, value in arguments.items() if name not in PER_SAMPLE and value is not None}
-    negative = {name: value for name, value in given.items() if name.startswith("negative")}
-    positive = {name: value for name, value in given.items() if name not in negative}
-    shown = [(image.mode, image.size, _hash(image.tobytes())) for image in images]
-    if shown:
-        positive["image_data"] = shown
-    try:
-        return _digest("prompt", positive, params), _digest("negative", negative, shown, params)
-    except (TypeError, ValueError):  # `repr` of another value may omit what differs
-        return None
-
-
-def _digest(*parts: Any) -> str:
-    return _hash(json.dumps(parts, sort_keys=True, default=_array_content).encode())
-
-
-def _array_content(value: Any) -> list[Any]:
-    """Type, shape and hash of all elements. Raises `TypeError` unless it is an array of numbers or of text."""
-    if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return ["tensor", str(value.dtype), list(value.shape), _hash(flat.numpy().tobytes())]
-    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
-        return ["array", str(value.dtype), list(value.shape), _hash(value.tobytes())]
-    raise TypeError(f"{type(value).__name__} has no key")
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()

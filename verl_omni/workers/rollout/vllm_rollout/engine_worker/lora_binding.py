@@ -1,4 +1,4 @@
-"""LoRA adapters in vLLM-Omni's diffusion worker: checks of each one that is loaded, replacement of the policy's."""
+"""LoRA adapters in the engine's worker: checks of each one that is loaded, replacement of the policy's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import torch
 
 from verl_omni.compat.versions import require
 from verl_omni.utils import adapter_folder
-from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH, OmniTensorLoRARequest
+from verl_omni.utils.vllm_omni import (
+    VLLM_LORA_INT_ID,
+    VLLM_LORA_NAME,
+    VLLM_LORA_PATH,
+    OmniTensorLoRARequest,
+    load_tensor_adapter,
+)
 from verl_omni.utils.vllm_omni.utils import TESTED
-from verl_omni.weight_sync import adapter_checks
+from verl_omni.weight_sync import checks
 from verl_omni.weight_sync.errors import (
     BindingIncomplete,
     UnsupportedAdapter,
@@ -49,7 +55,7 @@ def _add_adapter(manager: Any, request: Any) -> bool:
     try:
         added: bool = manager.add_unchecked_adapter(_read_files(request) if is_file else request)
         share_layers(manager.pipeline, manager._lora_modules)
-        adapter_checks.check_loras(_loras(manager, request.lora_int_id), _targets(manager))
+        checks.check_loras(_loras(manager, request.lora_int_id), _targets(manager))
     except Exception as error:
         manager.remove_adapter(request.lora_int_id)  # vLLM-Omni registers an adapter before it can fail
         if is_file and isinstance(error, (ValueError, WeightSyncError)):
@@ -60,7 +66,7 @@ def _add_adapter(manager: Any, request: Any) -> bool:
 
 def _read_files(request: Any) -> OmniTensorLoRARequest:
     tensors, settings = adapter_folder.read(Path(request.lora_path))
-    adapter_checks.check_pairs(tensors, adapter_checks.check_settings(settings, base_synced=False))
+    checks.check_pairs(tensors, checks.check_settings(settings, base_synced=False))
     return OmniTensorLoRARequest(
         lora_name=request.lora_name,
         lora_int_id=request.lora_int_id,
@@ -75,7 +81,7 @@ def _activate_adapter(manager: Any, adapter_id: int, scale: float) -> None:
         return
     manager.activate_unchecked_adapter(adapter_id, scale)
     try:
-        adapter_checks.check_binding(_loras(manager, adapter_id), _targets(manager), scale)
+        checks.check_binding(_loras(manager, adapter_id), _targets(manager), scale)
     except Exception:
         manager._deactivate_all_adapters()
         raise
@@ -86,8 +92,8 @@ def _loras(manager: Any, adapter_id: int) -> Mapping[str, Any]:
     return loras
 
 
-def _targets(manager: Any) -> dict[str, adapter_checks.LoraTarget]:
-    return adapter_checks.lora_targets(manager._lora_modules, manager._packed_modules_mapping)
+def _targets(manager: Any) -> dict[str, checks.LoraTarget]:
+    return checks.lora_targets(manager._lora_modules, manager._packed_modules_mapping)
 
 
 def swap_adapter(
@@ -95,11 +101,13 @@ def swap_adapter(
 ) -> int:
     """Replace the policy's adapter, activate it at once, and read its matrices back from the engine.
 
-    vLLM-Omni would activate it at the first request, and a failure would then affect only that request. The worker has
+    The engine would activate it at the first request, and a failure would then affect only that request. The worker has
     one thread, so no request runs between the old adapter and the new one.
 
     Args:
-        worker: has `lora_manager` (DiffusionLoRAManager) and `add_lora`.
+        worker: of vLLM-Omni, with `lora_manager` (DiffusionLoRAManager) and `add_lora`; or of vLLM, whose
+            `model_runner.lora_manager` has a LRUCacheLoRAModelManager.
+        tensors: peft's names, with or without its prefix.
         base_synced: whether the trainer has sent its base weights.
 
     Returns:
@@ -109,10 +117,14 @@ def swap_adapter(
         UnsupportedAdapter, IncompleteUpdate, BindingIncomplete: the adapter does not match the engine's model.
         WeightSyncError: the engine refused it. After any error, the old adapter is active again.
     """
-    manager = worker.lora_manager
+    is_diffusion = hasattr(worker, "lora_manager")
+    manager = worker.lora_manager if is_diffusion else getattr(worker.model_runner, "lora_manager", None)
     if manager is None:
         raise WeightSyncError("the engine was started without LoRA: model.lora_rank must be positive")
-    modules = adapter_checks.check_pairs(tensors, adapter_checks.check_settings(peft_config, base_synced=base_synced))
+    if not is_diffusion:
+        manager = manager._adapter_manager
+        tensors = {name.removeprefix(adapter_folder.PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+    modules = checks.check_pairs(tensors, checks.check_settings(peft_config, base_synced=base_synced))
     request = OmniTensorLoRARequest(
         lora_name=VLLM_LORA_NAME,
         lora_int_id=VLLM_LORA_INT_ID,
@@ -122,22 +134,70 @@ def swap_adapter(
     )
     previous = manager._registered_adapters.get(VLLM_LORA_INT_ID)
     try:
-        manager.remove_adapter(VLLM_LORA_INT_ID)
-        if not worker.add_lora(request):
-            raise WeightSyncError("the engine refused the adapter: add_lora returned False")
-        loras = _loras(manager, VLLM_LORA_INT_ID)
-        # A pipeline may rename modules while it loads them. If it did not, none may be missing.
-        if set(loras) <= modules and (lost := modules - set(loras)):
-            raise BindingIncomplete(f"the engine did not load these LoRA modules: {summarize_names(lost)}")
-        manager.set_active_adapter(request)
+        if is_diffusion:
+            return _bind_diffusion_adapter(worker, request, modules)
+        return _bind_language_adapter(manager, request, modules)
     except Exception as error:
-        _restore_adapter(manager, previous, request)
+        if is_diffusion:
+            _restore_diffusion_adapter(manager, previous, request)
+        else:
+            _activate_language_adapter(manager, previous)
         if isinstance(error, WeightSyncError):
             raise
         raise WeightSyncError(f"the engine refused the adapter: {error_text(error)}") from error
+
+
+def _bind_diffusion_adapter(worker: Any, request: OmniTensorLoRARequest, modules: set[str]) -> int:
+    manager = worker.lora_manager
+    manager.remove_adapter(VLLM_LORA_INT_ID)
+    if not worker.add_lora(request):
+        raise WeightSyncError("the engine refused the adapter: add_lora returned False")
+    loras = _loras(manager, VLLM_LORA_INT_ID)
+    # A pipeline may rename modules while it loads them. If it did not, none may be missing.
+    if set(loras) <= modules:
+        _check_all_loaded(modules, loras)
+    manager.set_active_adapter(request)
     # No file can reload the policy's adapter, so the cache must not evict it for another adapter.
     manager.pin_adapter(VLLM_LORA_INT_ID)
     return len(loras)
+
+
+def _restore_diffusion_adapter(manager: Any, previous: Any, request: OmniTensorLoRARequest) -> None:
+    """Activate the previous adapter, or none if there was none."""
+    manager.remove_adapter(VLLM_LORA_INT_ID)
+    manager._reset_lora_layers()
+    manager._active_adapter_id = None
+    if previous is not None:
+        manager._registered_adapters[VLLM_LORA_INT_ID] = previous
+        manager.set_active_adapter(request)  # already registered, so only the request's id is used
+        manager.pin_adapter(VLLM_LORA_INT_ID)
+
+
+def _bind_language_adapter(manager: Any, request: OmniTensorLoRARequest, modules: set[str]) -> int:
+    loaded = load_tensor_adapter(request, dtype=manager.lora_config.lora_dtype)
+    assert loaded is not None  # the request has tensors
+    model, helper = loaded
+    helper.validate_legal(manager.lora_config)
+    loras = dict(model.loras)  # vLLM merges the matrices of fused layers
+    _check_all_loaded(modules, loras)
+    targets = checks.lora_targets(manager.modules, manager.packed_modules_mapping)
+    checks.check_loras(loras, targets)
+    _activate_language_adapter(manager, model)
+    return checks.check_binding(loras, targets)
+
+
+def _activate_language_adapter(manager: Any, model: Any) -> None:
+    """Make this adapter, or none, the policy's."""
+    if manager.get_adapter(VLLM_LORA_INT_ID) is not None:
+        manager.remove_adapter(VLLM_LORA_INT_ID)
+    if model is not None:
+        manager.add_adapter(model)
+        manager.activate_adapter(VLLM_LORA_INT_ID)
+
+
+def _check_all_loaded(modules: set[str], loras: Mapping[str, Any]) -> None:
+    if lost := modules - set(loras):
+        raise BindingIncomplete(f"the engine did not load these LoRA modules: {summarize_names(lost)}")
 
 
 def share_layers(pipeline: Any, layers: Mapping[str, Any]) -> None:
@@ -158,14 +218,3 @@ def share_layers(pipeline: Any, layers: Mapping[str, Any]) -> None:
             for name, child in parent._modules.items():
                 if id(child) in by_base:
                     parent._modules[name] = by_base[id(child)]
-
-
-def _restore_adapter(manager: Any, previous: Any, request: OmniTensorLoRARequest) -> None:
-    """Activate the previous adapter, or none if there was none."""
-    manager.remove_adapter(VLLM_LORA_INT_ID)
-    manager._reset_lora_layers()
-    manager._active_adapter_id = None
-    if previous is not None:
-        manager._registered_adapters[VLLM_LORA_INT_ID] = previous
-        manager.set_active_adapter(request)  # already registered, so only the request's id is used
-        manager.pin_adapter(VLLM_LORA_INT_ID)

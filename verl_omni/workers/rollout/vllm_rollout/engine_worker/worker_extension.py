@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Collection
+import os
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,21 +15,20 @@ from verl.workers.rollout.vllm_rollout.utils import set_death_signal
 from vllm_omni.diffusion.distributed.autoencoders.distributed_vae_executor import DistributedVaeMixin
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension
 
-from verl_omni.utils.registry import load
 from verl_omni.utils.vllm_omni import VLLMOmniHijack
+from verl_omni.weight_sync import ipc
+from verl_omni.weight_sync.buckets import Bucket
+from verl_omni.weight_sync.checks import StagedTensors, check_names
 from verl_omni.weight_sync.errors import PartialWeights, WeightSyncError, error_text
-from verl_omni.weight_sync.full_weights import FullUpdate
-from verl_omni.weight_sync.transfer import UPDATE_DEADLINE_SECONDS
+from verl_omni.weight_sync.full_weights import FullUpdate, LanguageModelUpdate
+from verl_omni.weight_sync.names import make_update_zmq_handle
 from verl_omni.workers.rollout.vllm_rollout.engine_worker.lora_binding import check_every_adapter, swap_adapter
-from verl_omni.workers.rollout.vllm_rollout.engine_worker.weight_receiver import WeightReceiver
 
-# By its name: only a worker of a language model imports it.
-LANGUAGE_MODEL = "verl_omni.workers.rollout.vllm_rollout.language_model.token_worker_extension"
 # Methods of vLLM-Omni's worker that compute with the weights.
 COMPUTING = ("execute_model", "execute_model_batch", "execute_stepwise")
 
 
-class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtension):  # type: ignore[misc]
+class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: ignore[misc]
     """Mixed into the engine's worker. All methods run in the worker's only thread, between requests.
 
     It overrides no worker method, which vLLM would refuse, so it also works with vLLM's workers. A program that
@@ -34,7 +36,16 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
     of prefixes; its requests name the adapter with `VLLM_LORA_NAME`, `VLLM_LORA_INT_ID` and `VLLM_LORA_PATH`.
     """
 
-    od_config: Any  # set by the engine's worker
+    # Attributes of the engine's worker; without values, because vLLM refuses an extension that redefines any.
+    device: torch.device
+    local_rank: int
+    model_runner: Any
+    model_config: Any  # of vLLM's workers
+    od_config: Any  # of vLLM-Omni's diffusion workers
+
+    _pending_peft_config: dict[str, Any] | None = None
+    _base_synced = False
+    _staged_adapter: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None  # tensors and config
 
     def __new__(cls, **kwargs: Any) -> vLLMOmniColocateWorkerExtension:
         # A worker in the server's process ends with that process, which Ray stops.
@@ -55,7 +66,7 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
         base_sync_done: bool = False,
         use_shm: bool = False,
         zmq_update_id: str | None = None,
-        deadline: float = UPDATE_DEADLINE_SECONDS,
+        deadline: float = ipc.UPDATE_DEADLINE_SECONDS,
         global_steps: int | None = None,
         stage_adapter: bool = False,
     ) -> dict[str, Any]:
@@ -86,10 +97,51 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
             raise RuntimeError("weight update for a worker without a pipeline or a language model: no model is loaded")
         config = self._adapter_config(peft_config, base_sync_done)
         self._check_no_running_requests()
-        return self._receive_update(config, zmq_update_id, deadline, global_steps, stage_adapter)
+        handle = make_update_zmq_handle(self._get_zmq_handle(), zmq_update_id)
+        self._staged_adapter = None
+        with _release_frames():
+            if not config:
+                reply = self._receive_full(handle, deadline)
+                self.note_weights_version(global_steps)
+                return reply
+            reply = self._receive_adapter(handle, config, deadline)
+        return reply if stage_adapter else reply | self.commit_adapter(global_steps)
 
-    @override
+    def set_pending_lora_peft_config(self, peft_config: dict[str, Any]) -> None:
+        """Treat the next update as an adapter's, for senders that pass no config with an update."""
+        self._pending_peft_config = peft_config
+
+    def _adapter_config(self, given: dict[str, Any] | None, base_sync_done: bool) -> dict[str, Any] | None:
+        """The adapter's config if the update is one of an adapter, otherwise None. A pending config is used once."""
+        pending = self._pending_peft_config
+        self._pending_peft_config = None
+        if given:
+            return given if base_sync_done else None
+        return pending
+
+    def commit_adapter(self, global_steps: int | None = None) -> dict[str, Any]:
+        """Serve the adapter that the last update has staged (`stage_adapter`).
+
+        Args:
+            global_steps: version of the weights, for later samples.
+
+        Returns:
+            `bound`: number of modules that the adapter was bound to.
+
+        Raises:
+            WeightSyncError: no adapter is staged, or it does not match the engine's model; the old one keeps serving.
+        """
+        staged = self._staged_adapter
+        self._staged_adapter = None
+        if staged is None:
+            raise WeightSyncError("no adapter is staged: the last weight update failed, or was one of full weights")
+        with _release_frames():
+            bound = self._swap_adapter(*staged)
+        self.note_weights_version(global_steps)
+        return {"bound": bound}
+
     def note_weights_version(self, global_steps: int | None) -> None:
+        """Set the version of later samples. The server attaches it to outputs of a language model."""
         if (pipeline := getattr(self.model_runner, "pipeline", None)) is not None:
             pipeline.weights_version = global_steps
 
@@ -113,32 +165,67 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
     def _has_pipeline(self) -> bool:
         return getattr(self.model_runner, "pipeline", None) is not None
 
-    @override
     def _swap_adapter(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
         self._check_no_running_requests()  # also at the update's second call
-        if not self._has_pipeline():
-            bound: int = load(f"{LANGUAGE_MODEL}:swap_worker_adapter")(self, tensors, config)
-            return bound
         return swap_adapter(self, tensors, config, base_synced=self._base_synced)
 
-    @override
+    def _receive_adapter(self, handle: str, config: dict[str, Any], deadline: float) -> dict[str, Any]:
+        staged = StagedTensors()
+        sent, counts = self._receive_buckets(staged.add, handle, deadline)
+        check_names(sent, staged.tensors)
+        self._staged_adapter = staged.tensors, config
+        return {"tensors": len(sent), **counts, "lora": True}
+
     def _receive_full(self, handle: str, deadline: float) -> dict[str, Any]:
-        if not self._has_pipeline():
-            reply: dict[str, Any] = load(f"{LANGUAGE_MODEL}:receive_full")(self, handle, deadline)
-            return reply
-        update = FullUpdate(self.model_runner.pipeline)
+        is_diffusion = self._has_pipeline()
+        if is_diffusion:
+            update = FullUpdate(self.model_runner.pipeline)
+        else:
+            update = LanguageModelUpdate(self.model_runner.get_model())
         try:
             sent, counts = self._receive_buckets(update.load, handle, deadline)
             written = update.finish()
+            if not is_diffusion:
+                self._process_loaded_weights()
         except BaseException as error:
-            if update.started:
+            if not update.started:
+                raise
+            if is_diffusion:
                 self._refuse_to_compute(error_text(error))
-            raise
+                raise
+            # The server refuses requests (`WeightsGate`).
+            raise PartialWeights(
+                f"a full weight update failed part-way, so old and new weights are mixed: {error_text(error)}"
+            ) from error
         for name in COMPUTING:
             self.__dict__.pop(name, None)
         self._base_synced = True
-        casts = dict(update.casts)
-        return {"tensors": len(sent), **counts, "lora": False, "bound": written, "casts": casts}
+        return {"tensors": len(sent), **counts, "lora": False, "bound": written, "casts": dict(update.casts)}
+
+    def _process_loaded_weights(self) -> None:
+        from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+        process_weights_after_loading(self.model_runner.get_model(), self.model_config, self.device)
+
+    def _receive_buckets(
+        self, consume: Callable[[Bucket], None], handle: str, deadline: float
+    ) -> tuple[list[str], dict[str, int]]:
+        """Returns the names that were sent, and the numbers of `buckets` and of `bytes` of the tensors."""
+        counts = {"buckets": 0, "bytes": 0}
+
+        def consume_and_count(bucket: Bucket) -> None:
+            size = sum(tensor.nbytes for _, tensor in bucket)
+            consume(bucket)
+            counts["buckets"] += 1
+            counts["bytes"] += size
+
+        sent = ipc.receive(consume_and_count, handle=handle, device=self.device, deadline=deadline)
+        return sent, counts
+
+    def _get_zmq_handle(self) -> str:
+        job = os.environ.get("VERL_RAY_JOB_ID", "0")
+        replica = os.environ.get("VERL_REPLICA_RANK", "0")
+        return f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{replica}-rank-{self.local_rank}.sock"
 
     def _refuse_to_compute(self, cause: str) -> None:
         """Let requests fail while the weights are partly written."""
@@ -169,3 +256,13 @@ def apply_vae_settings(vae: Any, od_config: Any) -> None:
             if not hasattr(vae, switch):
                 raise ValueError(f"vae_{switch}: {type(vae).__name__} does not have it; write false")
             setattr(vae, switch, True)
+
+
+@contextmanager
+def _release_frames() -> Iterator[None]:
+    """The frames of an error refer to the sender's buffer and to tensors, which a stored error would keep alive."""
+    try:
+        yield
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise

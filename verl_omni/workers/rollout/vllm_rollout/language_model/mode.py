@@ -19,10 +19,6 @@ from verl_omni.workers.rollout.vllm_rollout.language_model.weights_gate import W
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode, Params
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
-TOKEN_WORKER_EXTENSION = (
-    "verl_omni.workers.rollout.vllm_rollout.language_model.token_worker_extension.TokenWorkerExtension"
-)
-
 
 class LanguageModelMode(ModelMode):
     """A language model has a key-value cache, and its worker does not report which weights an output is from."""
@@ -61,8 +57,6 @@ class LanguageModelMode(ModelMode):
         engine_args = asdict(OmniEngineArgs.from_cli_args(args))
         pipeline_stage.register_language_model(engine_args["model"], trust_remote_code=model_config.trust_remote_code)
         pipeline_stage.drop_default_settings(engine_args)
-        # The server's documented extension overrides methods of its worker, which vLLM's workers do not allow.
-        engine_args["worker_extension_cls"] = TOKEN_WORKER_EXTENSION
         return engine_args
 
     @override
@@ -78,6 +72,10 @@ class LanguageModelMode(ModelMode):
         )
         # The language model is the first stage; later stages keep their default parameters.
         return {"prompt": prompt, "sampling_params_list": [sampling, *stage_defaults[1:]], "lora_request": lora}
+
+    @override
+    def call_params(self, call: str, size: int) -> list[dict[str, Any]]:
+        return [{}] * size
 
     @override
     def to_output(self, result: Any, params: Params, global_steps: int | None) -> TokenOutput:

@@ -11,6 +11,7 @@ from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 
+from verl_omni.compat import whole_batches
 from verl_omni.pipelines.registry import POST_PROCESS, check_engine_settings, reads_extra_ids, refuse_steps
 from verl_omni.pipelines.registry import family as family_of
 from verl_omni.platforms.server_profile import server_profile
@@ -70,6 +71,7 @@ class DiffusionMode(ModelMode):
     ) -> dict[str, Any]:
         from vllm_omni.diffusion.registry import register_diffusion_model
 
+        whole_batches.apply()
         family = family_of(model_config.architecture)
         # The engine looks up post-processing by architecture; workers load the pipeline class by its name.
         register_diffusion_model(
@@ -106,6 +108,10 @@ class DiffusionMode(ModelMode):
             "prompt": requests.engine_prompt(request, several_stages=len(stage_defaults) > 1),
             "sampling_params_list": [*stage_defaults[:-1], sampling],
         }
+
+    @override
+    def call_params(self, call: str, size: int) -> list[dict[str, Any]]:
+        return whole_batches.call_params(call, size)
 
     @override
     def to_output(self, result: Any, params: Params, global_steps: int | None) -> DiffusionOutput:

@@ -59,6 +59,9 @@ class ModelMode(Protocol):
     ) -> dict[str, Any]:
         """Arguments of `AsyncOmni.generate`; `stage_defaults` are its default parameters of each stage."""
 
+    def call_params(self, call: str, size: int) -> list[dict[str, Any]]:
+        """Sampling parameters to add to those of the requests of a call of the server, in their order."""
+
     def to_output(self, result: Any, params: Params, global_steps: int | None) -> DiffusionOutput | TokenOutput:
         """Convert the engine's last output of a request."""
 

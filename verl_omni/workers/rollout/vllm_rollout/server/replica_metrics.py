@@ -29,13 +29,14 @@ class ReplicaMetrics:
     @contextmanager
     def in_flight(self) -> Iterator[None]:
         """Count a request while it is in the block."""
-        self._count(1)
+        self.count(1)
         try:
             yield
         finally:
-            self._count(-1)
+            self.count(-1)
 
-    def _count(self, change: int) -> None:
+    def count(self, change: int) -> None:
+        """Add requests that begin, or subtract those that have ended."""
         self._requests += change
         self._writer.set(IN_FLIGHT, self._requests)
 
@@ -46,4 +47,4 @@ class ReplicaMetrics:
     def serves(self, version: int) -> None:
         """Record the version of the weights that later samples have."""
         self._writer.set(SERVED, version)
-        self._count(0)  # a series from the first version on
+        self.count(0)  # a series from the first version on

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
+from uuid import uuid4
 
 from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
@@ -25,6 +28,7 @@ from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LOR
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout import cpu_settings
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.output_groups import OutputGroup, in_groups
 from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaError
 from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
 from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
@@ -36,6 +40,7 @@ from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTE
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
 logger = logging.getLogger(__name__)
+NO_PROMPT = frozenset({"sampling_params", "request_id", "priority"})  # arguments of `generate`
 
 
 class vLLMOmniHttpServer(EngineControlServer):
@@ -174,6 +179,29 @@ class vLLMOmniHttpServer(EngineControlServer):
         with self.exported.in_flight():
             return await self._generate(request, sampling_params, request_id, priority)
 
+    async def generate_batch(self, requests: Sequence[Mapping[str, Any]]) -> AsyncIterator[OutputGroup]:
+        """Generate several samples that a caller wants at the same time, so that the engine gets them together.
+
+        Args:
+            requests: arguments of `generate`, by name.
+
+        Yields:
+            The outputs, as they finish. In the place of a failed one is the exception that `generate` would raise.
+        """
+        marks = self._mode.call_params(uuid4().hex, len(requests))
+        calls = [self._generate(*_divided(request, mark)) for request, mark in zip(requests, marks, strict=True)]
+        in_flight = len(calls)
+        self.exported.count(in_flight)
+        try:
+            async for ended in in_groups(calls):
+                group = OutputGroup.of(ended)
+                in_flight -= len(ended)
+                self.exported.count(-len(ended))
+                yield group
+        finally:
+            if in_flight:
+                self.exported.count(-in_flight)
+
     async def _generate(
         self, request: RolloutRequest, sampling_params: dict[str, Any], request_id: str, priority: int
     ) -> DiffusionOutput | TokenOutput:
@@ -209,18 +237,32 @@ class vLLMOmniHttpServer(EngineControlServer):
     def _version(self) -> int | None:
         return self._worker_version if self._worker_version is not None else self.global_steps
 
+    @cached_property
+    def _lora_lookup(self) -> asyncio.Lock:
+        return asyncio.Lock()
+
     async def _lora_request(self) -> Any:
         """The adapter's request once it is loaded. Cached, because `list_loras` waits for the running forward pass."""
         self.check_adapters()
         if not self.lora_as_adapter:
             return None
-        if self._lora_loaded is None:
-            self._lora_loaded = VLLM_LORA_INT_ID in await self.engine.list_loras()
+        async with self._lora_lookup:  # one call for all requests of a batch: each would end with a forward pass
+            if self._lora_loaded is None:
+                self._lora_loaded = VLLM_LORA_INT_ID in await self.engine.list_loras()
         if not self._lora_loaded:
             return None
         from vllm_omni.lora.request import LoRARequest
 
         return LoRARequest(lora_name=VLLM_LORA_NAME, lora_int_id=VLLM_LORA_INT_ID, lora_path=VLLM_LORA_PATH)
+
+
+def _divided(
+    arguments: Mapping[str, Any], more_params: Mapping[str, Any]
+) -> tuple[RolloutRequest, dict[str, Any], str, int]:
+    """Arguments of `_generate` from those of `generate`, with further sampling parameters."""
+    prompt = {name: value for name, value in arguments.items() if name not in NO_PROMPT}
+    params = {**arguments["sampling_params"], **more_params}
+    return RolloutRequest(**prompt), params, arguments["request_id"], arguments.get("priority", 0)
 
 
 def select_mode(config: DiffusionRolloutConfig) -> ModelMode:

@@ -11,8 +11,8 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 
 from verl_omni.weight_sync.errors import IncompleteUpdate, error_text
-from verl_omni.weight_sync.network.messages import StreamAddress
-from verl_omni.weight_sync.network.receiver import WeightReceiver
+from verl_omni.weight_sync.messages import StreamAddress
+from verl_omni.weight_sync.tcp_receiver import StreamReceiver
 from verl_omni.workers.config import DiffusionRolloutConfig
 from verl_omni.workers.rollout.network_settings import network_deadline, network_key
 from verl_omni.workers.rollout.vllm_rollout.training_worker.server_adapter import ServerAdapter
@@ -48,7 +48,7 @@ class ReplicaWorker(Worker):  # type: ignore[misc]
         Raises:
             WeightSyncError: the update did not take effect here; the trainer is told why.
         """
-        incoming = WeightReceiver(address, receiver, network_key(address.host), network_deadline(self._config))
+        incoming = StreamReceiver(address, receiver, network_key(address.host), network_deadline(self._config))
         await asyncio.to_thread(incoming.connect)
         with contextlib.closing(incoming):
             try:

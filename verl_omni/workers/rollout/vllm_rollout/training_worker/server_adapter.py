@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import zlib
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,9 +13,16 @@ from typing_extensions import override
 from verl.utils.device import get_device_id, get_device_name
 from verl.workers.rollout.vllm_rollout import ServerAdapter as VerlServerAdapter
 
-from verl_omni.weight_sync import names, transfer
-from verl_omni.weight_sync.errors import WeightSyncError
-from verl_omni.weight_sync.update_run import check_confirmations, run_update
+from verl_omni.weight_sync import ipc, names
+from verl_omni.weight_sync.errors import (
+    DeadlineExceeded,
+    IncompleteUpdate,
+    PeerDisconnected,
+    PeerFailed,
+    TransferCancelled,
+    WeightSyncError,
+    parse_error,
+)
 from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, await_reply
 
 _sequence = itertools.count()
@@ -77,9 +85,9 @@ class ServerAdapter(VerlServerAdapter):
         )
         device = None if self.use_shm else torch.device(get_device_name(), get_device_id())
 
-        def send(stop: transfer.StopSignal) -> int:
+        def send(stop: ipc.StopSignal) -> int:
             with torch.no_grad():  # grad mode is thread-local
-                return transfer.send(
+                return ipc.send(
                     weights,
                     handle=names.make_update_zmq_handle(self.zmq_handle, update),
                     bucket_bytes=self.config.checkpoint_engine.update_weights_bucket_megabytes << 20,
@@ -105,7 +113,7 @@ class ServerAdapter(VerlServerAdapter):
 
     def _deadline(self) -> float:
         options = self.config.checkpoint_engine.engine_kwargs.get("naive") or {}
-        return float(options.get("deadline_seconds", transfer.UPDATE_DEADLINE_SECONDS))
+        return float(options.get("deadline_seconds", ipc.UPDATE_DEADLINE_SECONDS))
 
     def _update_id(self, global_steps: int | None) -> str:
         """Id of this update: equal on all ranks of a job, unique on this machine.
@@ -117,3 +125,67 @@ class ServerAdapter(VerlServerAdapter):
 
         cluster = zlib.crc32(ray.get_runtime_context().gcs_address.encode())
         return f"{names.make_update_zmq_id(global_steps, next(_sequence))}-{cluster:08x}"
+
+
+async def run_update(
+    send: Callable[[ipc.StopSignal], int], receiving: Awaitable[Any] | None, deadline: float
+) -> tuple[int, Any]:
+    """Run the sender in a thread while the workers receive. Returns the number of sent tensors and the replies.
+
+    If both fail, the cause is raised: an error of the trainer itself, otherwise the error of the worker.
+
+    Args:
+        send: sends until done, or until its argument is set.
+        receiving: the workers' replies; None on a rank that does not call the workers.
+        deadline: seconds for the workers to reply after the transfer.
+    """
+    with ipc.StopSignal() as stop:
+        sender = asyncio.ensure_future(asyncio.to_thread(send, stop))
+        replies = None if receiving is None else asyncio.ensure_future(_await(receiving))
+        try:
+            if replies is not None:
+                await asyncio.wait({sender, replies}, return_when=asyncio.FIRST_COMPLETED)
+                if replies.done() and replies.exception() is not None:
+                    stop.set()  # no worker receives the weights any more
+            await asyncio.wait({sender})
+            if replies is not None:
+                await asyncio.wait({replies}, timeout=deadline)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait({sender})
+            raise
+        return _result(sender, replies, deadline)
+
+
+def _result(sender: asyncio.Future[int], replies: asyncio.Future[Any] | None, deadline: float) -> tuple[int, Any]:
+    error = sender.exception()
+    if error is not None and not isinstance(error, (PeerFailed, PeerDisconnected, DeadlineExceeded, TransferCancelled)):
+        raise error
+    if replies is None:
+        return sender.result(), None
+    if not replies.done():
+        replies.cancel()
+        raise error or DeadlineExceeded(f"the workers received the weights, but did not reply within {deadline:g} s")
+    failure = replies.exception()
+    if failure is not None:
+        raise parse_error(str(failure)) from failure
+    return sender.result(), replies.result()
+
+
+async def _await(receiving: Awaitable[Any]) -> Any:
+    return await receiving
+
+
+def check_confirmations(sent: int, replies: Any) -> dict[str, Any]:
+    """Check that every worker received and applied all tensors. Returns the first worker's reply.
+
+    Raises:
+        IncompleteUpdate: a worker did not, or there are no replies (verl's own server discards them).
+    """
+    if not replies:
+        raise IncompleteUpdate(f"{sent} tensors were sent, but no worker confirmed them")
+    if short := [each for each in replies if not isinstance(each, dict) or each.get("tensors") != sent]:
+        raise IncompleteUpdate(f"{sent} tensors were sent, but workers report {short}")
+    if unused := [each for each in replies if not each.get("bound")]:
+        raise IncompleteUpdate(f"workers received the weights, but applied them to no module: {unused}")
+    return replies[0]

@@ -1,0 +1,70 @@
+"""Samples that are ready at the same time go to a reward worker in one call."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from verl_omni.agent_loop.score_requests import ScoreRequests, UnscoredSamples
+
+
+class Workers:
+    """A reward worker's handle that takes several samples in a call; scores by the first pixel, and not sample 3."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.given: list[Any] = []
+        self.score_samples = SimpleNamespace(remote=self._score)
+
+    async def _score(self, samples: UnscoredSamples) -> list[Any]:
+        rows = pickle.loads(pickle.dumps(samples)).rows()
+        self.calls.append(len(rows))
+        self.given += rows
+        pixels = [int(row.batch["responses"].flatten()[0]) for row in rows]
+        return [ValueError("sample 3") if pixel == 3 else {"reward_score": float(pixel)} for pixel in pixels]
+
+
+async def scores(workers: list[Any], count: int, **settings: Any) -> list[Any]:
+    requests = ScoreRequests(
+        workers, **{"limit": 64, "deadline_seconds": 30.0, "reward": OmegaConf.create(), **settings}
+    )
+    asked = (
+        requests.score(
+            {"prompts": torch.ones(1, 8), "responses": torch.full((1, 3, 2, 2), number, dtype=torch.uint8)},
+            {"uid": f"u{number}", "__num_turns__": 2, "boxes": [[1], [2]]},
+            validate=False,
+        )
+        for number in range(count)
+    )
+    async with asyncio.timeout(30):
+        found = await asyncio.gather(*asked, return_exceptions=True)
+    assert not any(requests.sent.values()), "no sample is counted as unscored"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("samples", "workers", "calls"), [(128, 1, [[64, 64]]), (128, 2, [[64], [64]]), (9, 4, [[3], [3], [3], []])]
+)
+async def test_a_batch_is_a_call_for_each_share(samples: int, workers: int, calls: list[list[int]]) -> None:
+    handles = [Workers() for _ in range(workers)]
+    found = await scores(handles, samples)
+    assert [each.calls for each in handles] == calls
+    assert [each["reward_score"] for number, each in enumerate(found) if number != 3] == [
+        float(number) for number in range(samples) if number != 3
+    ]
+    assert isinstance(found[3], ValueError), "the others have their scores"
+
+
+async def test_a_reward_manager_gets_the_row_of_the_data_set() -> None:
+    handle = Workers()
+    await scores([handle], 2)
+    row = handle.given[1]
+    assert row.batch["prompts"].shape == (1, 8) and row.batch["responses"].shape == (1, 3, 2, 2)
+    assert row.non_tensor_batch["uid"].tolist() == ["u1"] and row.non_tensor_batch["__num_turns__"].tolist() == [2]
+    assert row.non_tensor_batch["boxes"][0] == [[1], [2]] and row.meta_info == {"validate": False}

@@ -1,0 +1,75 @@
+"""The engine's scheduler waits for the whole call of a server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verl_omni.compat import whole_batches
+
+MAX_BATCH = 8
+MAX_WAIT_MS = 250.0
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM-Omni's scheduler with the patch, and a way to add waiting requests by their extra arguments."""
+    from vllm_omni.diffusion.sched.request_scheduler import RequestScheduler
+
+    monkeypatch.setattr(RequestScheduler, "should_end_admission_wait", RequestScheduler.should_end_admission_wait)
+    whole_batches.apply()
+    whole_batches.apply()
+    made: Any = object.__new__(RequestScheduler)
+    made.od_config = SimpleNamespace(request_batch_max_wait_ms=MAX_WAIT_MS)
+    made.max_num_running_reqs = MAX_BATCH
+    made._waiting = []
+    made._running = []
+    made._request_states = {}
+    return made
+
+
+def add(scheduler: Any, *requests: dict[str, Any] | None) -> None:
+    for arguments in requests:
+        name = f"r{len(scheduler._waiting)}"
+        scheduler._waiting.append(name)
+        sampling = SimpleNamespace(extra_args=arguments)
+        scheduler._request_states[name] = SimpleNamespace(req=SimpleNamespace(sampling_params=sampling))
+
+
+def ends(scheduler: Any, quiet: float) -> bool:
+    """Whether the batch begins when no request came for `quiet` seconds."""
+    decision = scheduler.get_admission_wait_decision(now=0.0)
+    found: bool = scheduler.should_end_admission_wait(decision, now=quiet, stable_since=0.0)
+    return found
+
+
+def test_a_batch_begins_when_the_last_request_of_its_call_is_there(scheduler: Any) -> None:
+    call = whole_batches.call_params("a", 5)
+    add(scheduler, *call[:3])
+    assert not ends(scheduler, 0.1), "without the patch it begins after 0.05 s"
+    add(scheduler, *call[3:])
+    assert ends(scheduler, 0.06)
+
+
+def test_each_call_is_awaited(scheduler: Any) -> None:
+    add(scheduler, *whole_batches.call_params("a", 2), *whole_batches.call_params("b", 3)[:2])
+    assert not ends(scheduler, 0.1)
+
+
+def test_a_full_batch_begins_at_once(scheduler: Any) -> None:
+    add(scheduler, *whole_batches.call_params("a", 50)[:MAX_BATCH])
+    assert ends(scheduler, 0.0)
+
+
+def test_requests_that_never_come_are_not_awaited_for_long(scheduler: Any) -> None:
+    """Such as those that were aborted on their way."""
+    add(scheduler, *whole_batches.call_params("a", 5)[:3])
+    assert ends(scheduler, MAX_WAIT_MS / 1000)
+
+
+@pytest.mark.parametrize("arguments", [None, {}, {"noise_level": 0.7}])
+def test_requests_of_no_call_are_batched_as_before(scheduler: Any, arguments: Any) -> None:
+    add(scheduler, arguments, arguments)
+    assert not ends(scheduler, 0.04) and ends(scheduler, 0.06)

@@ -1,0 +1,224 @@
+"""Examples of released models and recipes train on a tiny model of their family, with their own settings."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import threading
+import zlib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from contract.recipes import RECIPES
+from omni_operator import plan
+from omni_operator.api import load_job
+from tests.ml.engine import small_recipes
+from tests.ml.engine.shared_ray import SharedRay
+from verl_omni.pipelines.registry import FAMILIES
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+STEPS = 3
+HELD_OUT = 2
+ENTRY_POINTS = {"main_diffusion": [], "main_diffusion_v1": ["trainer.use_v1=true"]}  # what they add to the arguments
+# What differs from the example: model, resolution, batch, accelerators, length of the run, and a stand-in for the judge
+# (tests/ml/engine/pools/test_pools.py has a run that serves one).
+SMALLER: dict[str, Any] = {
+    "trainer.replicas": 1,
+    "trainer.accelerator": {"vendor": "CPU"},
+    "trainer.totalSteps": STEPS,
+    "trainer.batch.prompts": 2,
+    "rollout.replicas": 1,
+    "rollout.samplesPerPrompt": 4,
+    "rollout.pipeline.height": 64,
+    "rollout.pipeline.width": 64,
+}
+FEWER_IF_GIVEN = {"trainer.batch.miniBatchPrompts": 1, "trainer.batch.microBatchSamples": 4}
+FRAMES = "actor_rollout_ref.rollout.pipeline.num_frames"
+# The trainer's settings for these fields.
+SHRUNK = {
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.pipeline.height",
+    "actor_rollout_ref.rollout.pipeline.width",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    "data.train_batch_size",
+    "data.val_max_samples",
+    "trainer.n_gpus_per_node",
+    "trainer.total_training_steps",
+    FRAMES,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "reward.scorer_kwargs.base_url",
+    "reward.scorer_kwargs.model",
+    "reward.reward_functions.video.server",
+    "reward.reward_model.enable",
+    "reward.reward_model.model_path",
+    "reward.reward_model.rollout.tensor_model_parallel_size",
+}
+JOBS = {
+    "sd35-ocr-grpo": "sd3",
+    "sd35-nft": "sd3",
+    "qwen-image-ocr-grpo": "qwen_image",
+    "qwen-image-full-grpo": "qwen_image",
+    "qwen-image-online-dpo": "qwen_image",
+    "sd35-offline-dpo": "sd3",
+    "qwen-image-edit-grpo": "qwen_image_edit",
+    "wan-dance-grpo": "wan",
+    "wan22-5b-dance-grpo": "wan_5b",
+    "wan22-a14b-dance-grpo": "wan_a14b",
+}
+PAIRS = {"sd35-offline-dpo": "preferences/train.parquet"}  # instead of a file of the user's
+
+
+class Judge(BaseHTTPRequestHandler):
+    """A judge and a reward server: its answer depends on the pixels only."""
+
+    protocol_version = "HTTP/1.1"
+    asked: list[str]
+
+    def do_POST(self) -> None:
+        received = self.rfile.read(int(self.headers["Content-Length"]))
+        if received[:1] != b"{":  # of the reference's HTTP scorer
+            sample = pickle.loads(received)
+            self.asked += sample["prompts"]
+            self.answer(pickle.dumps({"scores": [zlib.crc32(image) / 2**32 for image in sample["images"]]}))
+            return
+        body = json.loads(received)
+        if self.path.endswith("/chat/completions"):
+            picture, question = body["messages"][0]["content"]
+            self.asked.append(question["text"])
+            chance = zlib.crc32(picture["image_url"]["url"].encode())
+            rated = "Final Score" in question["text"]
+            text = f"Final Score: {1 + chance % 401 / 100}" if rated else "FRESH BREAD Welcome Home"[chance % 24 :]
+            answer: dict[str, Any] = {"choices": [{"message": {"role": "assistant", "content": text}}]}
+        else:
+            self.asked.append(body["prompt"])
+            sample = body.get("latents") or "".join(body["frames"])
+            answer = {"score": zlib.crc32(sample.encode()) / 2**32}
+        self.answer(json.dumps(answer).encode())
+
+    def answer(self, sent: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        self.wfile.write(sent)
+
+    def log_message(self, *args: Any) -> None:
+        """The test's output stays clean."""
+
+
+@pytest.fixture
+def judge(shared_ray: SharedRay) -> Iterator[ThreadingHTTPServer]:
+    shared_ray.begin(sorted(FAMILIES))  # its workers are forks of this process, which must have one thread
+    Judge.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def shrink(name: str, model: Path, server: str) -> dict[str, Any]:
+    """The document of an example, with the tiny model and the values above."""
+    document: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    spec = document["spec"]
+    given = {
+        path: value for path, value in FEWER_IF_GIVEN.items() if path.rpartition(".")[2] in spec["trainer"]["batch"]
+    }
+    spec["model"] = {"base": str(model), "lora": spec["model"]["lora"]}  # without what is for repositories of the hub
+    for path, value in {**SMALLER, **given}.items():
+        *groups, last = path.split(".")
+        node = spec
+        for group in groups:
+            node = node[group]
+        node[last] = value
+    if name in PAIRS:
+        spec["data"]["train"] = [PAIRS[name]]
+    spec["rollout"].get("engine", {}).pop("tensorParallelSize", None)  # one process has one accelerator
+    (scorer,) = spec["reward"]["scorers"]
+    if spec["reward"].pop("model", None) or "server" not in scorer["settings"]:
+        scorer["settings"] = {"model": "judge", **scorer.get("settings", {}), "base_url": f"{server}/v1"}
+    else:
+        scorer["settings"] |= {"server": f"{server}/score"}
+    overrides = [f"{FRAMES}=5" if line.startswith(f"{FRAMES}=") else line for line in spec["algorithm"]["overrides"]]
+    spec["algorithm"]["overrides"] = [*overrides, f"data.val_max_samples={HELD_OUT}"]
+    return document
+
+
+def settings_of(path: Path) -> dict[str, str]:
+    """The trainer's overrides of a job, by name, with the paths of the examples."""
+    return dict(line.split("=", 1) for line in overrides_of(path, EXAMPLES, Path("/runs")))
+
+
+def overrides_of(path: Path, folder: Path, runs: Path) -> list[str]:
+    """What `drl run` gives the trainer for a job whose paths start at a folder."""
+    job = plan.resolve_paths(load_job(path).job, str(folder))
+    return plan.render_overrides(job, plan.local_layout(job, str(runs)))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_an_example_trains_with_its_own_settings(
+    name: str, shared_ray: SharedRay, judge: ThreadingHTTPServer, tmp_path: Path
+) -> None:
+    from verl_omni.models.tiny import MAKERS
+
+    model = tmp_path / "model"
+    MAKERS[JOBS[name]](model)
+    job = tmp_path / f"{name}.yaml"
+    job.write_text(yaml.safe_dump(shrink(name, model, f"http://127.0.0.1:{judge.server_address[1]}")))
+    for folder in ("prompts", "rewards"):
+        (tmp_path / folder).symlink_to(EXAMPLES / folder)
+    if name in PAIRS:
+        (tmp_path / PAIRS[name]).parent.mkdir()
+        small_recipes.write_pairs(tmp_path / PAIRS[name])
+    own = settings_of(EXAMPLES / f"{name}.yaml")
+    shrunk = settings_of(job)
+    differing = {setting for setting in own.keys() | shrunk.keys() if own.get(setting) != shrunk.get(setting)}
+    assert differing <= SHRUNK | ({"data.train_files"} if name in PAIRS else set()), "everything else is the example's"
+
+    shared_ray.train(overrides_of(job, tmp_path, tmp_path / "runs"))
+    lines = [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    assert [line["weights/version"] for line in lines] == list(range(STEPS + 1))
+    assert all(line["actor/optimizer_steps"] > 0 for line in lines[1:])
+    assert any(line["actor/grad_norm"] > 0 for line in lines[1:])
+    scored = [math.isfinite(line["reward/mean"]) for line in lines[1:] if "reward/mean" in line]
+    assert scored == ([] if name in PAIRS else [True] * STEPS), "pairs of a data set are not scored"
+    # Training samples, and two evaluations.
+    assert len(Judge.asked) == len(scored) * 2 * 4 + 2 * HELD_OUT
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains_with_its_own_settings(
+    name: str, shared_ray: SharedRay, judge: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line of the recipe, and after it what is smaller."""
+    recipe = RECIPES[name]
+    server = f"http://127.0.0.1:{judge.server_address[1]}"
+    arguments, prompts = small_recipes.arguments(recipe, tmp_path, server, STEPS, HELD_OUT)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    shared_ray.train([*ENTRY_POINTS[recipe.module], *arguments])
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if "actor/grad_norm" in line]
+    assert [line["weights/version"] for line in trained] == list(range(1, STEPS + 1))
+    # The answers of a judge with random weights are all worth nothing.
+    assert any(line["actor/grad_norm"] > 0 for line in trained) or name == small_recipes.SERVED
+    if prompts or name == small_recipes.SERVED:
+        assert all(math.isfinite(line["reward/mean"]) for line in trained)
+    if prompts:
+        # Each of the recipe's agent-loop workers evaluates as many: a batch is padded to a multiple of them.
+        workers = int(recipe.given["actor_rollout_ref.rollout.agent.num_workers"])
+        assert len(Judge.asked) == prompts * (STEPS * 2 * 4 + max(HELD_OUT, workers))
+    if "drm" in str(recipe.given):  # latents are scored, and 1 + 0.1 * score; pictures are kept all the same
+        assert all(1 <= line["reward/mean"] <= 1.1 for line in trained)
+        assert len(list((tmp_path / "run").rglob("*.png"))) >= HELD_OUT

@@ -1,0 +1,332 @@
+"""Faults in a weight update while two replicas serve: each ends with the expected error, hangs and leaves
+nothing, and the old weights are still served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ml.engine.leftovers import Leftovers
+from tests.ml.engine.replica_driver import DEADLINE, LAYER, PROMPTS, SOON, Replica, TwoReplicas, lora_settings, wait_for
+from verl_omni.weight_sync import ipc, names
+from verl_omni.weight_sync.buckets import compute_digest
+from verl_omni.weight_sync.buffers import SendBuffer
+from verl_omni.weight_sync.errors import WeightSyncError
+from verl_omni.weight_sync.messages import BucketMessage, Entry
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+
+def refused(answer: Any) -> str:
+    """The worker's error for a refused update."""
+    import ray
+
+    with pytest.raises(Exception, match=r"(update_weights_from_ipc|commit_adapter) failed") as caught:
+        ray.get(answer, timeout=SOON)
+    return str(caught.value)
+
+
+def test_an_adapter_larger_than_a_bucket_arrives_whole(two_replicas: TwoReplicas) -> None:
+    """Fault 2 of the reference: of several buckets only the last one was right."""
+    counted = Leftovers()
+    one, other = two_replicas.replicas
+    found = one.publish(one.adapter(2.0), version=2, bucket_bytes=600)
+    assert (found["tensors"], found["bound"]) == (8, 4)
+    assert found["buckets"] > 4
+    other.publish(other.adapter(2.0), version=2)
+    assert torch.equal(one.picture(), other.picture())
+    for replica in two_replicas.replicas:
+        replica.publish(replica.adapter(1.0), version=1)
+    counted.none()
+
+
+def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
+    handle, answer = replica.begin()
+    program = f"""
+        import os, signal, torch
+        from verl_omni.weight_sync import ipc
+        def weights():
+            for number in range(9):
+                if number == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield f"{LAYER.format(block=0, part="q")}.lora_{{number}}", torch.ones(4, 32)
+        ipc.send(weights(), handle={handle!r}, bucket_bytes=600, device=None, deadline={DEADLINE})
+    """
+    sender = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, timeout=SOON)
+    assert sender.returncode == -signal.SIGKILL
+    assert "PeerDisconnected" in refused(answer)
+
+
+def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
+    """The tensors in a faulty sender's buffer, and its messages after the first."""
+    q, k = (f"{LAYER.format(block=0, part=part)}.lora_A.weight" for part in "qk")
+    one = torch.full((4, 32), 1.0)
+    two = torch.full((4, 32), 2.0)
+    size = one.nbytes
+    of_one, of_two = (compute_digest(each.view(-1).view(torch.uint8)) for each in (one, two))
+    first = {q: Entry(one.shape, "float32", 0, of_one)}
+    second = {k: Entry(two.shape, "float32", size, of_two)}
+    swapped = {
+        q: Entry(one.shape, "float32", size, of_one),
+        k: Entry(two.shape, "float32", 0, of_two),
+    }
+    beyond = {q: Entry(one.shape, "float32", 2 * size - 8, of_one)}
+    message = BucketMessage
+    return {q: one, k: two}, {
+        "truncated": [message(beyond, [q])],
+        "re-ordered": [message(swapped, [q, k])],
+        "duplicated": [message(first), message(first), message(second, [q, k])],
+        "left out": [message(second, [q, k])],
+    }[fault]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("truncated", ""), ("re-ordered", "digest mismatch"), ("duplicated", "arrived twice"), ("left out", "missing")],
+)
+def test_a_corrupt_bucket_is_refused(replica: Replica, fault: str, said: str) -> None:
+    handle, answer = replica.begin()
+    tensors, messages = bucket(fault)
+    buffer = SendBuffer(None)
+    with ipc.Channel(handle, DEADLINE, owner=True) as channel:
+        begin = buffer.replace(1024, 1024)
+        place = 0
+        for tensor in tensors.values():
+            buffer.tensor[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            place += tensor.nbytes
+        failed = None
+        for message in [begin, *messages]:
+            channel.send(message)
+            failed = channel.receive().failed
+            if failed is not None:
+                break
+    buffer.close()
+    assert said in (failed or refused(answer))
+    refused(answer)
+
+
+def bad(fault: str) -> list[tuple[str, Tensor]]:
+    """The tensors of an invalid adapter."""
+    module = "transformer.no_such_block.attn.to_q" if fault == "unknown module" else LAYER.format(block=0, part="q")
+    value = float("nan") if fault == "not finite" else 1.0
+    a = torch.full((4, 7 if fault == "wrong shape" else 32), value)
+    pair = [(f"{module}.lora_A.weight", a), (f"{module}.lora_B.weight", torch.ones(32, 4))]
+    return [*pair, *pair] if fault == "a name twice" else pair
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("unknown module", "1 of 1 LoRA modules are not in the engine"),
+        ("wrong shape", "but the adapter has lora_A (4, 7) and lora_B (32, 4)"),
+        ("not finite", "to_q.lora_A.weight has values that are not finite"),
+        ("a name twice", "to_q.lora_A.weight was sent twice"),
+    ],
+)
+def test_a_bad_adapter_is_refused(replica: Replica, fault: str, said: str) -> None:
+    """Faults 1 and 3: an adapter must bind every module, and the old one stays until the new one is complete."""
+    import ray
+
+    from verl_omni.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
+
+    handle, answer = replica.begin()
+    sends = contextlib.nullcontext() if fault in ("unknown module", "wrong shape") else pytest.raises(WeightSyncError)
+    with sends:
+        ipc.send(bad(fault), handle=handle, bucket_bytes=4096, device=None, deadline=DEADLINE)
+    assert said in refused(answer)
+    assert ray.get(replica.server.collective_rpc.remote("list_loras"))[0] == VLLM_LORA_INT_ID
+
+
+def test_a_full_shared_memory(replica: Replica) -> None:
+    handle, answer = replica.begin()
+    room = os.statvfs("/dev/shm")
+    larger = torch.empty(room.f_blocks * room.f_frsize + 1, dtype=torch.uint8)  # its pages are never touched
+    with pytest.raises(Exception, match=r"\[SharedMemoryFull\] /dev/shm is full"):
+        ipc.send([("transformer.x", larger)], handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+    assert "SharedMemoryFull" in refused(answer)
+
+
+def test_a_sender_without_a_receiver_ends_at_its_deadline(replica: Replica) -> None:
+    handle = names.make_update_zmq_handle(
+        f"ipc:///tmp/rl-colocate-zmq-{replica.job}-replica-9-rank-0.sock", "step-0-seq-0"
+    )
+    with pytest.raises(Exception, match=r"no receiver connected within 0\.5 s"):
+        ipc.send(replica.adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=0.5)
+
+
+def test_a_sample_has_the_version_of_its_weights_while_weights_change(two_replicas: TwoReplicas) -> None:
+    """Requests wait in the engine's queue during an update: some are generated before it, and some after."""
+    import ray
+
+    one = two_replicas.replicas[0]
+    seeds = range(10)
+    pictures: dict[int, list[Tensor]] = {}
+    for version, strength in ((3, 1.5), (2, 2.0)):
+        one.publish(one.adapter(strength), version)
+        pictures[version] = [one.picture(seed) for seed in seeds]
+    differ = [not torch.equal(old, new) for old, new in zip(pictures[2], pictures[3], strict=True)]
+    assert all(differ), "two versions with the same images would prove nothing"
+    drawn = [seed for _ in range(10) for seed in seeds]  # enough for a late poll, and for both calls of the update
+    asked = [one.draw(seed) for seed in drawn]
+    wait_for(lambda: 0 < one.in_flight() < len(drawn) - 2)
+    one.publish(one.adapter(1.5), 3)
+    found = [(answer.extra_fields["global_steps"], answer.diffusion_output) for answer in ray.get(asked, timeout=SOON)]
+    for seed, (version, picture) in zip(drawn, found, strict=True):
+        assert torch.equal(picture, pictures[version][seed]), f"seed {seed} is not of version {version}"
+    assert {version for version, _ in found} == {2, 3}
+    one.publish(one.adapter(1.0), 1)
+
+
+Change = tuple[int, int, str]  # rank, alpha, parts of the attention
+CHANGES: list[Change] = [(2, 2, "q"), (2, 2, "v"), (4, 4, "qk"), (4, 8, "qk"), (8, 8, "qkv")]
+
+
+def change(replica: Replica, kind: Change) -> Tensor:
+    """The image after an update by an adapter with these settings."""
+    rank, alpha, parts = kind
+    weights = replica.adapter(1.0, rank, parts)
+    found = replica.publish(weights, version=1, settings=lora_settings(rank, alpha, parts))
+    assert found["bound"] == 2 * len(parts), "a module of each block for each part"
+    return replica.picture()  # type: ignore[no-any-return]
+
+
+def test_rank_alpha_and_modules_may_change_and_nothing_of_the_previous_adapter_stays(two_replicas: TwoReplicas) -> None:
+    """One replica receives the adapters in order, the other in reverse: predecessors differ."""
+    one, other = two_replicas.replicas
+    first = one.picture()
+    counted = Leftovers()
+    upwards = {kind: change(one, kind) for kind in CHANGES}
+    downwards = {kind: change(other, kind) for kind in reversed(CHANGES)}
+    for number, kind in enumerate(CHANGES):
+        assert torch.equal(upwards[kind], downwards[kind]), kind
+        same = [other for other in CHANGES[:number] if torch.equal(upwards[kind], upwards[other])]
+        assert same == [], f"{kind} draws what {same} draws"
+    assert torch.equal(upwards[4, 4, "qk"], first), "the pictures of the adapter that the engine took first"
+    for replica in two_replicas.replicas:
+        replica.publish(replica.adapter(1.0), version=1)
+        assert torch.equal(replica.picture(), first)
+    counted.none()
+
+
+@pytest.mark.parametrize(
+    ("sent", "told", "said"),
+    [
+        ((600, 600, "q"), (600, 600, "q"), "LoRA rank of 600 exceeds max allowed rank of 512"),
+        ((2, 2, "q"), (4, 4, "q"), r"lora_A (2, 32) and lora_B (32, 2), but the adapter's rank is 4"),
+        ((4, 4, "qx"), (4, 4, "qx"), "2 of 4 LoRA modules are not in the engine"),
+    ],
+)
+def test_an_adapter_of_too_large_a_rank_is_refused(replica: Replica, sent: Change, told: Change, said: str) -> None:
+    handle, answer = replica.begin(settings=lora_settings(*told))
+    weights = replica.adapter(3.0, sent[0], sent[2])
+    ipc.send(weights.items(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=DEADLINE)
+    assert said in refused(answer)
+
+
+# --- requests over HTTP, while training goes on ---------------------------------------------------------
+
+SEEDS = range(6)
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Sends requests over HTTP to the first replica, many at a time."""
+
+    one: Replica
+    address: str
+    threads: ThreadPoolExecutor
+
+    def ask(self, seed: int) -> Future[httpx.Response]:
+        asked = {"prompt": PROMPTS[0], "size": "64x64", "seed": seed, "num_inference_steps": 16, "guidance_scale": 1.0}
+        url = f"http://{self.address}/v1/images/generations"
+        return self.threads.submit(httpx.post, url, json=asked, timeout=SOON)
+
+    def pictures(self) -> dict[int, str]:
+        """The image of each seed with the weights of now."""
+        return {seed: picture(self.ask(seed).result()) for seed in SEEDS}
+
+    def queue(self) -> dict[int, Future[httpx.Response]]:
+        """Requests of which several are in flight."""
+        asked = {seed: self.ask(seed) for seed in SEEDS}
+
+        def several() -> bool:
+            if all(each.done() for each in asked.values()):  # the engine was faster than a look at it
+                asked.update({seed: self.ask(seed) for seed in SEEDS})
+            return self.one.in_flight() > 2
+
+        wait_for(several)
+        return asked
+
+
+def picture(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["data"][0]["b64_json"])
+
+
+@pytest.fixture
+def visitor(two_replicas: TwoReplicas) -> Iterator[Visitor]:
+    with ThreadPoolExecutor(2 * len(SEEDS)) as threads:
+        yield Visitor(two_replicas.replicas[0], two_replicas.stack.servers.server_addresses[0], threads)
+
+
+def test_an_answer_over_http_has_one_version_while_weights_change(visitor: Visitor) -> None:
+    import ray
+
+    one = visitor.one
+    pictures = {}
+    for version, strength in ((3, 1.5), (2, 2.0)):
+        one.publish(one.adapter(strength), version)
+        pictures[version] = visitor.pictures()
+    assert not set(pictures[2].values()) & set(pictures[3].values())
+    asked = [visitor.queue()]
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for number, each in enumerate(one.adapter(1.5).items()):
+            if number == 5:
+                assert one.in_flight() == 0, "the engine has requests while its weights change"
+                asked.append({seed: visitor.ask(seed) for seed in SEEDS})
+                wait_for(lambda: ray.get(one.server.requests_in_flight.remote()) >= len(SEEDS))
+                assert one.in_flight() == 0
+            yield each
+
+    handle, answer = one.begin(3)
+    ipc.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+    ray.get(answer, timeout=SOON)
+    for number, requests in enumerate(asked):
+        for seed, request in requests.items():
+            found = request.result()
+            version = int(found.headers["X-Weights-Version"])
+            assert picture(found) == pictures[version][seed], f"seed {seed} is not of version {version}"
+            assert version == 3 or number == 0
+    one.publish(one.adapter(1.0), 1)
+
+
+def test_a_request_over_http_is_held_while_the_replica_sleeps(two_replicas: TwoReplicas, visitor: Visitor) -> None:
+    import ray
+
+    one = visitor.one
+    expected = visitor.pictures()
+    early = visitor.queue()
+    two_replicas.stack.weights.sleep_replicas()
+    assert one.in_flight() == 0, "the engine has requests while it sleeps"
+    ray.get(one.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", 0.2)))
+    answer = visitor.ask(0).result()
+    assert answer.status_code == 503 and answer.headers["Retry-After"] == "5"
+    assert "not admitted within 0.2 s (rollout.deadline_seconds), because this replica sleeps" in answer.text
+    ray.get(one.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", own.config.deadline_seconds)))
+    ray.get([each.server.wake_up.remote() for each in two_replicas.replicas], timeout=SOON)
+    assert {seed: picture(request.result()) for seed, request in early.items()} == expected

@@ -1,0 +1,251 @@
+"""`drl fit`: the program, and the changes of settings that it advises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.ml import smallest_job
+from tools.setting_names import setting_names
+from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.trainer import startup
+from verl_omni.trainer.memory_estimate import __main__ as program
+from verl_omni.trainer.memory_estimate import advice, engine_memory, estimate, job_estimate, trainer_memory
+
+REQUIRED = ("data.train_files=x.jsonl", "trainer.total_training_steps=1")
+ACTOR = "actor_rollout_ref.actor"
+PIPELINE = "actor_rollout_ref.rollout.pipeline"
+SMALL = (
+    "actor_rollout_ref.model.lora_rank=4",
+    "data.train_batch_size=4",
+    f"{ACTOR}.ppo_mini_batch_size=4",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
+    f"{PIPELINE}.height=64",
+    f"{PIPELINE}.width=64",
+    f"{PIPELINE}.num_inference_steps=3",
+    f"{PIPELINE}.max_sequence_length=16",
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny SD3."""
+    folder = tmp_path_factory.mktemp("fit") / "model"
+    make_tiny_sd3(folder)
+    return folder
+
+
+def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
+    config = smallest_job.load(f"actor_rollout_ref.model.path={folder}", *SMALL, *overrides)
+    startup.fit_to_machine(config, accelerator)
+    return config
+
+
+@pytest.mark.slow
+def test_a_job_that_does_not_fit_is_told_what_to_change(tiny: Path) -> None:
+    large = [f"actor_rollout_ref.rollout.pipeline.{side}=1024" for side in ("height", "width")]
+    document = program.describe(job(tiny, *large), None, accelerator=True)
+    assert (document["fits"], document["advice"]) == (None, [])
+    known = setting_names("flow_grpo")
+    capacity = int(0.7 * document["peak"] / (1 - estimate.RESERVE))
+    document = program.describe(job(tiny, *large), capacity, accelerator=True)
+    assert document["fits"] is False
+    assert document["advice"][-1]["fits"] is True
+    assert [each["setting"] for each in document["advice"] if each["setting"] not in known] == []
+    peaks = [document["peak"], *(each["peak"] for each in document["advice"])]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@pytest.mark.slow
+def test_every_change_that_is_advised_can_be_loaded(tiny: Path) -> None:
+    for name in ("flow_grpo", "diffusion_nft"):
+        config = job(tiny, f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}")
+        OmegaConf.update(config, "actor_rollout_ref.model.lora_rank", 0)
+        for change in advice.changes(config):
+            assert OmegaConf.select(config, change.setting, default="missing") != "missing", change.setting
+            value = str(change.value).lower() if isinstance(change.value, bool) else change.value
+            smallest_job.load(f"actor_rollout_ref.model.path={tiny}", f"{change.setting}={value}")
+
+
+MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+BATCH = "actor_rollout_ref.rollout.max_num_seqs"
+SPLIT = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+
+
+def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
+    config = smallest_job.load()
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        return {"update": 100 if changed.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is None else 60}
+
+    before = {"update": 100}
+    found = advice.advise(config, before, phases_of, lambda peak: peak < 70)
+    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in found] == [(MICRO, "update", 60, True)]
+    assert advice.advise(config, before, lambda _: before, lambda _: False) == ()
+    assert advice.advise(config, before, phases_of, lambda _: True) == ()
+
+
+@pytest.mark.parametrize("update", [80, 99])
+def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
+    config = smallest_job.load(f"{MICRO}=8", f"{BATCH}=32")
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        micro, batch = (OmegaConf.select(changed, name) for name in (MICRO, BATCH))
+        return {"generation": 100 if batch > 16 else 50, "update": update if micro > 1 else 40}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 60)
+    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in found] == [
+        (MICRO, "update", 100, False),
+        (BATCH, "generation", 50, True),
+    ]
+
+
+def test_of_a_setting_that_is_lowered_twice_the_last_value_is_advised() -> None:
+    config = smallest_job.load(f"{BATCH}=32")
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        return {"generation": 10 * OmegaConf.select(changed, BATCH)}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 10)
+    assert [(each.change.setting, each.change.value, each.peak) for each in found] == [(BATCH, 1, 10)]
+
+
+def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
+    names = (MICRO, BATCH, "actor_rollout_ref.actor.fsdp_config.optimizer_offload", "actor_rollout_ref.model.lora_rank")
+    config = smallest_job.load(f"{MICRO}=8", f"{BATCH}=16")
+
+    estimated: list[str] = []
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        estimated.append(OmegaConf.to_yaml(changed))
+        micro, batch, offload, rank = (OmegaConf.select(changed, name) for name in names)
+        weights = 10 if rank else 50
+        return {"generation": weights + 2 * batch - 20 * offload, "update": weights + 10 * micro}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 45)
+    assert [(each.change.setting, each.change.value, each.peak, each.fits) for each in found] == [
+        (MICRO, 1, 82, False),
+        ("actor_rollout_ref.model.lora_rank", 32, 42, True),
+    ]
+    assert len(estimated) == 1 + len(set(estimated[1:])), "each is estimated once; the first is of this test"
+
+
+@pytest.mark.parametrize(
+    ("helps", "advised"),
+    [("trainer.n_gpus_per_node", [(2, "1"), (4, "2")]), (f"{PIPELINE}.height", [(256, "")])],
+    ids=["more accelerators count on larger engines", "smaller samples do not"],
+)
+def test_changes_of_the_number_of_engines_stay_together(helps: str, advised: list[tuple[int, str]]) -> None:
+    sizes = [f"{PIPELINE}.{side}=512" for side in ("height", "width")]
+    config = smallest_job.load(*sizes, "trainer.n_gpus_per_node=2")
+    start = OmegaConf.select(config, helps)
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        split = OmegaConf.select(changed, SPLIT) > 1
+        helped = OmegaConf.select(changed, helps) != start
+        return {"generation": 100 - 30 * split - 60 * helped}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 50)
+    assert [(each.change.value, each.change.costs.partition(advice.ENGINES)[2]) for each in found] == advised
+
+
+@pytest.mark.slow
+def test_what_a_change_does_not_concern_is_measured_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change of the advice has the estimate that it has alone, with fewer passes of fake tensors."""
+    sides = [f"{PIPELINE}.{side}=512" for side in ("height", "width")]
+    float32 = ["actor_rollout_ref.rollout.dtype=float32", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=fp32"]
+    config = job(
+        tiny, *sides, *float32, f"{BATCH}=8", "trainer.n_gpus_per_node=2", "actor_rollout_ref.model.lora_rank=0"
+    )
+    run = {"trainer": 0, "engine": 0}
+
+    def counted(name: str, function: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            run[name] += 1
+            return function(*arguments, **named)
+
+        return call
+
+    monkeypatch.setattr(trainer_memory, "measure", counted("trainer", trainer_memory.measure))
+    monkeypatch.setattr(engine_memory, "_run_passes", counted("engine", engine_memory._run_passes))
+    changed = [config, *(advice._with(config, [change]) for change in advice.changes(config))]
+    assert len(changed) > 10
+    estimator = job_estimate.JobEstimator(accelerator=True)
+    together = [estimator.estimate(each) for each in changed]
+    once = dict(run)
+    alone = [job_estimate.estimate_job(each, accelerator=True) for each in changed]
+    assert together == alone
+    assert {name: run[name] - once[name] for name in run} == dict.fromkeys(run, len(changed)), "each measures both"
+    concerns = {
+        change.setting.rpartition(".")[2]: (change.setting in job_estimate.NOT_OF_TRAINER)
+        for change in advice.changes(config)
+    }
+    assert once["trainer"] == 1 + list(concerns.values()).count(False)
+    assert once["engine"] < len(changed) - 5, "neither those of the trainer nor more accelerators of an engine"
+
+
+def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> None:
+    config = smallest_job.load(f"{MICRO}=8")
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        lower = OmegaConf.select(changed, MICRO) == 1
+        return {"generation": 90 if lower else 50, "update": 60 if lower else 100}
+
+    assert advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 70) == ()
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "size", "divisible", "said"),
+    [(8, 1, 24, 4), (8, 2, 24, 2), (8, 1, 0, 4), (8, 2, 38, None), (2, 2, 24, None), (1, 1, 24, None)],
+)
+def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
+    accelerators: int, size: int, divisible: int, said: int | None
+) -> None:
+    config = smallest_job.load(f"trainer.n_gpus_per_node={accelerators}", f"{SPLIT}={size}")
+    found = [change for change in advice.changes(config, divisible) if change.setting == SPLIT]
+    assert [(each.value, each.costs.partition("; needs ")[2]) for each in found] == (
+        [] if said is None else [(2 * size, f"spec.rollout.replicas: {said}")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["actor_rollout_ref.model.path=some/model", *REQUIRED], "Qwen/Qwen-Image"),
+        (
+            ["actor_rollout_ref.model.path=s3://bucket/model", *REQUIRED],
+            "copy the *.json files of the model to a folder",
+        ),
+        (["actor_rollout_ref.model.path=Qwen/Qwen-Image"], "data.train_files: must be given"),
+        (["nonsense=1", *REQUIRED], "nonsense: unknown setting"),
+    ],
+)
+def test_invalid_settings_are_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err and printed.out == ""
+
+
+def test_a_missing_configuration_file_is_named(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model_index.json").write_text((tiny / "model_index.json").read_text())
+    assert program.main(["--", f"actor_rollout_ref.model.path={tmp_path}", *REQUIRED]) == 2
+    assert f"{tmp_path}/text_encoder/config.json does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_without_accelerators_one_machine_needs_memory_for_all_pods(tiny: Path) -> None:
+    config = job(tiny, "trainer.nnodes=2", "trainer.n_gpus_per_node=1", accelerator=False)
+    document = program.describe(config, 1 << 50, accelerator=False)
+    assert document["peak"] == 2 * max(phase["bytes"] for phase in document["host"])
+
+
+@pytest.mark.slow
+def test_the_program_prints_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [f"actor_rollout_ref.model.path={tiny}", *REQUIRED, "actor_rollout_ref.rollout.pipeline.height=64"]
+    assert program.main(["--cpu", "--capacity", str(1 << 60), "--", *arguments]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["fits"] is True and document["device"] == []

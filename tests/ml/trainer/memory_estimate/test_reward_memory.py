@@ -1,0 +1,110 @@
+"""`drl fit` with reward models on the trainer's accelerators: their sizes, and the phases that have them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.ml.trainer.memory_estimate.test_memory_estimate import job
+from verl_omni.reward_loop.clip_model import ClipModel, load_once
+from verl_omni.trainer.memory_estimate import advice, reward_memory
+from verl_omni.trainer.memory_estimate import estimate as estimates
+from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
+from verl_omni.trainer.memory_estimate.estimate import DEVICE_CONTEXT, Setup, estimate
+from verl_omni.trainer.memory_estimate.pool_estimate import RolloutPool, estimate_pools
+from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
+
+
+def reward(scorer: str, batch: int = 32, **kwargs: Any) -> Any:
+    given = {"device": "trainer", **kwargs}
+    return OmegaConf.create({"reward_functions": {}, "scorer": scorer, "scorer_kwargs": given, "batch_size": batch})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scorer", "parameters", "dtype"),
+    [
+        # Their numbers of parameters on the hub; of HPSv3 those of Qwen2-VL-7B without its head, which is not loaded.
+        ("clip_score", 151_277_313, torch.float32),
+        ("aesthetic", 427_616_513, torch.float32),
+        ("pickscore", 986_109_441, torch.float32),
+        ("hpsv3", 8_291_375_616 - 152_064 * 3584, torch.bfloat16),
+    ],
+)
+def test_the_sizes_of_the_default_models_are_the_published_ones(
+    scorer: str, parameters: int, dtype: torch.dtype
+) -> None:
+    found = reward_memory.measure(reward(scorer))
+    buffers = 4096  # positions
+    assert 0 <= found.weights - parameters * dtype.itemsize <= buffers
+    assert 0 < reward_memory.measure(reward(scorer, batch=8)).activations < found.activations
+
+
+def test_the_weights_of_a_folder_are_those_that_are_loaded(tmp_path: Path) -> None:
+    from tests.ml.reward_loop.test_clip_scorers import write_clip
+
+    write_clip(tmp_path)
+    model = load_once(ClipModel, str(tmp_path), str(tmp_path), "cpu").model
+    loaded = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    assert reward_memory.measure(reward("pickscore", model_name_or_path=str(tmp_path))).weights == loaded
+    assert reward_memory.measure(reward("pickscore", device="cpu")) == reward_memory.RewardMemory()
+
+
+def test_a_model_that_is_not_known_is_named_with_what_to_do() -> None:
+    with pytest.raises(FileNotFoundError, match=r"reward model me/clip .* hf download me/clip --include '\*.json'"):
+        reward_memory.measure(reward("clip_score", model_name_or_path="me/clip"))
+
+
+def parts(phases: tuple[estimates.Phase, ...], phase: str) -> dict[str, int]:
+    (found,) = (dict(each.parts) for each in phases if each.name == phase)
+    return found
+
+
+def setup(**given: Any) -> Setup:
+    ones: Any = {each.name: 1 for each in dataclasses.fields(Setup)}
+    return Setup(
+        **{**ones, "pairs": 0, "ranks": 2, "scorers": 3, "scorer_weights": 1000, "scorer_activations": 70, **given}
+    )
+
+
+TRAINER = TrainerMemory(**{each.name: 1 for each in dataclasses.fields(TrainerMemory)})
+ENGINE = EngineMemory(**{**{each.name: 1 for each in dataclasses.fields(EngineMemory)}, "passes": {"step": 1}})
+
+
+def test_scorers_are_on_the_device_while_they_score_and_in_host_memory_otherwise() -> None:
+    found = estimate(setup(sleeps=True), TRAINER, ENGINE)
+    scoring = parts(found.device, "scoring")
+    assert scoring["reward models"] == 2000 and scoring["reward activations"] == 140, "two of three on one device"
+    assert "engine transformer" not in scoring
+    assert all(parts(found.device, each.name)["device contexts"] == 4 * DEVICE_CONTEXT for each in found.device)
+    for phase in ("generation", "update", "weight sync"):
+        assert "reward models" not in parts(found.device, phase)
+    assert all(parts(found.host, name)["reward models at rest"] == 3000 for name in ("generation", "scoring", "update"))
+    assert parts(estimate(setup(sleeps=False), TRAINER, ENGINE).device, "scoring")["engine transformer"] == 1
+    on_cpu = estimate(setup(accelerator=False), TRAINER, ENGINE)
+    assert {parts(on_cpu.host, each.name)["reward models"] for each in on_cpu.host} == {4000}
+    none = estimate(setup(scorers=0), TRAINER, ENGINE)
+    assert [each.name for each in none.device] == ["generation", "update", "weight sync"]
+    own, engines = estimate_pools(setup(), RolloutPool(1, 2, 1, 1), TRAINER, ENGINE)
+    assert parts(own.device, "scoring")["reward models"] == 2000
+    assert "scoring" not in [each.name for each in engines.device]
+
+
+def test_a_job_that_shares_has_a_phase_for_its_scorers_and_advice_about_them(tmp_path: Path) -> None:
+    from tests.ml.reward_loop.test_clip_scorers import write_clip
+    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.trainer.memory_estimate.job_estimate import estimate_job
+
+    write_clip(tmp_path / "clip")
+    make_tiny_sd3(tmp_path / "model")
+    models = [f"reward.scorer_kwargs.{name}_name_or_path={tmp_path / 'clip'}" for name in ("model", "processor")]
+    config = job(tmp_path / "model", "reward.scorer=pickscore", *models, "reward.scorer_kwargs.device=trainer")
+    found = estimate_job(config, accelerator=True)
+    assert found.setup.scorers == 1 and found.setup.waiting > 0
+    assert parts(found.estimate.device, "scoring")["reward models"] == found.setup.scorer_weights > 0
+    assert ("reward.batch_size", 8) in [(each.setting, each.value) for each in advice.changes(config)]

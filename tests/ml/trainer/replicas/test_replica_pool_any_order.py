@@ -1,0 +1,124 @@
+"""Replicas that join, fail and leave in any order, with processes and nodes in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule
+
+from tests.ml.trainer.replicas.replicas_in_memory import Memory, NodesInAnyOrder, pool_of
+from verl_omni.trainer.replicas.replica_pool import RETRY_MOST_SECONDS
+from verl_omni.weight_sync.errors import TooFewReplicas
+
+
+class AnyOrder(NodesInAnyOrder):
+    """Nodes, processes, updates and requests in any order."""
+
+    @initialize(count=st.integers(1, 3))
+    def begin(self, count: int) -> None:
+        self.memory = Memory()
+        self.version = 0
+        self.now = 0.0
+        self.pool = pool_of(self.memory, count, clock=lambda: self.now)
+        self.updates = self.pool.updates
+        self.added = count
+
+    @rule(draw=st.integers(0, 9), what=st.sampled_from(["alive", "answers", "takes"]), value=st.booleans())
+    def a_process_changes(self, draw: int, what: str, value: bool) -> None:
+        if (replica := self.some(draw)) and (what != "alive" or not value):
+            setattr(replica, what, value)
+
+    @rule(seconds=st.sampled_from([0.0, RETRY_MOST_SECONDS]))
+    def the_pool_looks(self, seconds: float) -> None:
+        self.now += seconds
+        self.pool.look()
+
+    @rule()
+    def weights_are_sent(self) -> None:
+        self.version += 1
+        reached = [each for each in self.updates.all() if each.works and each.takes]
+        try:
+            self.updates.update_weights(self.version)
+        except TooFewReplicas:
+            assert not reached
+        assert self.updates.replicas == reached
+        assert self.updates.versions_by_host({}) == ({"host": self.version} if reached else {})
+        assert set(self.updates.versions()) <= {self.version}
+
+    @rule(draw=st.integers(0, 9))
+    def weights_are_sent_while_the_pool_looks(self, draw: int) -> None:
+        """In the trainer's thread, and a replica does not take them: what the pool has found is true no more."""
+        room = self.memory.room
+
+        def slow(replicas: Any) -> Any:
+            found = room(replicas)
+            if replica := self.some(draw):
+                replica.takes = False
+            self.weights_are_sent()
+            return found
+
+        self.memory.room = slow
+        try:
+            self.pool.look()
+        finally:
+            self.memory.room = room
+
+    @rule(draw=st.integers(0, 9))
+    def a_request_is_sent(self, draw: int) -> None:
+        """As the client does: a replica that is lost leaves the router."""
+        if not (serving := list(self.memory.router.values())):
+            return
+        replica = serving[draw % len(serving)]
+        if not replica.works:
+            self.memory.remove([replica])
+        else:
+            assert replica.version == self.version
+            replica.requests += 1
+
+    @rule(draw=st.integers(0, 9))
+    def a_sample_is_finished(self, draw: int) -> None:
+        if (replica := self.some(draw)) and replica.works and replica.requests:
+            replica.requests -= 1
+
+    @rule(looks=st.integers(1, 2))
+    def a_batch_is_generated(self, looks: int) -> None:
+        with self.updates.generating(self.version):
+            for _ in range(looks):
+                self.pool.look()
+            assert {each.server_address for each in self.updates.replicas} == self.memory.serving()
+
+    @invariant()
+    def what_serves_has_the_current_version(self) -> None:
+        if hasattr(self, "memory"):
+            assert {each.version for each in self.memory.router.values()} <= {self.version}
+            assert all(each in self.updates.replicas for each in self.memory.router.values())
+
+    @invariant()
+    def a_replica_that_leaves_finishes_its_samples(self) -> None:
+        if hasattr(self, "memory"):
+            reports: Any = self.updates.reports
+            assert not self.memory.interrupted & reports.left
+
+    def teardown(self) -> None:
+        """When nothing happens any more, each node has a replica that serves, and no process is left over."""
+        if not hasattr(self, "memory"):
+            return
+        self.memory.start_fails = False
+        self.memory.nodes = {node: state for node, state in self.memory.nodes.items() if state == "ready"}
+        self.memory.nodes.setdefault(99, "ready")
+        for replica in self.memory.replicas:
+            replica.answers = replica.takes = True
+        for _ in range(3):
+            self.the_pool_looks(RETRY_MOST_SECONDS)
+            self.weights_are_sent()
+        self.pool.look()
+        assert sorted(each.node for each in self.updates.replicas) == sorted(self.memory.nodes)
+        assert self.memory.router == {each.server_address: each for each in self.updates.replicas}
+        others = [each for each in self.memory.replicas if each not in self.updates.replicas]
+        assert all(each.stopped == 1 for each in others)
+
+
+AnyOrder.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestAnyOrder = AnyOrder.TestCase

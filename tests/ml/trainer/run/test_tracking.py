@@ -1,0 +1,178 @@
+"""The metrics of a step reach verl's trackers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ml import smallest_job
+from verl_omni.trainer.metrics.step_recorder import StepRecorder
+from verl_omni.trainer.run import trackers
+from verl_omni.trainer.run.run_folder import RunFolder, Sample
+from verl_omni.trainer.settings import configuration, supported_values
+
+REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for variable in ("TENSORBOARD_DIR", "VERL_FILE_LOGGER_PATH", "WANDB_DIR", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(variable, "")  # so that what the trainer sets is undone
+        monkeypatch.delenv(variable)
+    return smallest_job.load("trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2")
+
+
+def test_the_console_and_tensorboard_get_every_metric(
+    config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracking = trackers.open_trackers(config, tmp_path)
+    assert tracking is not None
+    recorder = StepRecorder(RunFolder(tmp_path), total=2, tracking=tracking)
+    for step in (1, 2):
+        recorder.record({"step": step, "weights/version": step, "reward/mean": 0.25 * step})
+    tracking.finish()
+    assert "step:2 - " in capsys.readouterr().out
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
+
+
+@pytest.mark.parametrize(("first", "expected"), [(3, [1, 2, 30, 40]), (0, [30, 40])], ids=["resumed", "new"])
+def test_files_of_an_earlier_attempt_keep_the_steps_that_are_not_repeated(
+    config: Any, tmp_path: Path, first: int, expected: list[int]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config.trainer.logger = ["tensorboard", "file"]
+    for attempt, begin, values in ((1, 0, {1: 1, 2: 2, 3: 3}), (2, first, {3: 30, 4: 40})):
+        tracking = trackers.open_trackers(config, tmp_path, first=begin)
+        assert tracking is not None
+        for step, value in values.items():
+            tracking.log({"reward": float(value)}, step)
+        tracking.finish()
+        if attempt == 1:
+            with (tmp_path / "tracking.jsonl").open("a") as file:
+                file.write('{"step": 4, "da')  # cut off by a kill
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("reward")] == expected
+    lines = [json.loads(line) for line in (tmp_path / "tracking.jsonl").read_text().splitlines()]
+    assert [line["data"]["reward"] for line in lines] == expected
+
+
+def test_no_tracker_is_opened_unless_one_is_named(tmp_path: Path) -> None:
+    assert trackers.open_trackers(configuration.load(REQUIRED), tmp_path) is None
+
+
+def held_out(count: int) -> list[Sample]:
+    """Pictures that differ in their red channel, and a video."""
+    pictures = [torch.zeros(3, 8, 8, dtype=torch.uint8) for _ in range(count)]
+    for place, picture in enumerate(pictures):
+        picture[0] = 10 * place
+    samples = [Sample(f"prompt {place}", 40 + place, 0.5 * place, each) for place, each in enumerate(pictures)]
+    return [*samples, Sample("a walk", 7, 1.0, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))]
+
+
+def test_tensorboard_shows_held_out_pictures_with_their_prompts(config: Any, tmp_path: Path) -> None:
+    import io
+
+    from PIL import Image
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracking = trackers.open_trackers(config, tmp_path)
+    assert tracking is not None and tracking.pictures == 2
+    tracking.show(20, held_out(2))
+    tracking.show(40, [])
+    tracking.finish()
+    events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"images": 0, "tensors": 0})
+    events.Reload()
+    (shown,) = events.Images("val/generations/01")
+    with Image.open(io.BytesIO(shown.encoded_image_string)) as picture:
+        assert (shown.step, picture.size, picture.getpixel((0, 0))) == (20, (8, 8), (10, 0, 0))
+    (video,) = events.Images("val/generations/02")
+    assert (video.width, video.height) == (16, 8), "the frames side by side"
+    (caption,) = events.Tensors("val/generations/01/text_summary")
+    assert caption.tensor_proto.string_val[0].decode() == "prompt 1 (seed 41, score 0.5)"
+
+
+class RecordingMlflow(types.ModuleType):
+    """The functions of MLflow that pictures use."""
+
+    def __init__(self) -> None:
+        super().__init__("mlflow")
+        self.kept: dict[str, Any] = {}
+
+    def log_image(self, image: Any, artifact_file: str) -> None:
+        """Keep the picture."""
+        self.kept[artifact_file] = image
+
+    def log_dict(self, dictionary: dict[str, str], artifact_file: str) -> None:
+        """Keep the captions."""
+        self.kept[artifact_file] = dictionary
+
+
+def test_mlflow_gets_pictures_as_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow itself is not installed here: this is what its documented functions are called with."""
+    mlflow = RecordingMlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    trackers.Trackers(SimpleNamespace(logger={"mlflow": None, "console": None}), pictures=2).show(20, held_out(1))
+    folder = "val/generations/step_000020"
+    assert sorted(mlflow.kept) == [f"{folder}/00.png", f"{folder}/01.png", f"{folder}/captions.json"]
+    assert mlflow.kept[f"{folder}/00.png"].shape == (8, 8, 3) and mlflow.kept[f"{folder}/00.png"].dtype == "uint8"
+    assert mlflow.kept[f"{folder}/captions.json"]["00.png"] == "prompt 0 (seed 40, score 0)"
+
+
+def test_every_tracker_that_is_accepted_for_pictures_shows_them() -> None:
+    assert set(trackers.SHOW) == set(supported_values.TRACKERS_WITH_PICTURES)
+
+
+@pytest.mark.parametrize("logger", ["[]", "[console]"])
+def test_pictures_without_a_tracker_that_shows_them_have_no_effect(logger: str) -> None:
+    """A recipe asks for them, and another tracker is chosen for a run; verl shows none then."""
+    given = [*REQUIRED, f"trainer.logger={logger}", "trainer.log_val_generations=2"]
+    reason = "trainer.logger shows no pictures; wandb, tensorboard, mlflow do"
+    assert configuration.without_effect(given, configuration.load(given)) == {"trainer.log_val_generations": reason}
+    none = [*given, "trainer.log_val_generations=0"]
+    assert configuration.without_effect(none, configuration.load(none)) == {}
+
+
+def test_pictures_in_a_tracker_that_shows_them_have_an_effect(config: Any) -> None:
+    given = [*REQUIRED, "trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2"]
+    assert configuration.without_effect(given, config) == {}
+
+
+def test_a_tracker_that_did_not_start_is_an_error(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl warns and goes on without MLflow when its server does not answer."""
+    from verl.utils import tracking
+
+    closed: list[bool] = []
+    started = SimpleNamespace(logger={"console": None}, finish=lambda: closed.append(True))
+    monkeypatch.setattr(tracking, "Tracking", lambda *arguments: started)
+    with pytest.raises(trackers.TrackerNotOpened, match="tensorboard did not start"):
+        trackers.open_trackers(config, tmp_path)
+    assert closed == [True]
+
+
+@pytest.mark.slow
+def test_wandb_gets_metrics_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
+    """Offline: its files are in the run folder."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config.trainer.logger = ["wandb"]
+    tracking = trackers.open_trackers(config, tmp_path)
+    assert tracking is not None
+    tracking.show(1, held_out(3)[:3])
+    tracking.log({"reward/mean": 0.5, "step": 1}, step=1)
+    tracking.finish()
+    (run,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert len(list(run.glob("files/media/images/val/generations_*.png"))) == 3
+    assert list(run.glob("*.wandb"))

@@ -1,0 +1,115 @@
+"""Scores of several scorers, normalized before they are added."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ml import smallest_job
+from verl_omni.samples import ScoredSamples
+from verl_omni.trainer.data.prompt_dataset import PromptOrder
+from verl_omni.trainer.generation import sample_generation
+from verl_omni.trainer.generation.training_batches import GeneratedBatch
+from verl_omni.trainer.settings import reward_settings
+from verl_omni.trainer.update.policy_update import PolicyUpdate
+from verl_omni.workers.algorithms.base import training_algorithm
+
+SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
+FUNCTIONS = "reward.reward_functions={red: {name: color, weight: 2}, jpeg: {}}"
+NORMALIZED = "reward.aggregation=normalized_sum"
+SAMPLES = ScoredSamples(
+    tensors={"rollout_log_probs": torch.zeros(4, 1)},
+    images=None,
+    scores=torch.tensor([0.1, 0.2, 0.3, 0.4]),
+    extras={"reward/red": [0.0, 0.1, 0.0, 0.4], "reward/jpeg": [-300.0, -400.0, -10.0, -20.0]},
+    versions=[0] * 4,
+    groups=["a", "a", "b", "b"],
+    seconds=0.0,
+    scoring_seconds=None,
+)
+
+
+def load(*overrides: str) -> Any:
+    return smallest_job.load(*overrides)
+
+
+def test_normalized_scores_are_what_an_algorithm_trains_on() -> None:
+    """Of two samples, the normalized scores are +-1/sqrt(2) whatever their distance; the reported scores stay."""
+    config = load(SEVERAL, FUNCTIONS, NORMALIZED)
+    found = sample_generation.training_scores(SAMPLES, config.reward)
+    half = 0.5**0.5  # 2 x for red minus 1 x for jpeg
+    assert found.scores.tolist() == pytest.approx([-half, half, -half, half], rel=3e-3)
+    batch = training_algorithm("flow_grpo").training_batch(found, None, config, 0)
+    assert batch["advantages"].tolist() == pytest.approx([-0.866, 0.866, -0.866, 0.866], rel=3e-3)
+    assert SAMPLES.scores.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_without_it_scores_stay() -> None:
+    assert sample_generation.training_scores(SAMPLES, load(SEVERAL, FUNCTIONS).reward) is SAMPLES
+
+
+def test_a_scorer_without_scores_is_named() -> None:
+    missing = replace(SAMPLES, extras={"reward/red": [0.0] * 4})
+    with pytest.raises(KeyError, match=r"no scores of reward\.reward_functions\.jpeg; samples have \['reward/red'\]"):
+        sample_generation.training_scores(missing, load(SEVERAL, FUNCTIONS, NORMALIZED).reward)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([SEVERAL, FUNCTIONS], []),
+        (["reward.scorer=color"], ["write reward.reward_manager.name=MultiVisualRewardManager"]),
+        (
+            [SEVERAL, FUNCTIONS, "reward.reward_manager.module.path=pkg://mine"],
+            ["write reward.reward_manager.name=MultiVisualRewardManager"],
+        ),
+    ],
+)
+def test_where_it_cannot_work_it_is_refused(overrides: list[str], said: list[str]) -> None:
+    found = list(reward_settings.normalization_problems(load(NORMALIZED, *overrides)))
+    assert len(found) == len(said) and all(words in line for line, words in zip(found, said, strict=True))
+    assert list(reward_settings.normalization_problems(load(*overrides))) == []
+
+
+def test_one_sample_of_a_prompt_is_refused() -> None:
+    """An estimator of the user may take it; the normalization cannot."""
+    config = load(NORMALIZED, SEVERAL, FUNCTIONS)
+    config.actor_rollout_ref.rollout.n = 1
+    (line,) = reward_settings.normalization_problems(config)
+    assert "write at least 2 as actor_rollout_ref.rollout.n" in line
+
+
+def test_preferences_of_a_data_set_are_refused() -> None:
+    config = load(NORMALIZED, SEVERAL, FUNCTIONS)
+    config.algorithm.sample_source = "offline"
+    (line,) = reward_settings.normalization_problems(config)
+    assert "does not go with algorithm.sample_source=offline" in line
+
+
+@pytest.mark.parametrize(("overrides", "signs"), [((), [-1, 1, -1, 1]), ((NORMALIZED,), [1, -1, -1, 1])])
+def test_the_training_loop_normalizes_the_scores_of_a_step(overrides: tuple[str, ...], signs: list[int]) -> None:
+    """jpeg has 30 times the weight of red: its scores decide where both are normalized."""
+    config = load(
+        SEVERAL,
+        "reward.reward_functions={red: {name: color}, jpeg: {weight: 30}}",
+        *overrides,
+        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+        "actor_rollout_ref.rollout.dtype=float32",
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
+    )
+    requests: list[Any] = []
+
+    def update_actor(request: Any) -> Any:
+        requests.append(request)
+        return SimpleNamespace(meta_info={"metrics": {}})
+
+    workers = SimpleNamespace(update_actor=update_actor)
+    exported: Any = SimpleNamespace(trained=lambda count: None)
+    update = PolicyUpdate(config, workers, PromptOrder(2, 2, 0), exported)
+    scores = {"reward/red": [0.0, 0.1, 0.0, 0.4], "reward/jpeg": [-0.1, -0.4, -0.4, -0.1]}
+    update.train_on(GeneratedBatch(1, 0, replace(SAMPLES, extras=scores)))
+    assert requests[0].batch["advantages"].sign().tolist() == signs

@@ -1,0 +1,293 @@
+"""The trained model on 1, 2 and 4 ranks (gloo, NCCL): the update of one process, and how often gradients are reduced.
+
+The ranks are forked from a process that has imported everything, and each runs this file.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ml.workers.tiny_actor import model_settings, recorded_steps, relative_difference, smooth_steps
+from verl_omni.workers.actor import parallel, setting_checks
+from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
+
+pytestmark = pytest.mark.slow
+
+SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
+ROWS = 8
+STEPS = 2
+LAYERS = 2
+HALF = {"mixed_precision": DiffusionMixedPrecisionConfig(param_dtype="bfloat16")}
+COMPILED = "compiled in bfloat16 with a KL on 2"
+# Name -> (ranks, rank of the adapter or 0 for all weights, settings of FSDP, and whether there is a KL loss).
+CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
+    # What can be tried of NCCL with one device.
+    "all weights on 1": (1, 0, {}),
+    "bfloat16 with a KL on 1": (1, 4, {"use_kl_loss": True, **HALF}),
+    "adapter on 2": (2, 4, {}),
+    "all weights on 2": (2, 0, {}),
+    "each reduced on 2": (2, 0, {"use_no_sync_for_gradient_accumulation": False}),
+    "prefetched on 2": (2, 0, {"forward_prefetch": True}),
+    "bfloat16 on 2": (2, 4, HALF),
+    COMPILED: (2, 4, {"use_torch_compile": True, "use_kl_loss": True, **HALF}),
+    "all weights in bfloat16 with a KL on 2": (2, 0, {"use_kl_loss": True, **HALF}),
+    "whole layers with a KL on 2": (2, 0, {"use_kl_loss": True, "reshard_after_forward": False}),
+    "all weights on 4": (4, 0, {}),
+    "two copies with a KL on 4": (4, 0, {"use_kl_loss": True, "fsdp_size": 2}),
+    "two copies on 4": (4, 0, {"fsdp_size": 2}),
+    "two copies in bfloat16 on 4": (4, 4, {"fsdp_size": 2, **HALF}),
+}
+
+
+SAVED = {1: "all weights on 1", 2: "all weights on 2"}
+RESUMED = ("all weights on 4", "two copies on 4")
+
+
+def state_folder(model: Path, ranks: int = 2) -> Path:
+    """Where so many ranks save their state."""
+    return model.with_name(f"state-{ranks}")
+
+
+def background_folder(model: Path, ranks: int) -> Path:
+    """Where they write the same state while they train."""
+    return model.with_name(f"background-{ranks}")
+
+
+class CapturedActor(DiffusionActor):
+    """An actor whose compiled layers are graphs of torch's own kernels: compilers need a minute for others."""
+
+    def _change_layers(self, module: Any) -> None:
+        if self.config.fsdp_config.use_torch_compile:
+            parallel.compile_layers(module, self.model_config.fsdp_layer_prefixes, backend="aot_eager")
+
+
+def make(
+    folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None, device: torch.device | None = None
+) -> DiffusionActor:
+    model = model_settings(folder, ["attn.to_q", "attn.to_v", "ff.net.2"], rank=rank, checkpointing=True)
+    kl = fsdp.get("use_kl_loss", False)
+    fsdp = {name: value for name, value in fsdp.items() if name != "use_kl_loss"}
+    config = DiffusionActorConfig(
+        use_kl_loss=kl,
+        kl_loss_coef=1e3,
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=ROWS,
+        ppo_micro_batch_size_per_gpu=1,
+        optim=smooth_steps(lr=0.1 if rank else 1e-3),
+        fsdp_config=DiffusionFSDPConfig(**fsdp),
+    )
+    return CapturedActor(model, config, 1, mesh=mesh, device=device)
+
+
+@cache
+def batch() -> dict[str, Tensor]:
+    return {
+        **recorded_steps(ROWS, [0.9, 0.6, 0.3]),
+        "advantages": torch.linspace(-1, 1, ROWS),
+        # So that the ratio is far inside the clip range, where the loss is smooth.
+        "rollout_log_probs": torch.full((ROWS, STEPS), -10.0),
+    }
+
+
+COMPUTATIONS = {torch.ops.aten.addmm, torch.ops.aten.mm, torch.ops.aten.bmm}
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives in this block, by name, and the gathers between which nothing is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.gathers_in_a_row: list[int] = [0]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__
+            self.counts[name] = self.counts.get(name, 0) + 1
+            self.gathers_in_a_row[-1] += "allgather" in name
+        elif func.overloadpacket in COMPUTATIONS and self.gathers_in_a_row[-1]:
+            self.gathers_in_a_row.append(0)
+        return func(*args, **(kwargs or {}))
+
+
+def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
+    """Two updates. Returns gradient norms, the trained weights before and after them, the collectives of the second
+    one, and new graphs.
+    """
+    counters.clear()
+    kind: Any = "lora" if actor.model_config.lora_rank else "full"
+    before = {n: t.cpu().clone() for n, t in actor.weights(kind)}
+    # Dynamo captures no graph while operators are counted.
+    count = nullcontext if actor.config.fsdp_config.use_torch_compile else lambda mode: mode
+    collectives = Collectives()
+    forward = Collectives()
+    data = {name: tensor[share] for name, tensor in batch().items()}
+    norms = [actor.update(data, **SAMPLER)["actor/grad_norm"]]
+    with count(collectives):
+        norms.append(actor.update(data, **SAMPLER)["actor/grad_norm"])
+    with torch.no_grad(), count(forward):
+        given = {name: tensor.to(actor.device) for name, tensor in data.items()}
+        actor.policy.velocity(given, given["all_latents"][:, 0], given["all_timesteps"][:, 0], 1.0)
+    return {
+        "norms": norms,
+        "before": before,
+        "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)},
+        "counts": collectives.counts,
+        "gathers": forward.gathers_in_a_row,
+        "graphs": counters["stats"]["unique_graphs"],
+    }
+
+
+def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:
+    """All cases of this number of ranks, each on its device of this kind; rank 0 writes what it found."""
+    torch.set_num_threads(1)
+    backend = "gloo" if kind == "cpu" else "nccl"
+    torch.distributed.init_process_group(backend, init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+    rows = ROWS // ranks
+    found = {}
+    for name, (wanted, adapter, fsdp) in CASES.items():
+        if wanted == ranks:
+            mesh = parallel.make_mesh(kind, ranks, fsdp.get("fsdp_size", -1))
+            device = parallel.device_of(mesh)
+            share = slice(rank * rows, (rank + 1) * rows)
+            actor = make(Path(folder), adapter, fsdp, mesh, device)
+            found[name] = updated(actor, share)
+            if name == SAVED.get(ranks):
+                actor.save(state_folder(Path(folder), ranks))
+                staged = actor.stage(background_folder(Path(folder), ranks))
+                with ThreadPoolExecutor(1) as thread:  # the write's collectives run among those of the updates
+                    written = thread.submit(staged)
+                    found[f"unbroken on {ranks}"] = updated(actor, share)
+                    written.result()
+                for way, saved in (
+                    ("saved", state_folder(Path(folder), ranks)),
+                    ("written in the background", background_folder(Path(folder), ranks) / "state"),
+                ):
+                    resumed = make(Path(folder), adapter, fsdp, mesh, device)
+                    resumed.load(saved)
+                    found[f"{way} on {ranks}"] = updated(resumed, share)
+            elif name in RESUMED:
+                resumed = make(Path(folder), adapter, fsdp, mesh, device)
+                resumed.load(state_folder(Path(folder)))
+                found[f"resumed with {name}"] = updated(resumed, share)
+    if rank == 0:
+        torch.save(found, f"{out}/found.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(model_folder: Path, run_ranks: Any, found_on_devices: Any) -> Any:
+    """What rank 0 found, by the name of the case."""
+    for ranks in found_on_devices.ranks:
+        out = run_ranks(__file__, ranks, model_folder, found_on_devices.kind)
+        found_on_devices |= torch.load(out / "found.pt")
+    return found_on_devices
+
+
+@pytest.fixture(scope="module")
+def alone(model_folder: Path, found_on_devices: Any) -> Any:
+    """What one process finds for a case with the same rows."""
+    device = torch.device(found_on_devices.kind)
+
+    @cache
+    def one(name: str) -> dict[str, Any]:
+        _, adapter, fsdp = CASES[name]
+        actor = make(model_folder, adapter, {**fsdp, "use_torch_compile": False}, device=device)
+        return updated(actor, slice(0, ROWS))
+
+    return one
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_give_the_update_of_one_process(found: dict[str, Any], alone: Any, name: str) -> None:
+    """The update differs by at most 0.1%, by rounding; in bfloat16, whose gradients are rounded to 0.4%, by 10%."""
+    other = found[name]
+    one = alone(name)
+    half = "bfloat16" in name
+    assert other["norms"] == pytest.approx(one["norms"], rel=2e-2 if half else 1e-3)
+    assert relative_difference(one["before"], one["weights"], other["weights"]) < (0.1 if half else 1e-3)
+
+
+def test_compiled_layers_share_no_more_graphs_than_they_need(found: dict[str, Any], alone: Any) -> None:
+    """The last layer differs: it does not update the text. Both run with gradients, without, and as the base."""
+    assert found[COMPILED]["graphs"] == LAYERS * 3
+    assert alone(COMPILED)["graphs"] == 0
+
+
+def reductions(found: dict[str, Any]) -> int:
+    return sum(count for operation, count in found["counts"].items() if "reduce_scatter" in operation)
+
+
+def test_gradients_are_reduced_once_in_an_optimizer_step(found: dict[str, Any]) -> None:
+    """Once for each layer and once for the rest of the model; otherwise after each of the micro-batches."""
+    micro_batches = ROWS // 2 * STEPS
+    assert reductions(found["all weights on 2"]) == LAYERS + 1
+    assert reductions(found["each reduced on 2"]) == (LAYERS + 1) * micro_batches
+
+
+def test_the_next_layer_is_gathered_before_a_layer_is_computed(found: dict[str, Any]) -> None:
+    """In a forward pass: the rest of the model, then the layers, the second of which was gathered with the first."""
+    assert found["all weights on 2"]["gathers"] == [1, 1, 1, 0]
+    assert found["prefetched on 2"]["gathers"] == [1, 2, 0]
+
+
+def test_copies_of_the_model_are_sharded_over_fewer_ranks(found: dict[str, Any]) -> None:
+    """Each layer's gradient is scattered within a copy, then summed over the copies."""
+    sums = {name: found[name]["counts"].get("allreduce_", 0) for name in ("all weights on 4", "two copies on 4")}
+    assert reductions(found["two copies on 4"]) == LAYERS + 1
+    assert sums == {"all weights on 4": 0, "two copies on 4": LAYERS + 1}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_other_ranks_resume_a_checkpoint(found: dict[str, Any], name: str) -> None:
+    """4 ranks resume from the shards of 2 and take the same steps, to 0.1%."""
+    one = found["unbroken on 2"]
+    other = found[f"resumed with {name}"]
+    assert other["norms"] == pytest.approx(one["norms"], rel=1e-3)
+    assert relative_difference(one["before"], one["weights"], other["weights"]) < 1e-3
+
+
+@pytest.mark.parametrize("way", ["saved", "written in the background"])
+@pytest.mark.parametrize("ranks", SAVED)
+def test_ranks_resume_what_they_wrote_also_while_they_trained(found: dict[str, Any], ranks: int, way: str) -> None:
+    """The state at the time of the save, bit for bit."""
+    one = found[f"unbroken on {ranks}"]
+    other = found[f"{way} on {ranks}"]
+    assert other["norms"] == one["norms"]
+    assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())
+
+
+def test_one_process_reads_the_shards_of_two(found: dict[str, Any], model_folder: Path) -> None:
+    saved = found[SAVED[2]]["weights"]  # skips without a device for each rank
+    actor = make(model_folder, 0, {})
+    actor.load(state_folder(model_folder))
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in actor.weights("full"))
+    assert len(list(state_folder(model_folder).glob("*.distcp"))) == 2, "each rank writes its own shards"
+
+
+def test_a_size_that_does_not_divide_the_ranks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"fsdp_size: 3 does not divide the 4 ranks"):
+        setting_checks.check_fsdp_size(4, 3)
+    setting_checks.check_fsdp_size(4, -1)
+    setting_checks.check_fsdp_size(4, 2)
+    setting_checks.check_fsdp_size(4, 8)
+    assert [setting_checks.shards(4, size) for size in (-1, 2, 4, 8)] == [4, 2, 4, 4]
+    with pytest.raises(ValueError, match=r"fsdp_size: 0 does not divide the 4 ranks"):
+        setting_checks.check_fsdp_size(4, 0)
+
+
+if __name__ == "__main__":
+    run_rank(*globals()["RANK_OF_TEST"])

@@ -1,0 +1,282 @@
+"""Sequence parallelism on 2 and 4 ranks (gloo, NCCL): the update of one process, from ranks that share each sample.
+
+The ranks are forked from a process that has imported everything, and each runs this file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from torch import Tensor
+
+from ml.workers.tiny_actor import model_settings, relative_difference, smooth_steps
+from verl_omni.models.tiny import make_tiny_qwen_image, make_tiny_qwen_image_edit, make_tiny_wan
+from verl_omni.pipelines.qwen_image.training import divisible_rows
+from verl_omni.pipelines.registry import FAMILIES
+from verl_omni.pipelines.sample_shapes import sample_shapes
+from verl_omni.workers.actor import parallel, setting_checks
+from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
+
+pytestmark = pytest.mark.slow
+
+QWEN_IMAGE = "QwenImagePipeline"
+EDIT = "QwenImageEditPipeline"
+WAN = "WanPipeline"
+MAKERS = {QWEN_IMAGE: make_tiny_qwen_image, EDIT: make_tiny_qwen_image_edit, WAN: make_tiny_wan}
+SAMPLER = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 3.0}
+ROWS = 4
+STEPS = 2
+SHARING = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on some ranks; `adapter` is its rank, or 0 for all weights."""
+
+    architecture: str
+    ranks: int
+    adapter: int
+    fsdp: dict[str, Any] = field(default_factory=dict)
+    checkpointing: bool = False
+    kl: bool = False
+
+    @property
+    def half(self) -> bool:
+        return "mixed_precision" in self.fsdp
+
+
+HALF = {"mixed_precision": DiffusionMixedPrecisionConfig(param_dtype="bfloat16")}
+CASES = {
+    "Qwen-Image on 2": Case(QWEN_IMAGE, 2, 4, checkpointing=True, kl=True),
+    "all weights of Qwen-Image on 2": Case(QWEN_IMAGE, 2, 0),
+    "Qwen-Image-Edit on 2": Case(EDIT, 2, 4),
+    "Wan on 2": Case(WAN, 2, 4, kl=True),
+    "all weights of Wan on 2": Case(WAN, 2, 0, checkpointing=True),
+    "Wan in bfloat16 on 2": Case(WAN, 2, 4, HALF),
+    "Qwen-Image on 2 x 2": Case(QWEN_IMAGE, 4, 0, {"use_no_sync_for_gradient_accumulation": False}),
+    "Wan on 2 x 2": Case(WAN, 4, 4),
+    "two copies of Wan on 2 x 2": Case(WAN, 4, 0, {"fsdp_size": 2}, checkpointing=True),
+}
+# Without activation checkpointing.
+MEASURED = ("all weights of Qwen-Image on 2", "Wan on 2")
+
+
+def make(
+    folder: Path, case: Case, mesh: Any = None, share: int = 1, kernel: str = "native", device: Any = None
+) -> DiffusionActor:
+    model = model_settings(
+        folder / case.architecture,
+        rank=case.adapter,
+        architecture=case.architecture,
+        kernel=kernel,
+        checkpointing=case.checkpointing,
+    )
+    config = DiffusionActorConfig(
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=ROWS,
+        ppo_micro_batch_size_per_gpu=1,
+        optim=smooth_steps(lr=0.1 if case.adapter else 1e-3),
+        use_kl_loss=case.kl,
+        kl_loss_coef=0.1,
+        fsdp_config=DiffusionFSDPConfig(ulysses_sequence_parallel_size=share, **case.fsdp),
+    )
+    return DiffusionActor(model, config, 1, mesh=mesh, device=device)
+
+
+@cache
+def batch(architecture: str) -> dict[str, Tensor]:
+    """Prompts of Qwen-Image have 3 to 6 rows, so that some micro-batches have lengths that 2 does not divide."""
+    generator = torch.Generator().manual_seed(5)
+    sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(ROWS, STEPS + 1)
+    latents = (4, 3, 8, 8) if architecture == WAN else (24, 16)
+    found = {
+        "all_latents": torch.randn(ROWS, STEPS + 1, *latents, generator=generator),
+        "all_timesteps": sigmas[:, :-1] * 1000,
+        "all_sigmas": sigmas,
+        "sigma_max": torch.full((ROWS, 1), 0.9),
+        "prompt_embeds": torch.randn(ROWS, 7, 32, generator=generator),
+        "negative_prompt_embeds": torch.randn(ROWS, 7, 32, generator=generator),
+        "advantages": torch.linspace(-1, 1, ROWS),
+        # So that the ratio is far inside the clip range, where the loss is smooth.
+        "rollout_log_probs": torch.full((ROWS, STEPS), -10.0),
+    }
+    if architecture != WAN:
+        lengths = torch.arange(3, 3 + ROWS)[:, None]
+        found["prompt_embeds_mask"] = (torch.arange(7) < lengths).long()
+        found["negative_prompt_embeds_mask"] = (torch.arange(7) < 2).long().expand(ROWS, -1)
+        found["img_shapes"] = torch.tensor([1, 4, 6]).expand(ROWS, -1)
+    if architecture == EDIT:
+        found["image_latents"] = torch.randn(ROWS, 16, 16, generator=generator)
+        found["img_shapes"] = torch.tensor([[1, 4, 6], [1, 4, 4]]).expand(ROWS, -1, -1)
+    return found
+
+
+def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
+    """Two updates: the metrics of each, and the trained weights before and after them."""
+    kind: Any = "lora" if actor.model_config.lora_rank else "full"
+    before = {n: t.cpu().clone() for n, t in actor.weights(kind)}
+    data = {name: tensor[share] for name, tensor in batch(actor.model_config.architecture).items()}
+    metrics = [actor.update(data, **SAMPLER) for _ in range(2)]
+    return {"metrics": metrics, "before": before, "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)}}
+
+
+def saved_bytes(actor: DiffusionActor) -> int:
+    """Bytes of the activations that a forward pass keeps for the backward pass, without those of weights."""
+    part = {name: tensor[:1].to(actor.device) for name, tensor in batch(actor.model_config.architecture).items()}
+    sizes: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter) and tensor.ndim > 2:
+            sizes[tensor.data_ptr(), tuple(tensor.shape)] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        kept = actor.policy.velocity(part, part["all_latents"][:, 0], part["all_timesteps"][:, 0], 1.0)
+        assert kept.requires_grad
+    return sum(sizes.values())
+
+
+def refused_kernel(folder: Path, case: Case, mesh: Any, device: torch.device) -> str:
+    """The error of an attention kernel that diffusers cannot split."""
+    try:
+        make(folder, case, mesh, SHARING, kernel="_native_math", device=device)
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:
+    """All cases of this number of ranks, each on its device of this kind; each rank writes what it found."""
+    torch.set_num_threads(1)
+    backend = "gloo" if kind == "cpu" else "nccl"
+    torch.distributed.init_process_group(backend, init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+    rows = ROWS * SHARING // ranks
+    place = rank // SHARING * rows
+    found = {}
+    for name, case in CASES.items():
+        if case.ranks == ranks:
+            mesh = parallel.make_mesh(kind, ranks, case.fsdp.get("fsdp_size", -1))
+            actor = make(Path(folder), case, mesh, SHARING, device=parallel.device_of(mesh))
+            found[name] = updated(actor, slice(place, place + rows))
+    if ranks == SHARING:
+        mesh = parallel.make_mesh(kind, ranks, -1)
+        device = parallel.device_of(mesh)
+        for name in MEASURED:
+            found[f"saved by {name}"] = saved_bytes(make(Path(folder), CASES[name], mesh, SHARING, device=device))
+        # Last: diffusers selects a kernel for the whole process.
+        found["refused"] = refused_kernel(Path(folder), CASES["Wan on 2"], mesh, device)
+    torch.save(found, f"{out}/found-{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for architecture, make_model in MAKERS.items():
+        make_model(folder / architecture)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(models: Path, run_ranks: Any, found_on_devices: Any) -> Any:
+    """What each rank found, by the name of the case."""
+    for ranks in found_on_devices.ranks[1:]:  # one rank shares no sample
+        out = run_ranks(__file__, ranks, models, found_on_devices.kind)
+        for rank in range(ranks):
+            for name, result in torch.load(out / f"found-{rank}.pt").items():
+                found_on_devices.setdefault(name, []).append(result)
+    return found_on_devices
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_that_share_samples_take_the_update_of_one_process(found: Any, models: Path, name: str) -> None:
+    """The update differs by at most 0.1%, by rounding; in bfloat16, whose gradients are rounded to 0.4%, by 10%."""
+    case = CASES[name]
+    ranks = found[name]
+    one = updated(make(models, case, device=torch.device(found.kind)), slice(0, ROWS))
+    for step, alone in enumerate(one["metrics"]):
+        norms = [rank["metrics"][step]["actor/grad_norm"] for rank in ranks]
+        assert norms == pytest.approx([alone["actor/grad_norm"]] * len(ranks), rel=3e-2 if case.half else 1e-3)
+        losses = [rank["metrics"][step]["actor/loss"] for rank in ranks[::SHARING]]
+        assert sum(losses) / len(losses) == pytest.approx(alone["actor/loss"], rel=1e-3, abs=1e-3)
+    assert relative_difference(one["before"], one["weights"], ranks[0]["weights"]) < (0.1 if case.half else 1e-3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_of_a_group_measure_the_same(found: dict[str, list[Any]], name: str) -> None:
+    """To the last bit, so that one of them can report for the group."""
+    ranks = found[name]
+    for place in range(0, len(ranks), SHARING):
+        one, other = (rank["metrics"] for rank in ranks[place : place + SHARING])
+        assert one == other
+    if len(ranks) > SHARING:
+        assert ranks[0]["metrics"] != ranks[SHARING]["metrics"], "groups train on other rows"
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_each_rank_keeps_half_of_the_activations(found: Any, models: Path, name: str) -> None:
+    """To a tenth: each rank also keeps what is not split, such as embeddings of the timestep and of Wan's prompt."""
+    parts = found[f"saved by {name}"]
+    whole = saved_bytes(make(models, CASES[name], device=torch.device(found.kind)))
+    for part in parts:
+        assert 0.45 * whole < part < 0.55 * whole
+
+
+def test_a_kernel_that_cannot_be_split_is_refused(found: dict[str, list[Any]]) -> None:
+    for message in found["refused"]:
+        assert "ulysses_sequence_parallel_size: 2 is not supported" in message
+        assert "model.attn_backend" in message and "'_native_math'" in message
+
+
+def test_rows_that_are_added_to_a_prompt_are_masked() -> None:
+    embeds, mask = divisible_rows(torch.ones(2, 5, 3), torch.ones(2, 5, dtype=torch.bool), 4)
+    assert embeds.shape == (2, 8, 3)
+    assert mask.tolist() == [[True] * 5 + [False] * 3] * 2
+    same, _ = divisible_rows(torch.ones(2, 8, 3), torch.ones(2, 8, dtype=torch.bool), 4)
+    assert same.shape == (2, 8, 3)
+
+
+def test_families_split_the_sequence_if_diffusers_has_a_plan() -> None:
+    transformers = {
+        **dict.fromkeys((QWEN_IMAGE, EDIT, "QwenImageEditPlusPipeline"), diffusers.QwenImageTransformer2DModel),
+        "StableDiffusion3Pipeline": diffusers.SD3Transformer2DModel,
+        WAN: diffusers.WanTransformer3DModel,
+    }
+    plans = {name: kind._cp_plan is not None for name, kind in transformers.items()}
+    assert {name: sample_shapes(name).SPLITS_SEQUENCE for name in FAMILIES} == plans
+
+
+@pytest.mark.parametrize(("architecture", "tokens"), [(QWEN_IMAGE, 4 * 6), (EDIT, 4 * 6 + 52 * 78), (WAN, 3 * 4 * 6)])
+def test_the_sequence_length_is_that_of_the_transformer(models: Path, architecture: str, tokens: int) -> None:
+    """Of samples with 64 x 96 pixels; Wan's have 9 frames."""
+    folder = models / architecture
+    configs = {name: json.loads((folder / name / "config.json").read_text()) for name in ("transformer", "vae")}
+    pipeline = SimpleNamespace(height=64, width=96, num_frames=9)
+    assert sample_shapes(architecture).sequence_length(configs, pipeline) == tokens
+
+
+def test_sizes_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"ulysses_sequence_parallel_size: 3 does not divide the 4 ranks"):
+        setting_checks.sequence_groups(4, 3)
+    with pytest.raises(ValueError, match=r"ulysses_sequence_parallel_size: 0 does not divide the 4 ranks"):
+        setting_checks.sequence_groups(4, 0)
+    assert setting_checks.sequence_groups(4, 2) == 2
+    with pytest.raises(ValueError, match=r"4 does not divide the model's 6 attention heads"):
+        setting_checks.check_heads(4, 6)
+    with pytest.raises(ValueError, match=r"2 does not divide the 25 tokens of a sample"):
+        setting_checks.check_tokens(2, 25)
+
+
+if __name__ == "__main__":
+    run_rank(*globals()["RANK_OF_TEST"])

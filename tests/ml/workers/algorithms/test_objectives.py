@@ -1,0 +1,321 @@
+"""Objectives of DiffusionNFT and DiffusionDPO on a tiny model: gradients, old policy, checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ml.workers.tiny_actor import model_settings
+from verl_omni.algos import flow_matching
+from verl_omni.trainer.metrics import step_metrics
+from verl_omni.utils.sample_store import SharedRows
+from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.base import training_algorithm
+from verl_omni.workers.algorithms.diffusion_dpo import DiffusionDPOLossConfig
+from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig, NFTObjective
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
+
+pytestmark = pytest.mark.slow
+
+NFT = DiffusionNFTLossConfig(mix_beta=1.0, draws=2, old_decay_rate=0.25, old_decay_max=0.5)
+DPO = DiffusionDPOLossConfig(dpo_beta=100.0, draws=2)
+BOTH = ("default", "old")
+
+
+def make(
+    folder: Path,
+    *,
+    rank: int = 4,
+    adapters: tuple[str, ...] = ("default",),
+    mesh: Any = None,
+    device: Any = None,
+    **changes: Any,
+) -> DiffusionActor:
+    model = model_settings(
+        folder, ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"], rank=rank, adapters=adapters
+    )
+    settings: dict[str, Any] = {"ppo_mini_batch_size": 2, "optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
+    config = DiffusionActorConfig(**settings)
+    return DiffusionActor(model, config, 2, mesh=mesh, device=device)
+
+
+def adapter(actor: DiffusionActor) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in actor.weights("lora")}
+
+
+def clean(rows: int = 4) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return {
+        "clean_latents": torch.randn(rows, 16, 8, 8, generator=generator),
+        "prompt_embeds": torch.randn(rows, 8, 64, generator=generator),
+        "pooled_prompt_embeds": torch.randn(rows, 64, generator=generator),
+    }
+
+
+def judged(rows: int = 4) -> dict[str, torch.Tensor]:
+    """Samples for DiffusionNFT: good and bad ones in turn."""
+    good = torch.tensor([1.0, 0.0] * rows)[:rows]
+    return {**clean(rows), "optimality": good, "draw_seeds": torch.arange(rows)}
+
+
+def compared(pairs: int = 2) -> dict[str, torch.Tensor]:
+    """Pairs for DPO: the better sample first, both of one prompt."""
+    made = {name: value.reshape(pairs, 2, *value.shape[1:]) for name, value in clean(2 * pairs).items()}
+    for name in ("prompt_embeds", "pooled_prompt_embeds"):
+        made[name] = made[name][:, :1].expand_as(made[name]).contiguous()
+    return {**made, "preferred": torch.ones(pairs), "draw_seeds": torch.arange(pairs)}
+
+
+def errors(actor: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Flow-matching error of each sample at noise levels and noise that no update used, [B]."""
+    rows = len(data["clean_latents"])
+    times, noise = flow_matching.draws(torch.arange(100, 100 + rows), 8, data["clean_latents"].shape[1:])
+    found = []
+    with torch.no_grad():
+        for place in range(8):
+            x, target = flow_matching.add_noise(data["clean_latents"], noise[:, place], times[:, place])
+            found.append(flow_matching.error(actor.policy.velocity_at(data, x, times[:, place]), target))
+    return torch.stack(found).mean(0)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_nft_fits_good_samples_better_than_bad_ones(model_folder: Path) -> None:
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = judged()
+    before = errors(actor, data)
+    found = [actor.update(data, step=step) for step in range(1, 7)]
+    gained = before - errors(actor, data)
+    assert found[0]["actor/distance_to_old"] < 1e-12 < found[-1]["actor/distance_to_old"]
+    assert gained[data["optimality"] == 1].mean() > gained[data["optimality"] == 0].mean() + 1e-3
+    assert not {name for name in found[0] if name.startswith("rollout_corr/")}, "there are no likelihoods to compare"
+
+
+def test_nft_has_no_gradient_at_optimality_one_half(model_folder: Path) -> None:
+    """The control: the same samples with r = 1/2 leave the policy where it is."""
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = judged() | {"optimality": torch.full((4,), 0.5)}
+    assert actor.update(data, step=1)["actor/grad_norm"] < 1e-7
+
+
+@pytest.mark.parametrize(("rank", "rate", "pull"), [(4, 1e-2, 30.0), (0, 1e-4, 300.0)], ids=["adapter", "all weights"])
+def test_the_reference_kl_of_nft_pulls_to_the_base_model(
+    model_folder: Path, rank: int, rate: float, pull: float
+) -> None:
+    """Good samples alone: the policy moves away from the base model, less far with the pull."""
+    far = {}
+    for coefficient in (0.0, 1e-12, pull):
+        changed = dataclasses.replace(NFT, ref_kl_coef=coefficient)
+        optim = DiffusionOptimizerConfig(lr=rate)
+        actor = make(model_folder, rank=rank, adapters=BOTH, diffusion_loss=changed, optim=optim)
+        assert (actor.policy.base is not None) == (rank == 0 and coefficient > 0)
+        found = [actor.update(judged() | {"optimality": torch.ones(4)}, step=step) for step in range(1, 7)]
+        far[coefficient] = found[-1].get("actor/distance_to_base")
+        assert found[0].get("actor/distance_to_base") == (0 if coefficient else None)
+    assert far[0.0] is None, "without the pull the base model is not run"
+    assert far[1e-12] > 2 * far[pull] > 0
+
+
+LEVELS = torch.tensor([1.0, 0.9, 0.7, 0.4, 0.1])
+
+
+def with_levels(rows: int = 4) -> dict[str, torch.Tensor]:
+    """Samples for DiffusionNFT with the noise levels of their sampler."""
+    return {**judged(rows), "sampler_levels": LEVELS.expand(rows, -1)}
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(1.0, 5), (0.6, 3), (0.1, 1)])
+def test_nft_takes_a_part_of_the_samplers_levels(fraction: float, count: int) -> None:
+    policy: Any = SimpleNamespace(require_old=lambda: None)
+    objective = NFTObjective(policy, NFT, step=1, timestep_fraction=fraction)
+    batch = objective.prepare(with_levels(32))
+    assert objective.term_count(batch) == count
+    assert batch["times"].shape == (32, count) and batch["noise"].shape == (32, count, 16, 8, 8)
+    known = set(LEVELS.tolist())
+    assert all(set(row) <= known and len(set(row)) == count for row in batch["times"].tolist())
+    assert set(batch["times"].flatten().tolist()) == known, "every level is drawn for some sample"
+    part = {name: values[3:4] for name, values in with_levels(32).items()}
+    assert torch.equal(objective.prepare(part)["times"], batch["times"][3:4]), "a row's levels depend on its seed alone"
+
+
+def test_nft_fits_good_samples_better_at_the_samplers_levels(model_folder: Path) -> None:
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = with_levels()
+    before = errors(actor, data)
+    for step in range(1, 7):
+        actor.update(data, step=step, timestep_fraction=1.0)
+    gained = before - errors(actor, data)
+    assert gained[data["optimality"] == 1].mean() > gained[data["optimality"] == 0].mean() + 1e-3
+
+
+def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = judged()
+    start = {name: tensor.clone() for name, tensor in actor.weights("lora", "old")}
+    assert same(start, adapter(actor))
+    want = start
+    for step, decay in ((1, 0.0), (2, 0.25), (3, 0.5), (4, 0.5)):
+        actor.update(data, step=step)
+        new = adapter(actor)
+        old = dict(actor.weights("lora", "old"))
+        want = {name: decay * tensor + (1 - decay) * new[name] for name, tensor in want.items()}
+        assert all(torch.allclose(old[name], tensor, atol=1e-6) for name, tensor in want.items())
+        assert same(old, new) == (step == 1)
+
+
+def test_the_old_policy_is_updated_in_every_second_step_by_a_schedule_of_the_reference(model_folder: Path) -> None:
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    for step in (1, 2, 3, 4):
+        before = {name: tensor.clone() for name, tensor in actor.weights("lora", "old")}
+        actor.update(judged(), step=step, schedule="copy", interval=2)
+        old = dict(actor.weights("lora", "old"))
+        assert same(old, before) == (step % 2 == 1)
+        assert same(old, adapter(actor)) == (step % 2 == 0)
+
+
+def test_running_as_the_old_policy_leaves_the_trained_one_unchanged(model_folder: Path) -> None:
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = judged()
+    for step in (1, 2):
+        actor.update(data, step=step)
+    trained = errors(actor, data)
+    new = adapter(actor)
+    with actor.policy.as_old():
+        old = errors(actor, data)
+    assert same(new, adapter(actor)) and torch.equal(errors(actor, data), trained)
+    assert not torch.equal(old, trained)
+    with pytest.raises(ValueError, match="policy_state_adapters must have `old`"):
+        make(model_folder, diffusion_loss=NFT).update(data, step=1)
+
+
+def test_dpo_prefers_the_better_sample_of_each_pair(model_folder: Path) -> None:
+    actor = make(model_folder, diffusion_loss=DPO)
+    data = compared()
+    flat = {name: value.flatten(0, 1) for name, value in data.items() if value.ndim > 2}
+    before = errors(actor, flat)
+    found = [actor.update(data) for _ in range(6)]
+    gained = before - errors(actor, flat)
+    assert found[0]["actor/loss"] == pytest.approx(0.6931, abs=1e-4) and found[0]["actor/margin"] == 0
+    assert found[-1]["actor/loss"] < found[0]["actor/loss"] and found[-1]["actor/accuracy"] == 1
+    assert bool((gained[0::2] > gained[1::2] + 1e-3).all())
+
+
+def test_dpo_has_no_gradient_without_a_preference(model_folder: Path) -> None:
+    actor = make(model_folder, diffusion_loss=DPO)
+    found = actor.update(compared() | {"preferred": torch.zeros(2)})
+    assert found["actor/grad_norm"] == 0 and found["actor/preferred_fraction"] == 0
+    one_of_two = actor.update(compared() | {"preferred": torch.tensor([0.0, 1.0])})
+    assert one_of_two["actor/grad_norm"] > 0 and one_of_two["actor/preferred_fraction"] == 0.5
+
+
+def test_dpo_measures_the_pairs_with_a_preference_only(model_folder: Path) -> None:
+    """Whatever mini-batches and ranks they are in."""
+    algorithm = training_algorithm("diffusion_dpo")
+    actor = make(model_folder, diffusion_loss=DPO, ppo_mini_batch_size=1)
+    for _ in range(6):
+        actor.update(compared())
+    none, one = ({"preferred": torch.tensor([0.0, preferred])} for preferred in (0.0, 1.0))
+    found = algorithm.metrics(actor.update(compared() | one))
+    assert found["actor/accuracy"] == 1 and found["actor/preferred_fraction"] == 0.5
+    ranks = [actor.update(compared() | given) for given in (none, one)]
+    over_ranks = algorithm.metrics(step_metrics.over_ranks({name: [each[name] for each in ranks] for name in ranks[0]}))
+    assert over_ranks["actor/accuracy"] == 1 and over_ranks["actor/preferred_fraction"] == 0.25
+    alone = algorithm.metrics(ranks[1])
+    assert over_ranks["actor/margin"] == pytest.approx(alone["actor/margin"])
+    assert not {"actor/accuracy", "actor/margin"} & algorithm.metrics(ranks[0]).keys(), "there is nothing to measure"
+
+
+def test_dpo_trains_when_both_samples_of_a_pair_are_the_same(model_folder: Path) -> None:
+    """Of a prompt whose samples have equal rewards: ranks load the sample once."""
+    data = compared() | {"preferred": torch.tensor([0.0, 1.0])}
+    same = torch.tensor([[0, 0], [2, 3]])
+    stored = SharedRows(data["clean_latents"].flatten(0, 1), same)
+    found = make(model_folder, diffusion_loss=DPO).update(data | {"clean_latents": stored})
+    plain = data | {"clean_latents": data["clean_latents"].flatten(0, 1)[same]}
+    assert found == make(model_folder, diffusion_loss=DPO).update(plain) and found["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize(("loss", "adapters", "request_"), [(NFT, BOTH, {"step": 1}), (DPO, ("default",), {})])
+def test_micro_batches_do_not_change_the_gradient(
+    model_folder: Path, loss: Any, adapters: tuple[str, ...], request_: dict[str, int]
+) -> None:
+    norms = []
+    for micro in (None, 1, 2):
+        actor = make(model_folder, adapters=adapters, diffusion_loss=loss, ppo_micro_batch_size_per_gpu=micro)
+        data = judged() if loss is NFT else compared()
+        norms.append(actor.update(data, **request_)["actor/grad_norm"])
+    assert norms[1:] == pytest.approx([norms[0]] * 2, rel=1e-4) and norms[0] > 0
+
+
+def test_a_loaded_checkpoint_resumes_bit_exactly_with_its_old_policy(model_folder: Path, tmp_path: Path) -> None:
+    one = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = judged()
+    for step in (1, 2):
+        one.update(data, step=step)
+    one.save(tmp_path / "state")
+    two = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    two.load(tmp_path / "state")
+    assert [two.update(data, step=3), two.update(data, step=4)] == [one.update(data, step=3), one.update(data, step=4)]
+    for which in ("default", "old"):
+        assert same(dict(one.weights("lora", which)), dict(two.weights("lora", which)))  # type: ignore[arg-type]
+    make(model_folder, diffusion_loss=DPO).save(tmp_path / "other")
+    with pytest.raises(ValueError, match="no old policy"):
+        two.load(tmp_path / "other")
+
+
+def dpo_loss(actor: DiffusionActor, base: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Mean loss of pairs and draws, float64, from the velocities of two actors (arXiv:2311.12908, eq. 14).
+
+    -log sigmoid(-beta / 2 ((e_w - e_w_base) - (e_l - e_l_base))), with e the mean squared error of the velocity.
+    """
+    found = []
+    times, noise = flow_matching.draws(data["draw_seeds"], DPO.draws, data["clean_latents"].shape[2:])
+    for place in range(DPO.draws):
+        errors = []
+        for sample in range(2):
+            part = {name: data[name][:, sample] for name in ("prompt_embeds", "pooled_prompt_embeds")}
+            x0 = data["clean_latents"][:, sample]
+            time = times[:, place]
+            drawn = noise[:, place]
+            level = time[:, None, None, None]
+            x = (1 - level) * x0 + level * drawn
+            here = actor.policy.velocity_at(part, x, time).double()
+            with torch.no_grad():
+                there = base.policy.velocity_at(part, x, time).double()
+            target = (drawn - x0).double()
+            errors.append([(v - target).square().flatten(1).mean(1) for v in (here, there)])
+        (better, better_base), (worse, worse_base) = errors
+        inside = -DPO.dpo_beta / 2 * ((better - better_base) - (worse - worse_base))
+        found.append(-torch.nn.functional.logsigmoid(inside))
+    return torch.stack(found).mean()
+
+
+def test_dpo_of_all_weights_compares_with_the_weights_of_the_folder_also_after_a_resume(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"rank": 0, "diffusion_loss": DPO, "optim": DiffusionOptimizerConfig(lr=1e-4)}
+    data = compared()
+    first = make(model_folder, **changes, grad_clip=1e9)
+    assert first.update(data)["actor/margin"] == 0
+    first.save(tmp_path)
+    actor = make(model_folder, **changes, grad_clip=1e9)
+    actor.load(tmp_path)
+    expected = dpo_loss(actor, make(model_folder, **changes), data)
+    expected.backward()
+    norm = torch.cat([p.grad.flatten().double() for p in actor.trained if p.grad is not None]).norm()
+    actor.optimizer.zero_grad()
+    found = actor.update(data)
+    assert found["actor/loss"] == pytest.approx(expected.item(), rel=1e-4) and found["actor/margin"] != 0
+    assert found["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+
+
+def test_a_comparison_with_a_base_that_is_not_kept_is_refused(model_folder: Path) -> None:
+    with pytest.raises(ValueError, match="`compares_with_base` of the algorithm must be true"):
+        make(model_folder, rank=0, adapters=BOTH, diffusion_loss=NFT).policy.as_base().__enter__()

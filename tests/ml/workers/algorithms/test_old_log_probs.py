@@ -1,0 +1,412 @@
+"""Flow-GRPO where engine and trainer differ a little, and on a part of the recorded steps.
+
+Recomputed log-probabilities, importance weights, `timestep_fraction`; the recomputed means of GRPO-Guard and Flow-DPPO.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ml.workers.tiny_actor import model_settings, recorded_steps, relative_difference, smooth_steps
+from verl_omni.algos import advantages, grpo, sde
+from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.flow_dppo import DPPOObjective, FlowDPPOLossConfig
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
+from verl_omni.workers.algorithms.grpo_guard import GRPOGuardLossConfig, GuardObjective
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig, DiffusionOptimizerConfig
+
+pytestmark = pytest.mark.slow
+
+SAMPLER: dict[str, Any] = {"noise_level": 0.7, "sde_type": "sde"}
+ROWS = 4
+STEPS = 2
+ADVANTAGES = torch.tensor([1.0, -0.5, 0.25, -0.75])
+OPTIM = DiffusionOptimizerConfig(lr=1e-2)  # of tests whose limits are crossed by its steps
+OFF = torch.tensor([0.003, -0.2, 0.9, 0.01])  # the trainer's log-probabilities minus the engine's, of each row
+
+
+def make(folder: Path, *, prompts: int = 2, **changes: Any) -> DiffusionActor:
+    """An actor whose mini-batches have `prompts` prompts of two rows."""
+    model = model_settings(folder, ["attn.to_q", "attn.to_v", "ff.net.2"])
+    settings = {"diffusion_loss": FlowGRPOLossConfig(clip_ratio=1e-3, adv_clip_max=100.0), **changes}
+    settings.setdefault("optim", smooth_steps(lr=0.1))
+    return DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=prompts, **settings), 2)
+
+
+@torch.no_grad()
+def log_probs(actor: DiffusionActor, data: dict[str, Tensor]) -> Tensor:
+    """Log-probabilities of the recorded steps under the current policy, [B, T]."""
+    objective = GRPOObjective(actor.policy, FlowGRPOLossConfig(), kl_loss_coef=None, **SAMPLER)
+    return torch.stack([objective.density(data, step)[2] for step in range(STEPS)], dim=1)
+
+
+def batch(actor: DiffusionActor, off: Tensor = OFF) -> dict[str, Tensor]:
+    made = {
+        **recorded_steps(ROWS, [0.9, 0.6, 0.3]),
+        "advantages": ADVANTAGES,
+    }
+    return {**made, "rollout_log_probs": log_probs(actor, made) - off[:, None]}
+
+
+def adapter(actor: DiffusionActor) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in actor.weights("lora")}
+
+
+def same(one: DiffusionActor, other: DiffusionActor) -> bool:
+    """Whether two actors took the same steps, the first of which has moved."""
+    start = adapter(make(Path(one.model_config.path)))
+    return relative_difference(start, adapter(one), adapter(other)) < 1e-4
+
+
+@pytest.mark.parametrize("changes", [{}, {"prompts": 1}, {"prompts": 1, "ppo_epochs": 2}], ids=str)
+def test_recomputed_log_probs_do_not_depend_on_the_engine(model_folder: Path, changes: dict[str, int]) -> None:
+    actors = [make(model_folder, **changes) for _ in range(2)]
+    found = [actor.update(batch(actor, off), **SAMPLER) for actor, off in zip(actors, (OFF, 0 * OFF), strict=True)]
+    assert same(*actors)
+    assert found[0]["actor/clip_fraction_at_start"] == 0
+    # The terms have the size 1 and cancel, so a smaller loss is rounding.
+    assert found[0]["actor/loss"] == pytest.approx(found[1]["actor/loss"], abs=1e-6)
+    rows = slice(2 if changes else ROWS)  # of the first optimizer step
+    assert found[0]["rollout_corr/kl"] == pytest.approx(-OFF[rows].mean().item(), rel=1e-3)
+    assert found[0]["rollout_corr/k3_kl"] == pytest.approx((OFF.exp() - 1 - OFF)[rows].mean().item(), rel=1e-3)
+
+
+def test_in_bypass_mode_the_ratio_is_to_the_engine(model_folder: Path) -> None:
+    actor = make(model_folder)
+    found = actor.update(batch(actor), **SAMPLER, bypass_mode=True)
+    assert found["actor/clip_fraction_at_start"] == 1, "every row differs by more than clip_ratio"
+    assert found["actor/ratio_max"] == pytest.approx(OFF.max().exp().item(), rel=1e-4)
+    assert not same(actor, make(model_folder)) and found["actor/optimizer_steps"] == 1
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_a_rejected_sample_teaches_nothing(model_folder: Path, bypass: bool) -> None:
+    """Of the differences OFF only 0.9 is outside of the logarithms of 0.5 and 2."""
+    rejecting, without = (make(model_folder) for _ in range(2))
+    criterion = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"}
+    found = rejecting.update(batch(rejecting), **SAMPLER, bypass_mode=bypass, **criterion)
+    others = {"advantages": ADVANTAGES * torch.tensor([1, 1, 0, 1])}
+    without.update(batch(without) | others, **SAMPLER, bypass_mode=bypass)
+    assert same(rejecting, without) and not same(rejecting, make(model_folder))
+    assert found["rollout_corr/rollout_rs_kept"] == 0.75
+
+
+def test_old_log_probs_of_later_optimizer_steps_are_those_before_the_update(model_folder: Path) -> None:
+    """With exact log-probabilities of the engine, both modes take the same steps, and the ratio moves away from 1."""
+    actors = [make(model_folder, prompts=1, ppo_epochs=2) for _ in range(2)]
+    found = [
+        actor.update(batch(actor, 0 * OFF), **SAMPLER, bypass_mode=bypass)
+        for actor, bypass in zip(actors, (False, True), strict=True)
+    ]
+    assert same(*actors)
+    assert found[0]["actor/ratio_max"] == pytest.approx(found[1]["actor/ratio_max"], rel=1e-5) and (
+        found[0]["actor/clip_fraction"] > 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "request_", "extra"),
+    [
+        ({}, {}, 0),
+        ({"prompts": 1}, {}, 2),  # the rows of the second mini-batch
+        ({"prompts": 1, "ppo_epochs": 2}, {}, ROWS),
+        ({"prompts": 1}, {"bypass_mode": True}, 0),
+        ({}, {"rollout_is": "token"}, 0),
+        ({}, {"rollout_is": "sequence"}, ROWS),
+        ({}, {"bypass_mode": True, "rollout_rs": "token_k2", "rollout_rs_threshold": 1}, ROWS),
+    ],
+    ids=str,
+)
+def test_only_what_is_needed_is_recomputed(
+    model_folder: Path, changes: dict[str, int], request_: dict[str, Any], extra: int
+) -> None:
+    actor = make(model_folder, ppo_micro_batch_size_per_gpu=1, **changes)
+    data = batch(actor)
+    passes = []
+    actor.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    actor.update(data, **SAMPLER, **request_)
+    assert passes.count(False) == extra * STEPS
+    assert passes.count(True) == ROWS * STEPS * changes.get("ppo_epochs", 1)
+
+
+@pytest.mark.parametrize("objective", [GRPOObjective, GuardObjective])
+def test_a_row_without_advantage_is_not_clipped(objective: Any) -> None:
+    """Several ranks compute such rows, and one process does not: the share of clipped ratios is the same."""
+    made = objective(None, FlowGRPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")
+    part = {
+        "advantages": torch.tensor([1.0, 0.0, -1.0]),
+        "all_timesteps": torch.zeros(3, 1),
+        "all_sigmas": torch.tensor([[0.9, 0.6]] * 3),
+    }
+    far = torch.full((3,), 0.1)
+    mean = torch.zeros(3, 1)
+    _, measured = made.policy_loss(part, 0, far, mean, torch.ones(3, 1))
+    assert measured["clip_fraction"].tolist() == [1, 0, 1]
+
+
+def test_the_kl_to_the_old_policy_of_a_row_without_advantage_does_not_count() -> None:
+    made = DPPOObjective(None, FlowDPPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")  # type: ignore[arg-type]
+    made.at_start = False
+    part = {"advantages": torch.tensor([1.0, 0.0, -1.0]), "old_means": torch.ones(3, 1, 1)}
+    _, measured = made.policy_loss(part, 0, torch.zeros(3), torch.zeros(3, 1), torch.ones(3, 1))
+    assert measured["kl_to_old"].tolist() == [0.5, 0, 0.5]
+
+
+def test_rows_without_gradient_are_not_recomputed(model_folder: Path) -> None:
+    actor = make(model_folder, prompts=1, ppo_micro_batch_size_per_gpu=1)
+    data = batch(actor)
+    passes = []
+    data["advantages"] = torch.tensor([1.0, 0.0, -1.0, 0.0])
+    actor.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    found = actor.update(data, **SAMPLER)
+    assert passes.count(False) == STEPS and found["actor/skipped_steps"] == 0
+    assert passes.count(True) == 2 * STEPS, "of the first row of each mini-batch"
+
+
+@pytest.mark.parametrize("prompts", [2, 1])
+@pytest.mark.parametrize(("level", "steps"), [("token", 1), ("sequence", STEPS)])
+def test_weights_multiply_the_loss_of_their_rows(model_folder: Path, level: str, steps: int, prompts: int) -> None:
+    weighted, scaled = (make(model_folder, prompts=prompts) for _ in range(2))
+    weights = (steps * OFF.double()).exp().clamp(max=1.5)
+    found = weighted.update(batch(weighted), **SAMPLER, rollout_is=level, rollout_is_threshold=1.5)
+    data = batch(scaled)
+    data["advantages"] = (weights * ADVANTAGES).float()
+    want = scaled.update(data, **SAMPLER)
+    assert found["rollout_corr/rollout_is_mean"] == pytest.approx(weights.mean().item(), rel=1e-4)
+    assert "rollout_corr/rollout_is_mean" not in want
+    assert found["actor/grad_norm"] == pytest.approx(want["actor/grad_norm"], rel=1e-3)
+    assert same(weighted, scaled)
+    assert weights[2] == 1.5, "one of them is truncated"
+
+
+HALF: dict[str, Any] = {**SAMPLER, "timestep_fraction": 0.5}
+SEEDS = torch.tensor([0, 1, 2, 3])
+
+
+def test_a_fraction_trains_each_row_on_its_own_steps(model_folder: Path) -> None:
+    """The update of a batch that has nothing but the chosen step of each row."""
+    actor, reference = (make(model_folder) for _ in range(2))
+    data = batch(actor)
+    chosen = grpo.choose_steps(SEEDS, STEPS, 0.5)
+    assert set(chosen.flatten().tolist()) == {0, 1}, "the rows differ in their steps"
+    rows = torch.arange(ROWS)[:, None]
+    pair = torch.cat([chosen, chosen + 1], dim=1)
+    alone = {
+        **data,
+        "all_latents": data["all_latents"][rows, pair],
+        "all_sigmas": data["all_sigmas"][rows, pair],
+        "all_timesteps": data["all_timesteps"][rows, chosen],
+        "rollout_log_probs": data["rollout_log_probs"][rows, chosen],
+    }
+    weights: dict[str, Any] = {"rollout_is": "token", "rollout_is_threshold": 1.5}
+    found = actor.update({**data, "draw_seeds": SEEDS}, **HALF, **weights)
+    want = reference.update(alone, **SAMPLER, **weights)
+    assert found == pytest.approx(want, rel=1e-4, abs=1e-6) and same(actor, reference)
+
+
+@pytest.mark.parametrize("more", [{}, {"timestep_fraction": 0.5}], ids=str)
+@pytest.mark.parametrize("loss", [FlowGRPOLossConfig(clip_ratio=1e-3), GRPOGuardLossConfig(clip_ratio=1e-5)], ids=str)
+def test_steps_recorded_one_by_one_train_as_those_of_a_window(
+    model_folder: Path, loss: DiffusionLossConfig, more: dict[str, float]
+) -> None:
+    """The latent between two steps of a window is the end of one and the beginning of the next."""
+    actors = [make(model_folder, prompts=1, ppo_epochs=2, diffusion_loss=loss) for _ in range(2)]
+    data = {**batch(actors[0]), "draw_seeds": SEEDS}
+    pairs = [place for step in range(STEPS) for place in (step, step + 1)]
+    single = {**data, "all_latents": data["all_latents"][:, pairs], "all_sigmas": data["all_sigmas"][:, pairs]}
+    found, want = (actor.update(given, **SAMPLER, **more) for actor, given in zip(actors, (single, data), strict=True))
+    assert found == pytest.approx(want, rel=1e-5, abs=1e-6) and same(*actors)
+
+
+@pytest.mark.parametrize("request_", [{}, {"rollout_is": "sequence"}], ids=str)
+def test_a_fraction_does_not_depend_on_the_split_of_a_batch(model_folder: Path, request_: dict[str, str]) -> None:
+    whole = make(model_folder)
+    split = make(model_folder, ppo_micro_batch_size_per_gpu=1)
+    passes: list[bool] = []
+    data = {**batch(whole), "draw_seeds": SEEDS}
+    split.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    found = [actor.update(data, **HALF, **request_) for actor in (whole, split)]
+    assert found[0]["actor/grad_norm"] == pytest.approx(found[1]["actor/grad_norm"], rel=1e-4) and same(whole, split)
+    assert passes.count(True) == ROWS * STEPS // 2
+    assert passes.count(False) == (ROWS * STEPS // 2 if request_ else 0)
+
+
+def test_later_optimizer_steps_have_the_old_log_probs_of_the_chosen_steps(model_folder: Path) -> None:
+    actors = [make(model_folder, prompts=1, ppo_epochs=2) for _ in range(2)]
+    for actor, bypass in zip(actors, (False, True), strict=True):
+        actor.update({**batch(actor, 0 * OFF), "draw_seeds": SEEDS}, **HALF, bypass_mode=bypass)
+    assert same(*actors)
+
+
+def test_the_kl_loss_is_of_the_chosen_steps(model_folder: Path) -> None:
+    """All steps of the batch have the size 0.3, and the KL that is scaled by it is 0.3 times the exact one."""
+    found = []
+    for exact in (False, True):
+        loss = FlowGRPOLossConfig(exact_kl=exact)
+        actor = make(model_folder, prompts=1, use_kl_loss=True, kl_loss_coef=0.0, diffusion_loss=loss)
+        found.append(actor.update({**batch(actor), "draw_seeds": SEEDS}, **HALF)["actor/kl"])
+    assert found[0] == pytest.approx(0.3 * found[1], rel=1e-3) and found[0] > 0
+
+
+GUARD = GRPOGuardLossConfig(clip_ratio=1e-5, adv_clip_max=0.6)
+SIZE = 0.3  # of all steps of the batch
+
+
+def guard_loss(actor: DiffusionActor, data: dict[str, Tensor], old: list[tuple[Tensor, ...]]) -> tuple[float, float]:
+    """Loss and clip fraction under the current policy, in float64 after the model's own velocities.
+
+    Args:
+        old: mean, standard deviation and log-probability of each step before the update.
+    """
+    objective = GuardObjective(actor.policy, GUARD, kl_loss_coef=None, **SAMPLER)
+    losses = []
+    clips = []
+    for place in range(STEPS):
+        with torch.no_grad():
+            mean, std, _ = (part.double() for part in objective.density(data, place))
+        old_mean = old[place][0].double()
+        x = data["all_latents"][:, place + 1].double()
+        squares = [((x - center) ** 2).flatten(1).mean(1) for center in (mean, old_mean)]
+        scale = std.flatten()
+        drift = ((mean - old_mean) ** 2).flatten(1).mean(1) / (2 * scale**2)
+        ratio = (scale * ((squares[1] - squares[0]) / (2 * scale**2) + drift)).exp()
+        advantage = ADVANTAGES.double().clamp(-0.6, 0.6)
+        clipped = ratio.clamp(1 - GUARD.clip_ratio, 1 + GUARD.clip_ratio)
+        losses.append(torch.maximum(-advantage * ratio, -advantage * clipped) / SIZE)
+        clips.append((ratio - 1).abs() > GUARD.clip_ratio)
+    return torch.stack(losses).mean().item(), torch.stack(clips).double().mean().item()
+
+
+def test_grpo_guard_against_float64(model_folder: Path) -> None:
+    """Two optimizer steps: the second one compares with the means before the first."""
+    one = make(model_folder, diffusion_loss=GUARD, optim=OPTIM)
+    data = batch(one)
+    objective = GuardObjective(one.policy, GUARD, kl_loss_coef=None, **SAMPLER)
+    with torch.no_grad():
+        old = [objective.density(data, place) for place in range(STEPS)]
+    first, no_clip = guard_loss(one, data, old)
+    found = one.update(data, **SAMPLER)
+    assert found["actor/loss"] == pytest.approx(first, rel=1e-5)
+    assert found["actor/clip_fraction_at_start"] == no_clip == 0 and found["actor/ratio_max"] == 1
+    second, clip = guard_loss(one, data, old)
+    both = make(model_folder, diffusion_loss=GUARD, ppo_epochs=2, optim=OPTIM).update(data, **SAMPLER)
+    assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-5) and second != pytest.approx(first)
+    assert 2 * both["actor/clip_fraction"] == clip > 0
+
+
+def dppo_loss(objective: DPPOObjective, data: dict[str, Tensor], old: list[tuple[Tensor, ...]]) -> tuple[float, ...]:
+    """Loss, excluded fraction, mean and largest KL under the current policy, in float64 after the model's velocities.
+
+    Args:
+        old: mean, standard deviation and log-probability of each step before the update.
+    """
+    losses = []
+    masks = []
+    drifts = []
+    for place in range(STEPS):
+        with torch.no_grad():
+            mean, std, _ = (part.double() for part in objective.density(data, place))
+        old_mean = old[place][0].double()
+        x = data["all_latents"][:, place + 1].double()
+        squares = [((x - center) ** 2).flatten(1).mean(1) for center in (mean, old_mean)]
+        scale = 1 if objective.sde_type == "cps" else 2 * std.flatten() ** 2  # `cps` omits the variance
+        ratio = ((squares[1] - squares[0]) / scale).exp()
+        drift = ((mean - old_mean) ** 2).flatten(1).mean(1) / (2 * std.flatten() ** 2)
+        advantage = ADVANTAGES.double().clamp(-0.6, 0.6)
+        outward = ((advantage > 0) & (ratio > 1)) | ((advantage < 0) & (ratio < 1))
+        masks.append(outward & (drift > objective.config.kl_mask_threshold))
+        losses.append(torch.where(masks[-1], 0, -advantage * ratio))
+        drifts.append(drift)
+    drift = torch.stack(drifts)
+    excluded = torch.stack(masks).double().mean().item()
+    return torch.stack(losses).mean().item(), excluded, drift.mean().item(), drift.max().item()
+
+
+@pytest.mark.parametrize(("kind", "threshold"), [("sde", 6e-6), ("cps", 5e-5)])
+def test_flow_dppo_against_float64(model_folder: Path, kind: str, threshold: float) -> None:
+    """Two optimizer steps: the second one compares with the means before the first."""
+    loss = FlowDPPOLossConfig(kl_mask_threshold=threshold, adv_clip_max=0.6)
+    sampler = {**SAMPLER, "sde_type": kind}
+    one = make(model_folder, diffusion_loss=loss, optim=OPTIM)
+    data = batch(one)
+    objective = DPPOObjective(one.policy, loss, kl_loss_coef=None, **sampler)
+    with torch.no_grad():
+        old = [objective.density(data, place) for place in range(STEPS)]
+    first, *nothing = dppo_loss(objective, data, old)
+    found = one.update(data, **sampler)
+    assert found["actor/loss"] == pytest.approx(first, rel=1e-5)
+    assert nothing == [0, 0, 0] and found["actor/clip_fraction_at_start"] == found["actor/kl_to_old_max"] == 0
+    second, excluded, mean, largest = dppo_loss(objective, data, old)
+    both = make(model_folder, diffusion_loss=loss, ppo_epochs=2, optim=OPTIM).update(data, **sampler)
+    assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-4)
+    assert 2 * both["actor/clip_fraction"] == excluded and 0 < excluded < 1
+    assert 2 * both["actor/kl_to_old"] == pytest.approx(mean, rel=1e-4) and mean > 0
+    assert both["actor/kl_to_old_max"] == pytest.approx(largest, rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", [GUARD, FlowDPPOLossConfig()], ids=["grpo_guard", "flow_dppo"])
+def test_a_loss_of_means_needs_those_of_the_trainer(model_folder: Path, loss: Any) -> None:
+    """One optimizer step costs nothing more; in later ones the engine's log-probabilities do not matter either."""
+    actors = [make(model_folder, prompts=1, diffusion_loss=loss) for _ in range(2)]
+    for actor, off in zip(actors, (OFF, 0 * OFF), strict=True):
+        actor.update(batch(actor, off), **SAMPLER)
+    assert same(*actors)
+    single = make(model_folder, diffusion_loss=loss)
+    passes = []
+    data = batch(single)
+    single.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    single.update(data, **SAMPLER)
+    assert passes == [True] * STEPS
+
+
+LEVELS = torch.tensor([0.95, 0.75, 0.5, 0.25])
+
+
+@torch.no_grad()
+def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Trajectories of the actor's own policy, and the mean of the first channel of their last latents, [B]."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {
+        "prompt_embeds": torch.zeros(rows, 8, 64),
+        "pooled_prompt_embeds": torch.zeros(rows, 64),
+        "all_sigmas": LEVELS.repeat(rows, 1),
+        "all_timesteps": LEVELS[:-1].repeat(rows, 1) * 1000,
+        "sigma_max": torch.full((rows, 1), 0.95),
+    }
+    latents = [torch.randn(rows, 16, 8, 8, generator=generator)]
+    densities = []
+    for level, lower in pairwise(LEVELS):
+        x = latents[-1]
+        sigma = level.repeat(rows)
+        velocity = actor.policy.velocity(made, x, sigma * 1000, 1.0)
+        levels = {"sigma": sigma, "sigma_next": lower.repeat(rows), "sigma_max": made["sigma_max"].flatten()}
+        mean, std = sde.moments("sde", x, velocity, noise_level=0.7, **levels)
+        latents.append(mean + std * torch.randn(x.shape, generator=generator))
+        densities.append(sde.log_prob("sde", latents[-1], mean, std))
+    made |= {"all_latents": torch.stack(latents, 1), "rollout_log_probs": torch.stack(densities, 1)}
+    return made, latents[-1][:, 0].mean((1, 2))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "loss",
+    [GRPOGuardLossConfig(), FlowGRPOLossConfig(), FlowDPPOLossConfig()],
+    ids=["grpo_guard", "flow_grpo", "flow_dppo"],
+)
+def test_the_rewarded_channel_moves_in_the_direction_of_the_reward(model_folder: Path, loss: Any, sign: int) -> None:
+    """20 training steps of two optimizer steps each, without an engine."""
+    actor = make(model_folder, prompts=8, diffusion_loss=loss, optim=OPTIM)
+    _, before = sampled(actor, 64, seed=999)
+    for step in range(20):
+        data, reward = sampled(actor, 32, seed=step)
+        data["advantages"] = advantages.group_advantages(sign * reward, ["prompt"] * 32)
+        found = actor.update(data, **SAMPLER)
+        assert found["actor/clip_fraction_at_start"] == 0 and found["rollout_corr/mean_abs_diff"] < 1e-5
+    _, after = sampled(actor, 64, seed=999)
+    assert sign * (after.mean() - before.mean()) > 0.2

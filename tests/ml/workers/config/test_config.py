@@ -1,0 +1,216 @@
+"""Typed settings: documented defaults, and the errors of refused values."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verl.workers.config import CheckpointEngineConfig
+
+from verl_omni.weight_sync.ipc import UPDATE_DEADLINE_SECONDS
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
+from verl_omni.workers.config import (
+    DiffusionActorConfig,
+    DiffusionLossConfig,
+    DiffusionModelConfig,
+    DiffusionPipelineConfig,
+    DiffusionRolloutAlgoConfig,
+    DiffusionRolloutConfig,
+    DiffusionSamplingConfig,
+)
+from verl_omni.workers.rollout.network_settings import network_deadline
+
+MODEL = Path(__file__).parents[4] / "examples" / "shapes-sd3"
+DEFAULTS: list[tuple[type, dict[str, Any]]] = [
+    (
+        DiffusionRolloutConfig,
+        {
+            "mode": "async",
+            "nnodes": 0,
+            "n_gpus_per_node": 8,
+            "n": 1,
+            "seed": None,
+            "prompt_length": 512,
+            "dtype": "bfloat16",
+            "gpu_memory_utilization": 0.5,
+            "enforce_eager": False,
+            "free_cache_engine": True,
+            "tensor_model_parallel_size": 2,
+            "data_parallel_size": 1,
+            "max_num_batched_tokens": 8192,
+            "max_num_seqs": 1024,
+            "step_execution": False,
+            "disable_log_stats": True,
+            "calculate_log_probs": False,
+            "rollout_adapter": "default",
+            "load_format": "dummy",
+            "enable_sleep_mode": True,
+            "external_lib": None,
+            "rollout_attn_backend": "FLASH_ATTN",
+        },
+    ),
+    (
+        DiffusionPipelineConfig,
+        {
+            "height": 512,
+            "width": 512,
+            "num_inference_steps": 10,
+            "true_cfg_scale": 1.0,
+            "max_sequence_length": 512,
+            "guidance_scale": None,
+            "num_frames": 1,
+        },
+    ),
+    (
+        DiffusionRolloutAlgoConfig,
+        {
+            "noise_level": 1.0,
+            "sde_type": "sde",
+            "sde_window_size": None,
+            "sde_window_range": None,
+            "sample_strategy": "random",
+            "iters_per_group": 25,
+            "sde_window_seed": None,
+            "sde_contiguous": True,
+        },
+    ),
+    (DiffusionSamplingConfig, {"n": 1, "seed": 42}),
+    (
+        DiffusionModelConfig,
+        {
+            "algorithm": "flow_grpo",
+            "lora_rank": 0,
+            "lora_alpha": 64,
+            "policy_state_adapters": ("default",),
+            "fsdp_layer_prefixes": ["transformer_blocks."],
+            "extra_tokenizers": {},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "documented"), DEFAULTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_documented_defaults(config: type, documented: dict[str, Any]) -> None:
+    found = {
+        field.name: field.default_factory() if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(config)
+    }
+    assert {name: found.get(name, "missing") for name in documented} == documented
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "error", "words"),
+    [
+        (DiffusionRolloutConfig, {"mode": "sync"}, ValueError, "'sync' is not supported"),
+        (DiffusionRolloutConfig, {"rollout_adapter": "new"}, ValueError, "Invalid diffusion rollout rollout_adapter"),
+        (DiffusionRolloutConfig, {"deadline_seconds": 0.0}, ValueError, "deadline_seconds must be positive"),
+        (
+            DiffusionRolloutConfig,
+            {"pipeline_model_parallel_size": 2},
+            NotImplementedError,
+            "pipeline_model_parallel_size must be 1",
+        ),
+        (DiffusionRolloutAlgoConfig, {"sample_strategy": "all"}, ValueError, "Unknown sample_strategy: 'all'"),
+        (
+            DiffusionRolloutAlgoConfig,
+            {"sample_strategy": "progressive", "iters_per_group": 0},
+            ValueError,
+            "iters_per_group must be positive",
+        ),
+        (
+            DiffusionModelConfig,
+            {"path": str(MODEL), "algorithm": "ppo"},
+            ValueError,
+            "no algorithm 'ppo'; one of flow_grpo, diffusion_nft, diffusion_dpo",
+        ),
+        (
+            DiffusionActorConfig,
+            {"diffusion_loss": FlowGRPOLossConfig(), "strategy": "megatron"},
+            ValueError,
+            "Unknown strategy: 'megatron'",
+        ),
+        (DiffusionModelConfig, {"path": str(MODEL), "attn_backend": "fast"}, ValueError, "attn_backend: 'fast'"),
+        (DiffusionModelConfig, {"path": str(MODEL), "target_modules": 3}, TypeError, "must be a string or a list"),
+        (DiffusionModelConfig, {"path": str(MODEL), "target_modules": ["a", 3]}, TypeError, "or a list of strings"),
+    ],
+)
+def test_what_is_refused(config: type, given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        config(**given)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_model_len", "load_format", "engine_kwargs", "prompt_length", "expert_parallel_size"]
+)
+def test_mutable_settings_can_be_changed(name: str) -> None:
+    made = DiffusionRolloutConfig()
+    setattr(made, name, 1)
+    assert getattr(made, name) == 1
+
+
+def test_other_settings_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        DiffusionRolloutConfig().calculate_log_probs = True
+
+
+def test_the_architecture_and_tokenizer_come_from_the_model_folder() -> None:
+    made = DiffusionModelConfig(path=str(MODEL))
+    assert made.architecture == "StableDiffusion3Pipeline"
+    assert made.tokenizer_path == str(MODEL / "tokenizer")
+    assert made.tokenizer("red")["input_ids"]
+    assert made.processor is None
+
+
+@pytest.mark.parametrize("targets", ["attn.*", ["to_q", "to_k"], None])
+def test_target_modules_are_a_pattern_or_a_list(targets: Any) -> None:
+    assert DiffusionModelConfig(path=str(MODEL), target_modules=targets).target_modules == targets
+
+
+def test_the_tokenizer_may_be_in_the_model_folder_itself(tmp_path: Path) -> None:
+    for file in (MODEL / "tokenizer").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model_index.json").write_text('{"_class_name": "Mine"}')
+    made = DiffusionModelConfig(path=str(tmp_path))
+    assert (made.architecture, made.tokenizer_path) == ("Mine", str(tmp_path))
+    assert made.tokenizer("red")["input_ids"]
+
+
+def test_the_error_names_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"model_index\.json not found: model\.path must be a model"):
+        DiffusionModelConfig(path=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("loss_mode", "settings", "type_name"),
+    [
+        ("flow_grpo", {"clip_ratio": 2e-4, "adv_clip_max": 4.0}, "FlowGRPOLossConfig"),
+        ("grpo_guard", {"clip_ratio": 2e-6}, "GRPOGuardLossConfig"),
+        ("diffusion_nft", {"mix_beta": 0.2}, "DiffusionNFTLossConfig"),
+        ("diffusion_dpo", {"dpo_beta": 100.0}, "DiffusionDPOLossConfig"),
+    ],
+)
+def test_a_loss_config_has_the_settings_of_its_algorithm(
+    loss_mode: str, settings: dict[str, float], type_name: str
+) -> None:
+    found = DiffusionLossConfig(loss_mode=loss_mode, **settings)
+    assert type(found).__name__ == type_name and isinstance(found, DiffusionLossConfig)
+    assert {name: getattr(found, name) for name in settings} == settings
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert found.loss_mode == loss_mode
+
+
+def test_a_loss_config_without_arguments_is_that_of_flow_grpo() -> None:
+    assert type(DiffusionLossConfig()).__name__ == "FlowGRPOLossConfig"
+    with pytest.raises(TypeError, match="mix_beta"):
+        DiffusionLossConfig(mix_beta=0.1)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="no algorithm 'ppo'; one of flow_grpo"):
+        DiffusionLossConfig(loss_mode="ppo")
+
+
+def test_the_deadlines_of_standalone_replicas_have_defaults() -> None:
+    assert network_deadline(DiffusionRolloutConfig()) == UPDATE_DEADLINE_SECONDS
+    given = CheckpointEngineConfig(engine_kwargs={"omni_tcp": {"deadline_seconds": 7}})
+    assert network_deadline(DiffusionRolloutConfig(checkpoint_engine=given)) == 7

@@ -1,0 +1,235 @@
+"""Hooks that verl's server and replica call while they start."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from PIL import EpsImagePlugin
+
+from verl_omni.pipelines.registry import FAMILIES
+from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
+
+MODEL = Path(__file__).parents[5] / "examples" / "shapes-sd3"
+ROLLOUT = "verl_omni.workers.config.DiffusionRolloutConfig"
+PACKAGE = "verl_omni.workers.rollout.vllm_rollout"
+
+
+def rollout(output_mode: str | None = None, **settings: Any) -> Any:
+    engine = {"vllm_omni": {"output_mode": output_mode, "custom_pipeline": "mine.Pipeline", "stage_init_timeout": 9}}
+    return OmegaConf.create({"_target_": ROLLOUT, "engine_kwargs": engine, **settings})
+
+
+@pytest.fixture
+def language_model(tmp_path: Path) -> Path:
+    """Config and tokenizer of a language model."""
+    from transformers import AutoTokenizer, Qwen2Config
+
+    AutoTokenizer.from_pretrained(MODEL / "tokenizer").save_pretrained(tmp_path)
+    made = Qwen2Config(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=64)
+    made.architectures = ["Qwen2ForCausalLM"]
+    made.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def server(config: Any, model: Any) -> Any:
+    """A server that has read its settings, without the rest of verl's constructor."""
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
+
+    made: Any = object.__new__(vLLMOmniHttpServer)
+    made.config = made._init_config(config)
+    made.model_config = made._init_model_config(model)
+    made._validate_configs()
+    return made
+
+
+def diffusion_server(**settings: Any) -> Any:
+    target = {"_target_": "verl_omni.workers.config.DiffusionModelConfig", "path": str(MODEL)}
+    return server(rollout(**settings), OmegaConf.create(target))
+
+
+def language_model_server(folder: Path, **settings: Any) -> Any:
+    target = {"_target_": "verl.workers.config.HFModelConfig", "path": str(folder)}
+    return server(rollout("ar", **settings), OmegaConf.create(target))
+
+
+def test_a_server_of_a_diffusion_model() -> None:
+    from verl_omni.workers.config import DiffusionModelConfig
+
+    made = diffusion_server()
+    assert isinstance(made.model_config, DiffusionModelConfig)
+    assert made.config.seed == 0, "verl adds the replica's rank to it"
+    assert made.config.max_model_len is None
+    assert made._get_override_generation_config() == {}
+    engine_kwargs = dict(made.config.engine_kwargs["vllm_omni"])
+    made._preprocess_engine_kwargs(engine_kwargs)
+    assert made.config.engine_kwargs["vllm_omni"] == {"distributed_executor_backend": "uni"}, "on a CPU, unless given"
+    assert engine_kwargs == {}, "verl's command line would lose them"
+    assert (made._get_engine_kwargs_key(), made._get_wake_up_tags()) == ("vllm_omni", ["weights"])
+    assert made._get_cli_description() == "vLLM-Omni CLI"
+    assert [module.__name__ for module in made._get_cli_modules()] == ["vllm_omni.entrypoints.cli.serve"]
+
+
+def test_a_server_of_a_language_model(language_model: Path) -> None:
+    from verl.workers.config import HFModelConfig
+
+    made = language_model_server(language_model, prompt_length=20, response_length=12, temperature=0.5)
+    assert isinstance(made.model_config, HFModelConfig)
+    assert made.config.max_model_len == 32
+    assert language_model_server(language_model, max_model_len=7).config.max_model_len == 7
+    assert made._get_override_generation_config()["temperature"] == 0.5
+    engine_kwargs = dict(made.config.engine_kwargs["vllm_omni"])
+    made._preprocess_engine_kwargs(engine_kwargs)
+    assert engine_kwargs == {"stage_init_timeout": 9, "distributed_executor_backend": "uni"}
+
+
+def test_the_worker_extension_depends_on_device_and_mode(language_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.utils import device
+
+    plain = f"{PACKAGE}.utils.vLLMOmniColocateWorkerExtension"
+    ascend = f"{PACKAGE}.npu_utils.vLLMOmniNPUColocateWorkerExtension"
+    made = diffusion_server(), language_model_server(language_model)
+    assert [each._get_worker_extension_cls() for each in made] == [plain, plain]
+    monkeypatch.setattr(device, "is_torch_npu_available", lambda check_device=True: True)
+    assert [each._get_worker_extension_cls() for each in made] == [ascend, plain]
+
+
+def command_line() -> argparse.Namespace:
+    """vLLM-Omni's command line, with its defaults."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm_omni.entrypoints.cli import serve
+
+    parser = FlexibleArgumentParser()
+    kinds = parser.add_subparsers(dest="subparser")
+    for command in serve.cmd_init():
+        command.subparser_init(kinds)
+    args = parser.parse_args(["serve", str(MODEL), "--max-num-seqs", "8"])
+    args.model = args.model_tag
+    return args
+
+
+def prepared(given: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+    made = diffusion_server(**settings)
+    made.config.engine_kwargs = {"vllm_omni": {**made.config.engine_kwargs["vllm_omni"], **(given or {})}}
+    arguments: dict[str, Any] = made._mode.engine_args(command_line(), made.config, made.model_config)
+    return arguments
+
+
+def test_the_engine_gets_the_pipeline_of_the_model() -> None:
+    made = prepared(step_execution=True)
+    found = made["custom_pipeline_args"]["pipeline_class"]
+    assert found.startswith("verl_omni.pipelines.sd3.") and made["step_execution"] is True
+    assert (prepared()["step_execution"], prepared()["max_num_seqs"]) == (False, 8)
+
+
+def test_the_attention_backend_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm_omni.diffusion.data import parse_attention_config
+
+    from verl_omni.platforms.server_profile import NPU_PROFILE
+    from verl_omni.workers.rollout.vllm_rollout.server import diffusion_mode, rollout_server
+
+    on_cpu = prepared()["diffusion_attention_config"]
+    assert parse_attention_config(on_cpu).default.backend == "TORCH_SDPA"
+    monkeypatch.setattr(rollout_server, "get_device_name", lambda: "cuda")
+    for given, found in (({"rollout_attn_backend": "TORCH_SDPA"}, "TORCH_SDPA"), ({}, "FLASH_ATTN")):
+        assert parse_attention_config(prepared(**given)["diffusion_attention_config"]).default.backend == found
+    with monkeypatch.context() as on_npu:
+        on_npu.setattr(diffusion_mode, "server_profile", lambda: NPU_PROFILE)
+        assert prepared()["diffusion_attention_config"] is None, "FLASH_ATTN, the default, needs a further package"
+        named = prepared(rollout_attn_backend="TORCH_SDPA")["diffusion_attention_config"]
+        assert parse_attention_config(named).default.backend == "TORCH_SDPA"
+    named = {"default": {"backend": "CUDNN_ATTN"}}
+    roles = {"per_role": {"joint": "TORCH_SDPA"}}
+    for own, found in (
+        ({"diffusion_attention_backend": "CUDNN_ATTN"}, named),
+        ({"diffusion_attention_config": named}, named),
+        ({"diffusion_attention_backend": "CUDNN_ATTN", "diffusion_attention_config": roles}, {**named, **roles}),
+    ):
+        made = prepared(own)
+        assert {key: value for key, value in made.items() if "attention" in key} == {
+            "diffusion_attention_config": found
+        }
+
+
+@pytest.mark.parametrize("side", ["", "negative_"])
+def test_ids_for_other_encoders_are_refused_unless_a_family_of_a_user_may_read_them(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode = diffusion_server()._mode
+    request = RolloutRequest(prompt_ids=[1], **{f"{side}extra_prompt_ids": {"t5": [2]}})
+    said = "extra_prompt_ids are not read: StableDiffusion3Pipeline tokenizes .* send prompt_ids alone"
+    with pytest.raises(ValueError, match=said):
+        mode.engine_request(request, {}, None, None, [])
+    mode.engine_request(RolloutRequest(prompt_ids=[1]), {}, None, None, [])
+    monkeypatch.setattr(FAMILIES, "_own", FAMILIES._own - {"StableDiffusion3Pipeline"})
+    assert mode.engine_request(request, {}, None, None, [])["prompt"][f"{side}extra_prompt_ids"] == {"t5": [2]}
+
+
+@pytest.mark.parametrize("given", ["extra_prompt_ids", "negative_extra_prompt_ids", "negative_prompt_ids"])
+def test_a_language_model_refuses_what_it_does_not_read(given: str) -> None:
+    from verl_omni.workers.rollout.vllm_rollout.language_model.token_requests import token_prompt
+
+    with pytest.raises(ValueError, match="prompt_ids are not read: a language model"):
+        token_prompt(RolloutRequest(prompt_ids=[1], **{given: [2]}))
+
+
+class Started(Exception):
+    """The engine has been started."""
+
+
+async def test_a_server_holds_the_port_of_its_engine_and_runs_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm_omni.entrypoints
+
+    ports = []
+
+    def start(**arguments: Any) -> None:
+        assert EpsImagePlugin.gs_binary is False, "Pillow would run an image of a request"
+        ports.append(int(os.environ["MASTER_PORT"]))
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", ports[0]))
+        raise Started
+
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(vllm_omni.entrypoints, "AsyncOmni", start)
+    with pytest.raises(Started):
+        await diffusion_server().run_server(command_line())
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", ports[0]))
+
+
+async def test_headless_mode_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"^vLLM-Omni headless mode is not implemented yet\.$"):
+        await diffusion_server().run_headless(argparse.Namespace())
+
+
+def test_verl_finds_our_replica_which_starts_our_server() -> None:
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer, vLLMOmniReplica
+
+    assert RolloutReplicaRegistry.get("vllm_omni") is vLLMOmniReplica
+    config = SimpleNamespace(rollout=rollout(), model=OmegaConf.create({"path": str(MODEL)}))
+    made = vLLMOmniReplica(1, config.rollout, config.model, gpus_per_node=1)
+    assert made._get_server_name_prefix() == "vllm_omni_"
+    assert made._validate_launch_requirements() is None
+    # Requests of a whole step wait in a server that sleeps, and the call that wakes it must not wait behind them.
+    assert made.max_concurrency > 100 * made.config.max_num_seqs
+    assert made.server_class.__ray_metadata__.modified_class.__mro__[1] is vLLMOmniHttpServer
+
+
+def test_verl_finds_our_weight_sender() -> None:
+    from verl.workers.rollout.base import get_rollout_class
+
+    from verl_omni.workers.rollout.vllm_rollout.training_worker.server_adapter import ServerAdapter
+
+    assert get_rollout_class("vllm_omni", "async") is ServerAdapter

@@ -1,0 +1,82 @@
+"""The list of scorers in docs/reference/rewards.md, from the scorers' modules.
+
+    python -m tools.scorers_table [--check]
+
+`--check` writes nothing and fails where the list is stale.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from tools.generated_file import write_or_check
+from verl_omni.reward_loop.rewards import SCORERS, UNAVAILABLE, doc_line, get_scorer, scorer_module
+from verl_omni.reward_loop.scorer_signature import setting_fields
+
+PAGE = Path("docs/reference/rewards.md")
+BEGIN = "<!-- scorers: written by `make crds` -->"
+END = "<!-- end of scorers -->"
+_PAPER = re.compile(r"arXiv:(\d{4}\.\d{5})")
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+
+
+def render() -> str:
+    """The scorers with score and settings, and the reference's scorers that do not exist here."""
+    found = [f"- **`{name}`**: {_score(name)}.{_settings(name)}" for name in SCORERS]
+    missing = ["", "Scorers of the reference that do not exist here:", ""]
+    return "\n".join([*found, *missing, *(f"- `{name}`: {why}" for name, why in UNAVAILABLE.items())])
+
+
+def _settings(name: str) -> str:
+    fields = setting_fields(get_scorer(name))
+    return " Settings: " + ", ".join(_setting(setting, *field) for setting, field in fields.items()) if fields else ""
+
+
+def _setting(name: str, annotation: Any, default: Any) -> str:
+    limits = "; ".join(_limits(annotation, default))
+    return f"`{name}` ({limits})" if limits else f"`{name}`"
+
+
+def _limits(annotation: Any, default: Any) -> Iterator[str]:
+    """The values that a setting takes, and its default if it has one that is a value."""
+    info = FieldInfo.from_annotation(annotation)
+    bounds = {
+        key: value for item in info.metadata for key in _BOUNDS if (value := getattr(item, key, None)) is not None
+    }
+    if get_origin(info.annotation) is Literal:
+        yield ", ".join(f"`{value}`" for value in get_args(info.annotation))
+    elif {"ge", "le"} <= bounds.keys():
+        yield f"{bounds['ge']:g} to {bounds['le']:g}"
+    else:
+        yield from (f"{_BOUNDS[key]} {value:g}" for key, value in bounds.items())
+    if default is ...:
+        yield "required"
+    elif default is not None:
+        yield f"default `{default}`" if isinstance(default, str) else f"default {default:g}"
+
+
+def _score(name: str) -> str:
+    papers = _PAPER.findall(scorer_module(name).__doc__ or "")
+    links = "".join(f" ([{paper}](https://arxiv.org/abs/{paper}))" for paper in papers)
+    return doc_line(name).removesuffix(".") + links
+
+
+def _page(path: Path) -> str:
+    """The page with a new list; the rest stays."""
+    head, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{head}{BEGIN}\n\n{render()}\n\n{END}{rest.partition(END)[2]}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the list. Returns the exit code."""
+    return write_or_check(arguments, PAGE, _page, stale="does not show the scorers")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

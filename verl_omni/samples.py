@@ -1,0 +1,135 @@
+"""The samples of a run, as types, from the wish for one to the batch that the policy is trained on.
+
+    SampleRequest   the trainer wants a sample: a prompt, what scorers need of its row, a seed
+      |             agent loop (`agent_loop`): prompt -> token ids; sampling parameters (`agent_loop/sampling.py`)
+    RolloutRequest  what a rollout server is asked for (`workers/rollout/vllm_rollout/server/requests.py`)
+      |             engine (`pipelines`)
+    DiffusionOutput what it answers (`workers/rollout`), and what an agent loop makes of it
+      |             reward workers (`reward_loop`); training tensors go to the object store (`utils/sample_store.py`)
+    ScoredSamples   samples with their scores, in the trainer
+      |             advantages, pairs, draws of noise (`workers/algorithms`)
+    TrainingBatch   the rows of an update, which the ranks train on
+
+Requests, scored samples and training batches are batches of one step, or of one evaluation. In between, verl carries
+samples in its `DataProto`, which only the modules that speak to verl know (`tests/architecture/test_verl_batches.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_omni.reward_loop.scorer_results import ScoringFailure
+from verl_omni.utils.sample_store import StoredSample
+
+SAMPLE = "sample"  # tensor of a training batch that stands for samples: their places in `ScoredSamples`, int64
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """A sample that the trainer wants.
+
+    Example:
+        SampleRequest({"raw_prompt": [{"role": "user", "content": "a red circle"}], "data_source": "shapes"}, "3-0")
+    """
+
+    row: Mapping[str, Any]
+    """Row of the data set: `raw_prompt` (messages), and further columns for agent loops and scorers."""
+    group: str
+    """Id of the prompt in the batch; samples with the same one are compared with each other."""
+    seed: int | None = None
+    """Seed of the sample; None: derived from the seed of the batch and the place in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequests:
+    """The samples of a training step or of an evaluation.
+
+    Example:
+        SampleRequests([SampleRequest(row, "3-0"), SampleRequest(row, "3-0")], version=2, seed=7, finished_steps=2)
+    """
+
+    requests: Sequence[SampleRequest]
+    """[B]; in training, the samples of a prompt one after the other."""
+    version: int | None
+    """Version of the weights; None: any, for an evaluation."""
+    seed: int | None = None
+    """Seed of the batch, for samples without one."""
+    finished_steps: int | None = None
+    """Training steps before the batch's own, which place a progressive SDE window."""
+    is_evaluation: bool = False
+    """Whether `rollout.val_kwargs` apply, and nothing is recorded for training."""
+    keeps_media: bool = True
+    """Whether pixels or latents come back; otherwise they are dropped once they are scored."""
+    stores_tensors: bool = False
+    """Whether training tensors stay in the object store, and their references come back."""
+
+    def prompts(self) -> list[Any]:
+        """The messages of each request, [B]."""
+        return [request.row["raw_prompt"] for request in self.requests]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSamples:
+    """Generated and scored samples, in the order of the batch's requests.
+
+    Example:
+        Two stored samples of one prompt: ScoredSamples(tensors={"sample": tensor([0, 1])}, images=None,
+        scores=tensor([0.5, 1.0]), extras={"acc": [0.5, 1.0]}, versions=[2, 2], groups=["3-0", "3-0"], seconds=4.1,
+        scoring_seconds=0.2, stored=[StoredSample(reference, 0), StoredSample(reference, 1)])
+    """
+
+    tensors: dict[str, Tensor]
+    """Training tensors by name, [B, ...]. For stored samples only `SAMPLE`, which stands for all tensors behind their
+    references: an algorithm repeats, drops and pairs rows in the same way in both cases."""
+    images: Tensor | None
+    """uint8 [B, C, H, W], or videos [B, T, C, H, W]; None for latents, and if the media are not kept."""
+    scores: Tensor
+    """float32 [B]; NaN: the sample could not be scored."""
+    extras: dict[str, list[Any]]
+    """Further numbers of the scorers, lists of length B by name; None where a sample lacks one."""
+    versions: list[Any]
+    """Version of the weights of each sample, [B]."""
+    groups: list[str]
+    """Id of each sample's prompt, [B]."""
+    seconds: float
+    """Wall time of generation, including scoring."""
+    scoring_seconds: float | None
+    """Seconds that the batch waited for its slowest reward; None where agent loops do not score."""
+    stored: Sequence[StoredSample] = ()
+    """References of each sample's training tensors, [B]; empty if the tensors are in `tensors`."""
+    failures: Sequence[ScoringFailure] = ()
+    """Why samples could not be scored, in their order; only of those."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """The rows of one update, from which verl makes the shares of the ranks.
+
+    Example:
+        TrainingBatch({"sample": tensor([0, 1]), "advantages": tensor([-1.0, 1.0])}, stored, {"noise_level": 0.7})
+    """
+
+    rows: Mapping[str, Tensor]
+    """Tensors by name, [R, ...], as the algorithm's objective takes them. In place of the tensors of stored samples
+    there is `SAMPLE`, int64 [R] or, for rows of S samples, [R, S]."""
+    stored: Sequence[StoredSample]
+    """The samples that `SAMPLE` counts; empty if the tensors are in `rows`."""
+    arguments: Mapping[str, Any]
+    """Arguments of the algorithm's objective, plain values."""
+
+    @property
+    def samples(self) -> int:
+        """Number of distinct samples; for samples that are not stored, of rows."""
+        if SAMPLE in self.rows:
+            return len(torch.unique(self.rows[SAMPLE]))
+        return len(next(iter(self.rows.values())))
+
+    def stored_in_rows(self) -> list[tuple[StoredSample, ...]]:
+        """The stored samples of each row, [R] tuples of S."""
+        places = self.rows[SAMPLE]
+        return [tuple(self.stored[place] for place in row) for row in places.view(len(places), -1)]

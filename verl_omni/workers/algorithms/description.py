@@ -1,0 +1,164 @@
+"""Description of an algorithm, and the settings that several algorithms need; imports neither torch nor verl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from verl_omni.algos import rejection_settings
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+CORRECTION = "algorithm.rollout_correction"
+UNREAD_THRESHOLD = 2.0  # default of rollout_is_threshold
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredSetting:
+    """A setting that must have one value with an algorithm, and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+    def conflict(self, found: Any, loss: str) -> str | None:
+        """Message about a wrong value, as `drl validate` prints it; None if it is the required one."""
+        if found == self.value:
+            return None
+        given = plain_value(found)
+        needed = plain_value(self.value)
+        return f"{self.name}: {given} does not go with {loss}: {self.reason}; it needs {needed}"
+
+
+def plain_value(value: Any) -> str:
+    """A value as users write it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class JobName:
+    """A name in a job.
+
+    Attributes:
+        title: what people call it.
+        paper: its number on arXiv.
+        estimator: value of `algorithm.adv_estimator` that it implies; None: none.
+        more: fields of a job that are needed as well, for the table in docs/reference/algorithms.md.
+    """
+
+    title: str
+    paper: str
+    estimator: str | None = None
+    more: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredAlgorithm:
+    """Description of an algorithm that does not need its import.
+
+    Attributes:
+        implementation: import path of the class.
+        required: settings that must have one value.
+        row: what a row of a training batch is: `sample`, or a `pair` of samples of one prompt.
+        conflicts: settings -> a message for each that the algorithm cannot use.
+        names: names in a job, `spec.algorithm.name`.
+        in_reference: whether verl-omni has it, so that its defaults are compared.
+        near_base: setting of `diffusion_loss` that keeps the policy near the base model, where `use_kl_loss` does not.
+        like: for a user's algorithm, the built-in one with the same settings outside `diffusion_loss`.
+        loss: import path of a user's policy loss, which replaces the loss of `implementation`.
+    """
+
+    implementation: str
+    required: tuple[RequiredSetting, ...]
+    conflicts: Callable[[DictConfig], Sequence[str]]
+    row: Literal["sample", "pair"] = "sample"
+    names: Mapping[str, JobName] = field(default_factory=dict)
+    in_reference: bool = True
+    near_base: str | None = None
+    like: str | None = None
+    loss: str | None = None
+
+    @property
+    def on_recorded_steps(self) -> bool:
+        """Whether it trains on recorded steps of the sampler."""
+        return any(each.name.endswith(".calculate_log_probs") and each.value for each in self.required)
+
+    def rows_per_prompt(self, samples: int) -> int:
+        """Rows that the samples of one prompt make."""
+        return samples if self.row == "sample" else 1
+
+
+ONLINE = RequiredSetting("algorithm.sample_source", "online", "it trains on samples of the engine")
+TRAINED_POLICY_SAMPLES = RequiredSetting(f"{ROLLOUT}.rollout_adapter", "default", "the trained policy must sample")
+WITHOUT_LIKELIHOOD = (
+    RequiredSetting(f"{ROLLOUT}.calculate_log_probs", False, "it uses no log-probabilities"),
+    RequiredSetting("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare"),
+    RequiredSetting("trainer.max_velocity_difference", None, "there are no velocities to compare"),
+    RequiredSetting(f"{ROLLOUT}.algo.clean_latents", True, "it learns from final latents"),
+    RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only flow_grpo, grpo_guard and flow_dppo have a KL loss"),
+    RequiredSetting(f"{CORRECTION}.bypass_mode", False, "there are no log-probabilities to recompute"),
+    RequiredSetting(f"{CORRECTION}.rollout_is", None, "there are no log-probabilities to compare"),
+    RequiredSetting(f"{CORRECTION}.rollout_rs", None, "there are no log-probabilities to compare"),
+    RequiredSetting(f"{CORRECTION}.rollout_rs_threshold", None, "it is not read"),
+    RequiredSetting(f"{CORRECTION}.rollout_is_threshold", UNREAD_THRESHOLD, "it is not read"),
+)
+WITHOUT_STEPS = RequiredSetting("algorithm.timestep_fraction", 1.0, "it trains on random noise levels")
+WITHOUT_ADVANTAGES = RequiredSetting("algorithm.adv_estimator", "flow_grpo", "it orders samples without advantages")
+LIKELIHOOD = (
+    RequiredSetting(f"{ROLLOUT}.calculate_log_probs", True, "it compares log-probabilities"),
+    TRAINED_POLICY_SAMPLES,
+    ONLINE,
+)
+RECOMPUTED_MEANS = RequiredSetting(
+    f"{CORRECTION}.bypass_mode", False, "the engine does not record the means of its steps"
+)
+
+
+def step_conflicts(config: DictConfig) -> Sequence[str]:
+    """Messages about settings that an algorithm on recorded steps cannot use."""
+    found = []
+    name = config.actor_rollout_ref.actor.diffusion_loss.loss_mode
+    if config.actor_rollout_ref.rollout.algo.noise_level <= 0:
+        found.append(f"{ROLLOUT}.algo.noise_level: must be positive: {name} learns from noise")
+    if config.trainer.max_log_prob_difference is None:
+        found.append(f"trainer.max_log_prob_difference: {name} needs a number")
+    velocities = config.trainer.max_velocity_difference
+    if velocities is not None and (not isinstance(velocities, int | float) or not velocities > 0):
+        found.append(f"trainer.max_velocity_difference: must be a positive number or null: {velocities}")
+    return [*found, *fraction_conflicts(config.algorithm.timestep_fraction), *_correction_conflicts(config)]
+
+
+def fraction_conflicts(fraction: object) -> Sequence[str]:
+    """Messages about an invalid `algorithm.timestep_fraction`."""
+    if isinstance(fraction, int | float) and not isinstance(fraction, bool) and 0 < fraction <= 1:
+        return []
+    return [f"algorithm.timestep_fraction: must be above 0 and at most 1: {fraction}"]
+
+
+def _correction_conflicts(config: DictConfig) -> Sequence[str]:
+    settings = config.algorithm.rollout_correction or {}
+    found = []
+    level = settings.get("rollout_is")
+    threshold = settings.get("rollout_is_threshold")
+    if not isinstance(threshold, int | float) or isinstance(threshold, bool) or threshold <= 0:
+        found.append(
+            f"{CORRECTION}.rollout_is_threshold: {threshold} is not a positive number; weights above it are reduced to "
+            "it, and there is no lower limit"
+        )
+    elif level is None and threshold != UNREAD_THRESHOLD:
+        found.append(f"{CORRECTION}.rollout_is_threshold: {threshold} is not read without {CORRECTION}.rollout_is")
+    option = settings.get("rollout_rs")
+    limit = settings.get("rollout_rs_threshold")
+    if option is None and limit is not None:
+        found.append(f"{CORRECTION}.rollout_rs_threshold: {limit} is not read without {CORRECTION}.rollout_rs")
+    if option is not None:
+        try:
+            rejection_settings.parse(option, limit)
+        except ValueError as error:
+            found.append(f"{CORRECTION}.rollout_rs: {error}")
+    return found

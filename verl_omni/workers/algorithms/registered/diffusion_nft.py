@@ -1,0 +1,53 @@
+"""DiffusionNFT (arXiv:2509.16117)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from verl_omni.workers.algorithms.description import (
+    MODEL,
+    ONLINE,
+    ROLLOUT,
+    WITHOUT_LIKELIHOOD,
+    JobName,
+    RegisteredAlgorithm,
+    RequiredSetting,
+    fraction_conflicts,
+    plain_value,
+)
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+DECAY_SCHEDULES = (None, "copy", "delayed_linear_to_0_999")  # verl_omni/algos/nft.py
+
+
+def _conflicts(config: DictConfig) -> Sequence[str]:
+    found = []
+    schedule = config.algorithm.old_policy_decay_schedule
+    interval = config.algorithm.old_policy_update_interval
+    if schedule not in DECAY_SCHEDULES:
+        found.append(
+            f"algorithm.old_policy_decay_schedule: {schedule} is not supported; write "
+            f"{' or '.join(map(plain_value, DECAY_SCHEDULES))}"
+        )
+    if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
+        found.append(f"algorithm.old_policy_update_interval: must be a whole number from 1: {interval}")
+    fraction = config.algorithm.timestep_fraction
+    return [*found, *([] if fraction is None else fraction_conflicts(fraction))]
+
+
+ALGORITHM = RegisteredAlgorithm(
+    "verl_omni.workers.algorithms.diffusion_nft:DiffusionNFT",
+    (
+        *WITHOUT_LIKELIHOOD,
+        ONLINE,
+        RequiredSetting(f"{ROLLOUT}.rollout_adapter", "old", "the old policy must sample"),
+        RequiredSetting(f"{MODEL}.policy_state_adapters", ["default", "old"], "it keeps an old policy"),
+    ),
+    _conflicts,
+    names={"DiffusionNFT": JobName("DiffusionNFT", "2509.16117")},
+    near_base="ref_kl_coef",
+)

@@ -1,0 +1,18 @@
+"""Flow-DPPO (arXiv:2606.11025)."""
+
+from __future__ import annotations
+
+from verl_omni.workers.algorithms.description import (
+    LIKELIHOOD,
+    RECOMPUTED_MEANS,
+    JobName,
+    RegisteredAlgorithm,
+    step_conflicts,
+)
+
+ALGORITHM = RegisteredAlgorithm(
+    "verl_omni.workers.algorithms.flow_dppo:FlowDPPO",
+    (*LIKELIHOOD, RECOMPUTED_MEANS),
+    step_conflicts,
+    names={"FlowDPPO": JobName("Flow-DPPO", "2606.11025", "flow_grpo")},
+)

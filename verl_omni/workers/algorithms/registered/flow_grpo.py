@@ -1,0 +1,16 @@
+"""Flow-GRPO (arXiv:2505.05470), and the algorithms that differ from it in the sampler."""
+
+from __future__ import annotations
+
+from verl_omni.workers.algorithms.description import LIKELIHOOD, JobName, RegisteredAlgorithm, step_conflicts
+
+ALGORITHM = RegisteredAlgorithm(
+    "verl_omni.workers.algorithms.flow_grpo:FlowGRPO",
+    LIKELIHOOD,
+    step_conflicts,
+    names={
+        "FlowGRPO": JobName("Flow-GRPO", "2505.05470", "flow_grpo"),
+        "DanceGRPO": JobName("DanceGRPO", "2505.07818", "dance_grpo"),
+        "MixGRPO": JobName("MixGRPO", "2507.21802", "mix_grpo", "rollout.sampler.window"),
+    },
+)
