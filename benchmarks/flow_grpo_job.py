@@ -10,6 +10,7 @@ also the trainer's configuration file (`get_config`).
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 from peer_job import PeerJob, read_job
 
 FOLDER = "FLOW_GRPO_FOLDER"
+REPLACED = ("flow_grpo.diffusers_patch.train_dreambooth_lora_sd3", "flow_grpo.rewards", "peft", "wandb")
 
 
 def get_config(file: str) -> Any:
@@ -78,11 +80,8 @@ def limited(tokenizer: Any) -> Callable[..., Any]:
 
 def replace_fixed_values(job: PeerJob) -> None:
     """Replace in memory what the trainer's files fix."""
-    import flow_grpo.diffusers_patch.train_dreambooth_lora_sd3 as encoding
-    import flow_grpo.rewards
-    import peft
-    import wandb
-
+    modules: list[Any] = [importlib.import_module(name) for name in REPLACED]
+    encoding, rewards, peft, wandb = modules
     steps = iter(range(1, job.steps + 1))
 
     def log(values: dict[str, Any], step: int | None = None) -> None:
@@ -99,7 +98,7 @@ def replace_fixed_values(job: PeerJob) -> None:
         return original(encoders, [limited(tokenizer) for tokenizer in tokenizers], prompt, job.text_length)
 
     encoding.encode_prompt = encode_prompt
-    flow_grpo.rewards.multi_score = scorer
+    rewards.multi_score = scorer
     adapter = {"r": job.lora_rank, "lora_alpha": job.lora_alpha, "target_modules": job.lora_targets}
     config_class = peft.LoraConfig
     peft.LoraConfig = lambda **fixed: config_class(**fixed | adapter)

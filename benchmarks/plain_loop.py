@@ -1,4 +1,4 @@
-"""Flow-GRPO in one process and one file, with diffusers and peft alone: the loop that somebody would write first.
+"""Flow-GRPO in one process and one file, with diffusers and peft alone: a baseline for speed.
 
     python benchmarks/plain_loop.py JOB.json
 

@@ -402,3 +402,39 @@ def test_a_replacement_that_never_joins_is_not_waited_for_without_end(program: A
     losses = benchmark.Losses(lambda: None, lambda: 5, list, lambda: now, sleep)
     with pytest.raises(TimeoutError, match="no replica joined within 300 s"):
         losses.lose()
+
+
+def test_the_table_of_peers_has_the_median_of_each_program_and_thread_setting(program: Any) -> None:
+    figures = {name: 1.0 for _, name, _, _ in program("training_sections").PEER_ROWS}
+    rows = [
+        {"program": name, "turn": turn, "threads": threads, **figures, "step_seconds": seconds + turn}
+        for turn in range(3)
+        for threads, seconds in (("one", 5.0), ("default", 3.0))
+        for name in ("plain loop", "here")
+    ]
+    columns, lines = program("training_sections").peers_table({"runs": rows})
+    assert columns == ["", "plain loop", "here"]
+    assert lines[0][1:] == ["6 (5-7)"] * 2
+    assert lines[1][1:] == ["4 (3-5)"] * 2
+
+
+def test_the_programs_of_peers_get_the_example_in_the_same_sizes(program: Any, tmp_path: Path) -> None:
+    peers = program("peers")
+    job = peers.read_example(64, 8, 20, tmp_path)
+    assert (job.images, job.denoising_steps, job.window, job.lora_rank) == (128, 9, 4, 16)
+    commands = peers.commands(job, tmp_path, tmp_path / "checkout")
+    assert list(commands) == ["plain loop", "flow_grpo", "here"]
+    assert "flow_grpo" not in peers.commands(job, tmp_path, None)
+    assert program("peer_job").read_job(str(tmp_path / "job.json")) == job
+    assert "spec.trainer.batch.prompts=8" in commands["here"]
+
+
+@pytest.mark.engine
+def test_the_trainer_next_to_a_plain_loop_in_counts(program: Any, tmp_path: Path) -> None:
+    peers = program("peers")
+    job = peers.read_example(pixels=64, prompts=1, steps=2, folder=tmp_path)
+    commands = peers.commands(job, tmp_path, None)
+    plain = peers.measure(commands["plain loop"], "one", job)
+    here = peers.measure(commands["here"], "one", job)
+    assert plain["processes"] == 1
+    assert here["processes"] <= 23, "a process more than the job needs is memory and start-up time"

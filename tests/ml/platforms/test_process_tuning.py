@@ -1,4 +1,4 @@
-"""Threads and allocator of processes on a CPU, the decoder's layout, and how often an idle engine polls."""
+"""Threads, allocator and decoder of processes that compute on a CPU, and how often an idle engine polls."""
 
 from __future__ import annotations
 
