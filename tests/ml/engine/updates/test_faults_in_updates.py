@@ -26,7 +26,7 @@ from verl_omni.weight_sync import ipc, names
 from verl_omni.weight_sync.buckets import compute_digest
 from verl_omni.weight_sync.buffers import SendBuffer
 from verl_omni.weight_sync.errors import WeightSyncError
-from verl_omni.weight_sync.messages import BucketMessage, Entry
+from verl_omni.weight_sync.messages import BucketMessage, Entry, ReplyMessage
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -111,7 +111,7 @@ def test_a_corrupt_bucket_is_refused(replica: Replica, fault: str, said: str) ->
         failed = None
         for message in [begin, *messages]:
             channel.send(message)
-            failed = channel.receive().failed
+            failed = channel.receive(ReplyMessage).failed
             if failed is not None:
                 break
     buffer.close()
