@@ -201,7 +201,10 @@ def peers_table(data: Data) -> tuple[list[str], list[list[str]]]:
         median = number(statistics.median(values))
         return median if min(values) == max(values) else f"{median} ({number(min(values))}-{number(max(values))})"
 
-    lines = [[text, *(cell(program, *metric) for program in programs)] for text, *metric in PEER_ROWS]
+    lines = [
+        [text, *(cell(program, metric, threads, scale) for program in programs)]
+        for text, metric, threads, scale in PEER_ROWS
+    ]
     return ["", *programs], lines
 
 

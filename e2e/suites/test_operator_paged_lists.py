@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from e2e.operator_process import AGENT, operator
 from omni_operator.handlers.jobs import PAGE
 
 pytestmark = pytest.mark.cluster
-QUICK = {"RETRY_SECONDS": "0.1", "CANARY_SECONDS": "1", "CANARY_DEADLINE_SECONDS": "60"}
+QUICK: dict[str, Any] = {"RETRY_SECONDS": "0.1", "CANARY_SECONDS": "1", "CANARY_DEADLINE_SECONDS": "60"}
 
 
 @pytest.fixture(scope="module")

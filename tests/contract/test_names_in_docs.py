@@ -48,7 +48,6 @@ OTHERS = {
     "torch.Tensor.copy_",
     "torch.distributed",
     "torch.distributed.checkpoint",
-    "torch.nn.Module",
     "verl_omni.scorers",  # a group of entry points
 }
 # Keys of what `drl fit --json` prints, and settings of the reference whose section is named without its beginning.

@@ -56,11 +56,11 @@ def init(
         Path | None, typer.Option(help="File of the job; default: FAMILY-REWARD.yaml.", metavar="FILE.yaml")
     ] = None,
 ) -> None:
-    """Write a commented job for a model family and a reward, with sample prompts.
+    """Write a commented job for a model family and a reward.
 
     Example: drl init sd35 --reward ocr --model ./sd35-medium
 
-    Existing files are never overwritten.
+    Sample prompts are written beside it. Existing files are never overwritten.
     """
     scorer = _scorer(reward, family)
     name = f"{family.value}-{scorer['name']}".replace("_", "-")

@@ -15,7 +15,7 @@ from omni_operator import plan
 from omni_operator.api import JobError, LoadedJob
 from omni_operator.api.base import Violation
 from omni_operator.api.files.yaml_document import Document, Problem
-from omni_operator.api.spec.pods import IMAGE_NAME
+from omni_operator.api.spec.pods import IMAGE_NAME, LONGEST_IMAGE_NAME
 from omni_operator.api.validation_messages import describe_errors, format_path
 
 from . import console
@@ -51,7 +51,7 @@ def check_image(name: str | None) -> str | None:
     Raises:
         typer.BadParameter: no image can have the name.
     """
-    if name is not None and not re.fullmatch(IMAGE_NAME, name):
+    if name is not None and (len(name) > LONGEST_IMAGE_NAME or not re.fullmatch(IMAGE_NAME, name)):
         raise typer.BadParameter(f"{name!r} is not the name of an image: write REGISTRY/NAME:TAG")
     return name
 

@@ -129,11 +129,8 @@ def _explained() -> Iterator[None]:
         if error.errno not in console.NO_ROOM:
             raise
         _drop_output_without_room()
-        console.refuse(f"cannot write{_to(error.filename)}: {error.strerror}", console.FAILED)
-
-
-def _to(file: str | None) -> str:
-    return "" if file is None else f" to {file}"
+        file = "" if error.filename is None else f" to {error.filename}"
+        console.refuse(f"cannot write{file}: {error.strerror}", console.FAILED)
 
 
 def _drop_output_without_room() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
@@ -33,11 +34,10 @@ def report(
         console.refuse(f"--out: {out.parent} is not a folder")
     elif out.is_dir():
         console.refuse(f"--out: {out} is a folder; name a file in it, such as {out / OUT}")
-    found = [_folder(name, runs) for name in names]
-    if twice := next((folder for place, folder in enumerate(found) if _is_among(folder, found[:place])), None):
+    folders = [_folder(name, runs) for name in names]
+    if twice := next((folder for folder, other in combinations(folders, 2) if folder.samefile(other)), None):
         console.refuse(f"{twice} is given twice; name different runs to compare them")
-    folders = [str(folder) for folder in found]
-    arguments = folders if len(folders) == 1 else [*folders, "--out", str(out)]
+    arguments = [*map(str, folders), *(["--out", str(out)] if len(folders) > 1 else [])]
     training_stack.exec_module("verl_omni.trainer.report", arguments)
 
 
@@ -51,10 +51,6 @@ def _folder(name: str, runs: Path) -> Path:
         known = sorted(path.parent.name for path in runs.glob(f"*/{run_folder.METRICS}"))
         console.refuse(f"no run {name!r} in {runs}; runs there: {', '.join(known) or 'none'}")
     return folder
-
-
-def _is_among(folder: Path, others: list[Path]) -> bool:
-    return any(folder.samefile(other) for other in others)
 
 
 def _is_run(folder: Path) -> bool:

@@ -34,16 +34,17 @@ def render_network_policy(job: DiffusionRLJob, settings: ClusterSettings) -> Obj
     if mode == "Disabled":
         return None
     own_pods = {"podSelector": {"matchLabels": {JOB_LABEL: job.metadata.name}}}
+    scrapers = {"from": [{"namespaceSelector": {}}], **_ports(("TCP", METRICS_PORT))}
     metadata: Object = {"name": job.metadata.name}
     spec: Object = {
         "podSelector": own_pods["podSelector"],
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [own_pods]}, _from_kuberay(settings), _from_scrapers()],
+        "ingress": [{"from": [own_pods]}, _from_kuberay(settings), scrapers],
     }
     if mode == "DefaultDeny":
         spec["policyTypes"] = ["Ingress", "Egress"]
         outside, open_ports = _outside(_destinations(job))
-        spec["egress"] = [{"to": [own_pods]}, _ports(*_both(DNS)), *outside, *_to_operator(settings)]
+        spec["egress"] = [{"to": [own_pods]}, _ports(("UDP", DNS), ("TCP", DNS)), *outside, *_to_operator(settings)]
         metadata["annotations"] = {OPEN_ANNOTATION: open_ports or "none"}
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 
@@ -54,10 +55,6 @@ def _from_kuberay(settings: ClusterSettings) -> Object:
     namespace: Object = {"matchLabels": {NAMESPACE_LABEL: known}} if known else {}
     kuberay = {"namespaceSelector": namespace, "podSelector": {"matchExpressions": [KUBERAY, NO_RAY_POD]}}
     return {"from": [kuberay], **_ports(("TCP", DASHBOARD))}
-
-
-def _from_scrapers() -> Object:
-    return {"from": [{"namespaceSelector": {}}], **_ports(("TCP", METRICS_PORT))}
 
 
 def _destinations(job: DiffusionRLJob) -> Iterator[str]:
@@ -113,7 +110,3 @@ def _to_operator(settings: ClusterSettings) -> list[Object]:
 
 def _ports(*ports: tuple[str, int]) -> Object:
     return {"ports": [{"protocol": protocol, "port": port} for protocol, port in ports]}
-
-
-def _both(port: int) -> tuple[tuple[str, int], tuple[str, int]]:
-    return ("UDP", port), ("TCP", port)

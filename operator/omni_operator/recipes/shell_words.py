@@ -132,8 +132,7 @@ def _unescaped(match: re.Match[str]) -> str:
     return chr(code) if code <= sys.maxunicode else match[0]
 
 
-def _home() -> Parameter:
-    return Parameter("$HOME", quoted=True, name="HOME")
+_HOME_PARAMETER = Parameter("$HOME", quoted=True, name="HOME")
 
 
 class _Scanner:
@@ -208,7 +207,7 @@ class _Scanner:
         start = self._at
         parts: list[Part] = []
         if match := _HOME.match(self._text, start):
-            parts += [Text(match[1] or ""), _home()]
+            parts += [Text(match[1] or ""), _HOME_PARAMETER]
             self._at = match.end()
         parts += self._parts(_WORD_END)
         array = None
@@ -296,7 +295,7 @@ class _Scanner:
         self._at = match.end()
         home: tuple[Part, ...] = ()
         if not quoted and match[3] and (tilde := _HOME_IN_BRACES.match(self._text, self._at)):
-            home = (_home(),)
+            home = (_HOME_PARAMETER,)
             self._at = tilde.end()
         argument = (*home, *self._closed("}", "brace", quoted))
         source = self._text[match.start() : self._at]

@@ -58,7 +58,7 @@ def applied() -> set[Kind]:
 
 def needed() -> set[Right]:
     """What the operator does in the namespaces that it watches."""
-    found = rights(JOBS, "get", "patch", "delete") | rights(JOBS, "patch", subresource="/status")
+    found = rights(JOBS, "get", "delete") | rights(JOBS, "patch", subresource="/status")
     # blockOwnerDeletion needs this on clusters that protect owners.
     found |= rights(JOBS, "update", subresource="/finalizers")
     found |= rights(RAYJOBS, "delete") | rights(EVENTS, "create")

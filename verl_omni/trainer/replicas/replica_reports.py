@@ -72,7 +72,7 @@ class ReplicaReports:
 
 
 @dataclass
-class RunReports(ReplicaReports):
+class FolderReports(ReplicaReports):
     """Reports in the run folder, which the operator gets too, and in the exported metrics.
 
     Attributes:
@@ -82,6 +82,20 @@ class RunReports(ReplicaReports):
     folder: Any  # RunFolder
     writer: MetricsWriter
     note: Callable[[str, int | Mapping[str, int]], None] = lambda name, value: None
+
+    @override
+    def lost(self, message: str) -> None:
+        self.folder.event("warning", reason="ReplicaRemoved", message=message)
+
+    @override
+    def start_failed(self, message: str) -> None:
+        self.folder.event("warning", reason="ReplicaNotStarted", message=message)
+
+
+@dataclass
+class RunReports(FolderReports):
+    """Reports of rollout replicas."""
+
     _waits: bool = False
 
     @override
@@ -103,11 +117,7 @@ class RunReports(ReplicaReports):
     @override
     def lost(self, message: str) -> None:
         self.writer.add(exported.REPLICAS_LOST, 1)
-        self.folder.event("warning", reason="ReplicaRemoved", message=message)
-
-    @override
-    def start_failed(self, message: str) -> None:
-        self.folder.event("warning", reason="ReplicaNotStarted", message=message)
+        super().lost(message)
 
     @override
     def waiting(self, serving: int, least: int) -> None:
@@ -130,13 +140,8 @@ class RunReports(ReplicaReports):
         self.note(REPLICA_VERSIONS, dict(found))
 
 
-@dataclass
-class JudgeReports(ReplicaReports):
-    """Reports of a judge's replicas, like `RunReports`."""
-
-    folder: Any  # RunFolder
-    writer: MetricsWriter
-    note: Callable[[str, int | Mapping[str, int]], None] = lambda name, value: None
+class JudgeReports(FolderReports):
+    """Reports of a judge's replicas."""
 
     @override
     def joined(self, rank: int, version: int, times: JoinTimes) -> None:
@@ -149,14 +154,6 @@ class JudgeReports(ReplicaReports):
     @override
     def drained(self, rank: int) -> None:
         self.folder.event("phase", text=f"judge replica {rank} has answered its questions, and is stopped")
-
-    @override
-    def lost(self, message: str) -> None:
-        self.folder.event("warning", reason="ReplicaRemoved", message=message)
-
-    @override
-    def start_failed(self, message: str) -> None:
-        self.folder.event("warning", reason="ReplicaNotStarted", message=message)
 
     @override
     def queued(self, number: int) -> None:

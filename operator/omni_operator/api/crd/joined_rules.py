@@ -55,18 +55,15 @@ def join_rules(schema: Schema, at: str = "") -> Schema:
 
 def _joined(rules: Sequence[Rule], schema: Schema, at: str) -> Rule:
     # By concatenation, because the API server cannot bound the cost of `join`.
-    message = " + ".join(f"(({rule['rule']}) ? '' : {_quoted(_text(rule, at))})" for rule in rules)
+    # CEL strings in double quotes have the same syntax as JSON strings.
+    texts = [(rule["rule"], json.dumps(_text(rule, at), ensure_ascii=False)) for rule in rules]
+    message = " + ".join(f"(({rule}) ? '' : {text})" for rule, text in texts)
     return {
         "rule": _with_names([rule["rule"] for rule in rules], schema),
         # For the case that the expression fails, as the rule then does.
         "message": f"rules of {at or 'the job'} are broken; `drl validate` names them",
         "messageExpression": message,
     }
-
-
-def _quoted(text: str) -> str:
-    """The text as a CEL literal: CEL strings in double quotes have the same syntax as JSON strings."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _text(rule: Rule, at: str) -> str:

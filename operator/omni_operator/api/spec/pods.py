@@ -135,8 +135,9 @@ class ClaimReference(StrictModel):
     claim_name: ObjectName = Field(description="Name of the claim. Several pods need ReadWriteMany.")
 
 
+LONGEST_IMAGE_NAME = 1024
 IMAGE_NAME = r"^[^\s\x00-\x1f\x7f]+$"
-ImageName = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=IMAGE_NAME)]
+ImageName = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_IMAGE_NAME, pattern=IMAGE_NAME)]
 
 
 class Runtime(StrictModel):

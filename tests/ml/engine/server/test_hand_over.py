@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -99,6 +100,8 @@ def test_a_batch_is_one_call_one_engine_batch_one_object_and_one_text_a_prompt(s
         )
         return sample_generation.generate_scored(config, stack.agent_loop, batch)
 
+    # The processes of Ray cannot import this module.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     generate(0)  # the first request asks the router what it reads
     ray.get([worker.__ray_call__.remote(count_calls), server.__ray_call__.remote(count_work)])
     stack.weights.update_weights(global_steps=1)  # after which the server looks for the adapter
