@@ -427,14 +427,3 @@ def test_the_programs_of_peers_get_the_example_in_the_same_sizes(program: Any, t
     assert "flow_grpo" not in peers.commands(job, tmp_path, None)
     assert program("peer_job").read_job(str(tmp_path / "job.json")) == job
     assert "spec.trainer.batch.prompts=8" in commands["here"]
-
-
-@pytest.mark.engine
-def test_the_trainer_next_to_a_plain_loop_in_counts(program: Any, tmp_path: Path) -> None:
-    peers = program("peers")
-    job = peers.read_example(pixels=64, prompts=1, steps=2, folder=tmp_path)
-    commands = peers.commands(job, tmp_path, None)
-    plain = peers.measure(commands["plain loop"], "one", job)
-    here = peers.measure(commands["here"], "one", job)
-    assert plain["processes"] == 1
-    assert here["processes"] <= 23, "a process more than the job needs is memory and start-up time"
