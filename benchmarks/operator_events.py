@@ -89,8 +89,8 @@ async def credentials_of(port: int, folder: Path) -> Credentials:
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "nobody", "user": {"token": "none"}}],
-        "contexts": [{"name": "local", "context": {"cluster": "local", "user": "nobody"}}],
+        "users": [{"name": "anonymous", "user": {"token": "none"}}],
+        "contexts": [{"name": "local", "context": {"cluster": "local", "user": "anonymous"}}],
         "current-context": "local",
     }
     path = folder / "kubeconfig"

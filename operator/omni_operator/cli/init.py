@@ -60,7 +60,7 @@ def init(
 
     Example: drl init sd35 --reward ocr --model ./sd35-medium
 
-    Sample prompts are written beside it. Existing files are never overwritten.
+    Sample prompts are written into the same folder. Existing files are never overwritten.
     """
     scorer = _scorer(reward, family)
     name = f"{family.value}-{scorer['name']}".replace("_", "-")

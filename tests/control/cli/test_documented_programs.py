@@ -69,6 +69,7 @@ NEEDS = {
     "python -m pytest": "minutes",
     "python benchmarks/operator_create.py": "minutes",
     "python benchmarks/operator_memory.py": "minutes",
+    "python benchmarks/operator_events.py": "minutes",
     "python benchmarks/operator_scale.py": "minutes",
     "python benchmarks/operator_fairness.py": "minutes",
     "python benchmarks/operator_soak.py": "minutes",
