@@ -102,6 +102,7 @@ def start_tiny(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
             f"actor_rollout_ref.model.path='{model}'",
             f"actor_rollout_ref.model.lora_rank={RANK}",
             "actor_rollout_ref.rollout.n=2",
+            "actor_rollout_ref.rollout.free_cache_engine=true",  # engines sleep, as on accelerators
             "data.max_prompt_length=16",
             f"{pipeline}.max_sequence_length=16",
             f"{pipeline}.height=64",
