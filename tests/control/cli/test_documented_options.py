@@ -68,5 +68,5 @@ def test_options_of_helm_and_kubectl_exist() -> None:
 def test_an_upgrade_takes_the_new_charts_defaults() -> None:
     """`--reuse-values`, or no option, would keep old defaults or drop given values."""
     found = [command for command in documented("helm") if command.words[:2] == UPGRADE]
-    assert len(found) > 1
+    assert len(found) >= 1
     assert [command for command in found if "--reset-then-reuse-values" not in command.words] == []

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from tests.ml.gpu import sending
-from tests.ml.workers import test_actor as grpo
+from tests.ml.workers.actor import test_actor as grpo
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.weight_sync import ipc
 from verl_omni.weight_sync.buffers import SEGMENT_PREFIX

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tests.ml.second_device import device
-from tests.ml.workers import test_actor as grpo
-from tests.ml.workers import test_objectives as others
+from tests.ml.workers.actor import test_actor as grpo
+from tests.ml.workers.algorithms import test_objectives as others
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.pipelines.registry import FAMILIES, training_adapter
 from verl_omni.workers.actor import build

@@ -54,7 +54,10 @@ def test_rows_with_a_scorer_are_accepted(tmp_path: Path, row: dict[str, Any], gi
 @pytest.mark.parametrize("file", ["train", "test"])
 @pytest.mark.parametrize(
     ("row", "said"),
-    [({"prompt": "red"}, "it has no column data_source"), ({"prompt": "red", "data_source": "ocr"}, "scorer: ocr")],
+    [
+        ({"prompt": "red"}, "it has no column data_source"),
+        ({"prompt": "red", "data_source": "prose"}, "scorer: prose"),
+    ],
 )
 def test_a_row_without_a_scorer_is_refused_before_anything_starts(
     tmp_path: Path, row: dict[str, Any], said: str, file: str
@@ -66,16 +69,16 @@ def test_a_row_without_a_scorer_is_refused_before_anything_starts(
 
 
 def test_a_column_of_a_parquet_file_is_read_too(tmp_path: Path) -> None:
-    parquet.write_table(pa.table({"prompt": ["red"] * 2, "data_source": ["jpeg", "ocr"]}), tmp_path / "p.parquet")
-    with pytest.raises(prompt_files.InvalidPromptFile, match=r"row 1: .* names no scorer: ocr"):
+    parquet.write_table(pa.table({"prompt": ["red"] * 2, "data_source": ["jpeg", "prose"]}), tmp_path / "p.parquet")
+    with pytest.raises(prompt_files.InvalidPromptFile, match=r"row 1: .* names no scorer: prose"):
         checked(tmp_path, GOOD, f"data.train_files={tmp_path}/p.parquet")
 
 
 def test_held_out_rows_are_not_evaluated_where_pairs_are_trained_on_without_a_scorer(tmp_path: Path) -> None:
     """Its recipes give no reward function; the run failed in its first evaluation."""
     pair = {"prompt": "red", "chosen": __file__, "rejected": __file__}
-    config, unused = checked(tmp_path, {"prompt": "red", "data_source": "ocr"}, *OFFLINE, train=pair)
+    config, unused = checked(tmp_path, {"prompt": "red", "data_source": "prose"}, *OFFLINE, train=pair)
     assert config.data.val_files is None
-    assert list(unused) == ["data.val_files"] and "names no scorer: ocr" in unused["data.val_files"]
+    assert list(unused) == ["data.val_files"] and "names no scorer: prose" in unused["data.val_files"]
     config, unused = checked(tmp_path, GOOD, *OFFLINE, train=pair)
     assert config.data.val_files and unused == {}
