@@ -13,6 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from omni_operator.api.labels import ANNOTATIONS_BYTES
+from omni_operator.api.spec.scorers import BUILTIN
 
 Document = dict[str, Any]
 Schema = dict[str, Any]
@@ -21,6 +22,7 @@ Path = tuple[str, ...]
 # Checks of the models that a CRD cannot express; the operator reports them in a condition.
 VERDICTS_DIFFER = {
     "spec.reward.scorers[].settings": "keys, and values of several types",
+    "spec.reward.scorers[].name and builtin": "scorers of installed packages, which the CRD does not know",
     "spec.algorithm.overrides": "names of the trainer's settings are a list that the CRD does not have",
     "podTemplate": "fields of pods that the CRD does not have",
     "metadata.generateName": "the API server makes a name of it; drl needs metadata.name",
@@ -190,7 +192,6 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
         (
             [{"name": "jpeg", "weight": 0}],
             [{"name": "jpeg"}, {"name": "jpeg"}],
-            [{"name": "x"}],
             [],
             [{"name": "x", "http": {"url": "http://h:99999/"}}],
             [{"name": "x", "http": {"url": "http://h:65535?a"}}],
@@ -198,7 +199,7 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
             [{"name": "x", "function": {"path": "s3://b/r.py"}}],
             [{"name": "x", "function": {"path": "pkg://r"}}],
             [{"name": "x", "function": {"path": "r.py"}, "http": {"url": "http://h"}}],
-            [{"name": "x", "builtin": "y"}],
+            [{"name": "x", "builtin": "jpeg"}],
         ),
     ),
     ("head.podTemplate", ({"spec": {"initContainers": [{"name": "a", "securityContext": {"privileged": True}}]}},)),
@@ -325,6 +326,10 @@ def cases() -> list[Document]:
 
 def jobs(schema: Schema) -> st.SearchStrategy[Document]:
     """The smallest job with a few changes, right and wrong ones; `schema` is that of the CRD's `spec`."""
+    schema = copy.deepcopy(schema)
+    scorer = schema["properties"]["reward"]["properties"]["scorers"]["items"]["properties"]
+    for name in ("name", "builtin"):
+        scorer[name]["enum"] = list(BUILTIN)
     near = st.sampled_from(TOGETHER).flatmap(
         lambda entry: st.sampled_from(entry[1]).map(lambda value: [(_path(entry[0]), value)])
     )
