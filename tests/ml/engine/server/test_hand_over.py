@@ -13,8 +13,8 @@ PROMPTS = ["a red circle", "two blue squares"]
 SAMPLES_PER_PROMPT = 8
 BATCH = len(PROMPTS) * SAMPLES_PER_PROMPT
 STEPS = 4
-# float32: latents of 4 steps and the one before them, log-probabilities, times, levels, projections
-TRAJECTORY_BYTES = 4 * ((STEPS + 1) * 16 * 8 * 8 + 400)
+# float32 latents before and after each of the three trained steps; the rest of a sample is small.
+LATENT_BYTES = 4 * STEPS * 16 * 8 * 8
 PIXEL_BYTES = 3 * 64 * 64
 CALLS = {"acquire": 1, "generate_batch": 1, "release": 1, "score_samples": 1}
 
@@ -114,6 +114,6 @@ def test_a_batch_is_one_call_one_engine_batch_one_object_and_one_text_a_prompt(s
     ((rows_stored, stored_bytes),) = stored
     ((rows_sent, sent_bytes),) = replies
     assert (rows_stored, rows_sent) == (BATCH, BATCH)
-    embeds = stored_bytes - BATCH * TRAJECTORY_BYTES
-    assert 0 < embeds < BATCH * TRAJECTORY_BYTES / 4, f"{stored_bytes / BATCH:.0f} bytes a sample"
+    # Embeddings of each sample alone would take two thirds of its latents.
+    assert 1 < stored_bytes / (BATCH * LATENT_BYTES) < 1.25, f"{stored_bytes / BATCH:.0f} bytes a sample"
     assert sent_bytes < stored_bytes + BATCH * (PIXEL_BYTES + 64)
