@@ -89,6 +89,7 @@ def running(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         "data.max_prompt_length=16",
         "data.train_batch_size=2",
         "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.rollout.free_cache_engine=true",  # engines sleep, as on accelerators
         f"actor_rollout_ref.model.path='{model}'",
         "actor_rollout_ref.model.lora_rank=4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
