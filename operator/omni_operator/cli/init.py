@@ -12,13 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from omni_operator.api import JobError, read_job
-from omni_operator.api.spec.scorers import BUILTIN, settings_model
+from omni_operator.api.spec.scorers import BUILTIN, asks_judge, settings_model
 from verl_omni.reward_loop.rewards import modality
 
 from . import console
 
-# The job's vision-language model answers these scorers.
-JUDGED = ("genrm_ocr", "unified_reward")
 JUDGE = "Qwen/Qwen3-VL-8B-Instruct"
 PROMPTS = {"train": "prompts.jsonl", "validation": "heldout.jsonl"}
 TEXTS = ("Open", "Second Chance", "Slow Down", "Summer Sale", "The Long Road", "Fresh Bread")
@@ -124,7 +122,7 @@ def _job(family: Family, name: str, scorer: dict[str, Any], model: str | None) -
             spec["model"].pop(of_the_hub, None)
     for use, file in PROMPTS.items():
         spec["data"][use] = [file]
-    if scorer["name"] not in JUDGED:
+    if not asks_judge(scorer["name"]):
         spec["reward"].pop("model", None)
     elif "model" not in spec["reward"]:
         spec["reward"].insert(0, "model", {"base": JUDGE})

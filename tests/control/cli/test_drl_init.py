@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from omni_operator.api import load_job
-from omni_operator.cli.init import JUDGED, MODALITIES, PROMPTS, Family
+from omni_operator.cli.init import MODALITIES, PROMPTS, Family
 from omni_operator.cli.main import app
+
+JUDGED = ("genrm_ocr", "unified_reward")
 
 
 def init(*arguments: str) -> Result:

@@ -15,7 +15,7 @@ from verl_omni.reward_loop.rewards import UNAVAILABLE
 from verl_omni.reward_loop.setting_types import SERVER_URL
 
 from .judge import JudgeModel
-from .scorers import BUILTIN, setting_paths, setting_violations, settings_model
+from .scorers import BUILTIN, asks_judge, setting_paths, setting_violations, settings_model
 
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
@@ -142,8 +142,7 @@ class Scorer(StrictModel):
     @property
     def asks_judge(self) -> bool:
         """Whether it is a built-in scorer that asks a vision-language model."""
-        builtin = self.function is None and self.http is None and self.scorer in BUILTIN
-        return builtin and "base_url" in settings_model(self.scorer).model_fields
+        return self.function is None and self.http is None and asks_judge(self.scorer)
 
     @override
     def violations(self) -> Iterator[Violation]:

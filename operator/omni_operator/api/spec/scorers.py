@@ -31,6 +31,11 @@ def settings_model(scorer: str) -> type[ScorerSettings]:
     return create_model(scorer, __base__=ScorerSettings, **fields)
 
 
+def asks_judge(scorer: str) -> bool:
+    """Whether it is a built-in scorer that asks a vision-language model."""
+    return scorer in BUILTIN and "base_url" in settings_model(scorer).model_fields
+
+
 def setting_paths(scorer: str, given: Mapping[str, Any]) -> dict[str, str]:
     """The settings among `given` that are paths of files or folders."""
     paths = {}
