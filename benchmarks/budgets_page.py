@@ -145,7 +145,7 @@ def cache_memory(runs: list[Run]) -> str:
 
 
 def events(runs: list[Run]) -> str:
-    """Of an event of a job, through kopf and through the informer."""
+    """The cost of a job's event through kopf and through the informer."""
 
     def least(name: str) -> float:
         return float(min(run[name] for run in runs))

@@ -48,7 +48,7 @@ class Marks:
     seconds: list[float] = field(default_factory=list)
     """Since the command."""
     cpu_seconds: list[float] = field(default_factory=list)
-    """Of all processes until then."""
+    """CPU time of all processes until the end of each step."""
 
 
 def read_example(pixels: int, prompts: int, steps: int, folder: Path) -> PeerJob:
