@@ -1,20 +1,23 @@
 """Registry of model families, by the architecture of a model: each family is a folder of this package.
 
 A folder has `engine_pipeline.py`, which the engine imports, and `training.py`, which the trainer imports. Nothing else
-refers to a family by name (docs/reference/model-families.md). Users add theirs with `verl_omni.extensions`.
+refers to a family by name (docs/reference/model-families.md). Users add theirs with `verl_omni.extensions`. Importing
+this module imports neither torch nor verl.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-import torch
-from torch import Tensor
-
-from verl_omni.utils.engine_settings import GROUP
+from verl_omni.settings_schema.engine_settings import GROUP
 from verl_omni.utils.registry import Registry, load
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 POST_PROCESS = "get_post_process_func"
 IMAGE_SHIFT = "{} generates images, whose noise levels have the shift of the model's scheduler"
@@ -97,6 +100,15 @@ FAMILIES = Registry(
         "WanPipeline": replace(_own("wan", "WanRolloutPipeline", "get_pre_process_func"), experts=True, videos=True),
     },
 )
+
+# Paths of models of the reference's families that do not exist here: the names of their repositories begin so.
+_MISSING = re.compile(r"(?:.*/)?(?P<family>BAGEL|LTX|MiniMax-H3)[^/]*", re.IGNORECASE)
+
+
+def missing_family(path: str) -> str | None:
+    """The reference's family that a model's path or id names, if there is no such family here."""
+    found = _MISSING.fullmatch(path)
+    return found["family"] if found else None
 
 
 class TrainingAdapter(Protocol):
