@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.ml import smallest_job
-from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 from verl_omni.settings_schema.layout import layout
 from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import __main__ as program
