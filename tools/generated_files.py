@@ -19,7 +19,6 @@ from tools import (
     other_defaults,
     python_page,
     scorers_table,
-    setting_names,
     settings_page,
     troubleshooting_page,
 )
@@ -30,7 +29,6 @@ GENERATORS: tuple[Callable[[Sequence[str]], int], ...] = (
     chart_values.main,
     job_page.main,
     troubleshooting_page.main,
-    setting_names.main,
     settings_page.main,
     other_defaults.main,
     metrics_page.main,
