@@ -27,6 +27,7 @@ POSITIVE = (
     f"{ROLLOUT}.engine_kwargs.vllm_omni.flow_shift",
     f"{ROLLOUT}.n",
     *(f"{group}pipeline.{name}" for group in SAMPLED for name in (*SIZES, "video_flow_shift")),
+    "reward.early_stopping_patience",
 )
 NOT_NEGATIVE = (
     f"{ACTOR}.kl_loss_coef",

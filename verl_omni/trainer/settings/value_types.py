@@ -21,6 +21,7 @@ NUMBERS = (
     f"{ROLLOUT}.max_concurrent_requests",
     f"{ROLLOUT}.max_prompt_embed_length",
     f"{ROLLOUT}.pipeline.video_flow_shift",
+    "reward.early_stopping_patience",
     "reward.num_workers",
     "trainer.rollout_data_max_samples",
     "trainer.total_epochs",

@@ -46,6 +46,7 @@ RESERVED = {
     "actor_rollout_ref.actor.optim.lr": "spec.trainer.learningRate",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "spec.trainer.batch.miniBatchPrompts",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "spec.trainer.batch.microBatchSamples",
+    "reward.early_stopping_patience": "spec.reward.earlyStoppingPatience",
     "reward.num_workers": "spec.reward.replicas",
     "reward.reward_model.enable": "spec.reward.model",
     "reward.reward_model.enable_resource_pool": "spec.reward.model.placement",
