@@ -92,10 +92,17 @@ def _numbers(values: Sequence[Any]) -> list[float]:
 
 
 def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Metrics of an evaluation: mean, standard error, number of samples with a reward, and means of the extras."""
+    """Metrics of an evaluation: mean, standard error, number of samples with a reward, and means of the extras.
+
+    The score of each of several scorers, `reward/<key>`, has a standard error too.
+    """
     made = rewards(scores, extras, prefix="val/")
     spread = made.pop("val/reward/std", None)
     error = {} if spread is None else {"val/reward/stderr": spread / math.sqrt(len(scored(scores)))}
+    for name, values in extras.items():
+        numbers = [value for value in _numbers(values) if math.isfinite(value)]
+        if name.startswith("reward/") and name.count("/") == 1 and len(numbers) > 1:
+            error[f"val/{name}/stderr"] = float(np.std(numbers, ddof=1)) / math.sqrt(len(numbers))
     named = {name.replace("val/reward/", "val/") if name.count("/") > 2 else name: v for name, v in made.items()}
     return {**named, **error, "val/n": len(scored(scores))}
 
