@@ -108,13 +108,19 @@ def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str,
 
 
 def reward_spread(scores: Tensor, groups: Sequence[str]) -> dict[str, float]:
-    """Mean over prompts of the standard deviation of their samples' rewards; empty where no prompt has two rewards."""
+    """How the rewards of a prompt's samples differ; empty where no prompt has two rewards.
+
+    The mean over prompts of their standard deviation, and the number of prompts whose samples all have the same one.
+    """
     by_prompt: dict[str, list[float]] = {}
     for group, score in zip(groups, scores.tolist(), strict=True):
         if not math.isnan(score):
             by_prompt.setdefault(group, []).append(score)
-    spreads = [float(np.std(own)) for own in by_prompt.values() if len(own) > 1]
-    return {collapse.REWARD_SPREAD: float(np.mean(spreads))} if spreads else {}
+    compared = [own for own in by_prompt.values() if len(own) > 1]
+    if not compared:
+        return {}
+    spread = float(np.mean([np.std(own) for own in compared]))
+    return {collapse.REWARD_SPREAD: spread, "reward/constant_prompts": sum(len(set(own)) == 1 for own in compared)}
 
 
 def image_statistics(
