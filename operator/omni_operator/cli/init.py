@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from omni_operator.api import JobError, read_job
-from omni_operator.api.spec.scorers import BUILTIN, asks_judge, settings_model
+from omni_operator.api.spec.scorers import asks_judge, builtin_scorers, is_builtin, settings_model
 from verl_omni.reward_loop.rewards import modality
 
 from . import console
@@ -89,9 +89,11 @@ def _scorer(reward: str, family: Family) -> dict[str, Any]:
     """The entry of `spec.reward.scorers`."""
     if reward.endswith(".py"):
         return {"name": "own", "function": {"path": reward}}
-    offered = [name for name in BUILTIN if modality(name) in MODALITIES[family] and not _required_settings(name)]
+    offered = [
+        name for name in builtin_scorers() if modality(name) in MODALITIES[family] and not _required_settings(name)
+    ]
     if reward not in offered:
-        if reward not in BUILTIN:
+        if not is_builtin(reward):
             problem = f"no scorer {reward!r}"
         elif modality(reward) not in MODALITIES[family]:
             problem = f"the scorer {reward} cannot judge samples of {family.value}"

@@ -16,6 +16,7 @@ DEFAULT_LOSS = "flow_grpo"
 CORRECTION = "algorithm.rollout_correction"
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni"
 BYPASS = f"{CORRECTION}.bypass_mode"
+_WORDS = {"true": True, "false": False, "null": None}
 _REJECTED = {name: (accepted, advice) for accepted, advice, names in REJECTED for name in names}
 
 
@@ -111,16 +112,19 @@ def _describe_conflict(name: str, value: str, loss: str | None) -> str | None:
     """Why the algorithm cannot use a supported value, in the trainer's words."""
     if "${" in value:
         return None
-    parsed = parse_value(value)
     for setting, needed, reason, losses in REQUIRED:
-        if setting == name and loss in losses and parsed != needed:
+        if setting == name and loss in losses and (parsed := parse_value(value)) != needed:
             return f"{name}: {_plain(parsed)} does not go with {loss}: {reason}; it needs {_plain(needed)}"
     return None
 
 
 def parse_value(text: str) -> Any:
     """A value as the trainer reads it: YAML's, and numbers like 1e-5, which are text in YAML 1.1."""
-    import yaml  # most jobs have no overrides
+    if text in _WORDS:
+        return _WORDS[text]
+    if re.fullmatch(r"[1-9][0-9]*|0", text):
+        return int(text)
+    import yaml  # most values that are compared are words and whole numbers, for which PyYAML is not worth its import
 
     with contextlib.suppress(ValueError):
         return yaml.safe_load(text) if text.strip().lstrip("+-").isdigit() else float(text)
