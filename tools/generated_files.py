@@ -12,6 +12,7 @@ from e2e import chart_values
 from tools import (
     algorithms_table,
     crd_file,
+    families_table,
     init_jobs,
     job_page,
     metrics_page,
@@ -34,6 +35,7 @@ GENERATORS: tuple[Callable[[Sequence[str]], int], ...] = (
     python_page.main,
     scorers_table.main,
     algorithms_table.main,
+    families_table.main,
     init_jobs.main,
 )
 

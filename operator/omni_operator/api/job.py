@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from .base import Rule, StrictModel, Violation, immutable, is_in_store
+from .base import Cel, Rule, StrictModel, Violation, immutable, is_in_store
 from .metadata import Metadata
 from .rules.accelerator_rules import ACCELERATOR_RULES, ACCELERATORS
 from .rules.override_rules import override_violations
@@ -33,6 +33,7 @@ NO_VENDOR = (
     "is not given: the pods request no accelerator and train on the CPU; write NVIDIA or Ascend, or CPU to confirm"
 )
 NO_CLAIM = "needs spec.checkpoint.claimName: another attempt resumes from a checkpoint that must outlive the pods"
+NO_HELD_OUT = "a scorer with use Evaluation needs held-out prompts; write spec.data.validation"
 COMPARES = "must be at least 2: the algorithm compares samples of one prompt"
 NO_NOISE = f"must be more than 0: {', '.join(ESTIMATORS)} learn from the sampler's noise"
 NO_WINDOW = "must be given: MixGRPO trains on a window of the steps"
@@ -123,6 +124,12 @@ class Spec(StrictModel):
 
     cel = (
         Rule("self.backoff_limit == 0 or self.checkpoint.claim_name is not None", "backoffLimit", NO_CLAIM),
+        Cel(
+            "self.reward.scorers.all(scorer, scorer.use == 'Training') || "
+            "has(self.data.validation) && size(self.data.validation) > 0",
+            NO_HELD_OUT,
+            ".reward.scorers",
+        ),
         *STORAGE_RULES,
         *ACCELERATOR_RULES,
         Rule(
@@ -237,6 +244,9 @@ class Spec(StrictModel):
         yield from override_violations(self.algorithm, self.trainer, self.rollout)
         for found in self.storage.find_problems(s3=self.uses_s3, hub=self.sends_to_hub):
             yield Violation(("storage", *found.at), found.text)
+        for place, scorer in enumerate(self.reward.scorers):
+            if not scorer.is_trained and not self.data.validation:
+                yield Violation(("reward", "scorers", place, "use"), NO_HELD_OUT)
 
 
 class DiffusionRLJob(StrictModel):

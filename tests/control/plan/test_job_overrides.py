@@ -119,6 +119,16 @@ def test_several_scorers_are_weighted() -> None:
     assert made["reward.reward_functions.mine.k"] == [1]
 
 
+def test_a_scorer_of_evaluations_has_no_weight_and_may_end_the_run() -> None:
+    made = settings(
+        "spec.reward={scorers: [{name: jpeg}, {name: red, builtin: color, use: Evaluation}], earlyStoppingPatience: 3}"
+    )
+    assert made["reward.reward_manager.name"] == "MultiVisualRewardManager"
+    assert made["reward.early_stopping_patience"] == 3
+    given = {name.rpartition(".")[2]: value for name, value in made.items() if ".reward_functions.red." in name}
+    assert given == {"name": "color", "use": "evaluation"}
+
+
 NUMBERS = ("spec.rollout.agentLoop.workers=2", "spec.rollout.engine.maxConcurrentRequests=9", "spec.reward.replicas=3")
 
 
@@ -239,6 +249,9 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every |= settings("spec.observability.tracking={loggers: [tensorboard], project: p}")
     every |= settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=bfloat16")
     every |= settings(*NUMBERS)
+    every |= settings(
+        "spec.reward={scorers: [{name: jpeg}, {name: shapes, use: Evaluation}], earlyStoppingPatience: 1}"
+    )
     every |= settings("spec.model.lora.startFrom=sft")
     every |= settings("spec.output={url: s3://b/runs}", "spec.storage={endpoint: 'http://h:9000', region: eu}")
     trainer = "spec.trainer.accelerator={vendor: Mock}"

@@ -19,6 +19,7 @@ DEFAULT_LOSS = "flow_grpo"
 CORRECTION = "algorithm.rollout_correction"
 ENGINE = engine_settings.GROUP
 BYPASS = f"{CORRECTION}.bypass_mode"
+_WORDS = {"true": True, "false": False, "null": None}
 
 
 def setting_here(name: str) -> str:
@@ -116,7 +117,11 @@ def _accepted(setting: str) -> tuple[tuple[Any, ...], str]:
 
 def parse_value(text: str) -> Any:
     """A value as the trainer reads it: YAML's, and numbers like 1e-5, which are text in YAML 1.1."""
-    import yaml  # most jobs have no overrides
+    if text in _WORDS:
+        return _WORDS[text]
+    if re.fullmatch(r"[1-9][0-9]*|0", text):
+        return int(text)
+    import yaml  # most values that are compared are words and whole numbers, for which PyYAML is not worth its import
 
     with contextlib.suppress(ValueError):
         return yaml.safe_load(text) if text.strip().lstrip("+-").isdigit() else float(text)
