@@ -59,6 +59,9 @@ class TrainingLoop:
             self._start(first)
             for step in range(first + 1, self.total + 1):
                 self.checkpoints.stop_if_wanted()
+                if self.recorder.warnings.ends_early:
+                    self._end_early(step - 1)
+                    break
                 self._train(step)
             self.recorder.check_learning()
             self.checkpoints.save_last()
@@ -78,6 +81,11 @@ class TrainingLoop:
             metrics = recorded | {"step": step, "weights/version": step, **served}
             self.recorder.record(metrics | self.evaluation.evaluate(step))
         self.batches.start(step)
+
+    def _end_early(self, step: int) -> None:
+        self.batches.stop()
+        text = f"ending after step {step} of {self.total}: the reward is exploited (reward.early_stopping_patience)"
+        self.folder.event("phase", text=text)
 
     def _train(self, step: int) -> None:
         began = time.perf_counter()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from verl_omni.reward_loop.part_settings import held_out_scorers, only_evaluates
 from verl_omni.trainer.report.run_data import Machine, Run
 from verl_omni.trainer.report.statements import duration, number, recorded
 
@@ -22,6 +23,7 @@ def describe(run: Run) -> dict[str, str]:
         "Model": _model(settings),
         "Algorithm": text(get(settings, LOSS_MODE)),
         "Reward": _reward(settings),
+        "Held-out scorers": ", ".join(held_out_scorers(get(settings, "reward.reward_functions") or {})),
         "Learning rate": _learning_rate(settings),
         "Samples per step": _samples(settings),
         "Training samples": _sampling(get(settings, f"{ROLLOUT}.pipeline")),
@@ -62,7 +64,11 @@ def _model(settings: Mapping[str, Any]) -> str:
 def _reward(settings: Mapping[str, Any]) -> str:
     functions = get(settings, "reward.reward_functions")
     if isinstance(functions, Mapping) and functions:
-        parts = [f"{key} (weight {text(part.get('weight', 1.0))})" for key, part in functions.items()]
+        parts = [
+            f"{key} (weight {text(part.get('weight', 1.0))})"
+            for key, part in functions.items()
+            if not only_evaluates(part)
+        ]
         aggregation = get(settings, "reward.aggregation") or "weighted_mean"  # runs older than this setting lack it
         return f"{' + '.join(parts)}, {text(aggregation).replace('_', ' ')}"
     path = get(settings, "reward.custom_reward_function.path")

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from verl_omni.reward_loop.part_settings import held_out_scorers
 from verl_omni.trainer.report import plots, statements
 from verl_omni.trainer.report.changed_settings import changed_settings
 from verl_omni.trainer.report.description import describe, describe_evaluations
@@ -110,6 +111,7 @@ def render(run: Run) -> str:
             description=describe(run),
             reward=_reward(run),
             reward_notes=_reward_notes(run),
+            held_out=_held_out_plots(run),
             columns=columns,
             rows=image_rows(run, columns),
             shown=min(2, len(columns)),
@@ -217,6 +219,21 @@ def _scorers(run: Run) -> list[Plot]:
             name.removeprefix("reward/").removesuffix("/mean"), plots.reward_curve(run.steps(), run.evaluations(), name)
         )
         for name in plots.scorer_metrics(run.lines)
+        if name not in _held_out(run)
+    ]
+
+
+def _held_out(run: Run) -> dict[str, str]:
+    """Metric -> label of each scorer that scores evaluations only."""
+    parts = (run.settings.get("reward") or {}).get("reward_functions") or {}
+    return {f"reward/reward/{key}/mean": key for key in held_out_scorers(parts)}
+
+
+def _held_out_plots(run: Run) -> list[Plot]:
+    return [
+        as_plot(label, plots.reward_curve([], run.evaluations(), metric))
+        for metric, label in _held_out(run).items()
+        if metric in plots.scorer_metrics(run.lines)
     ]
 
 
