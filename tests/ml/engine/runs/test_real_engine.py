@@ -17,6 +17,7 @@ from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import RANK
+from verl_omni.utils.metrics.image_statistics import measure
 
 pytestmark = pytest.mark.engine
 
@@ -77,6 +78,7 @@ def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) 
     assert torch.equal(one.images, again.images)
     assert one.versions == [0, 0, 0]
     assert one.scores.tolist() == pytest.approx([float(i.float().mean() / 255) for i in one.images])
+    assert [each.numbers() for each in one.statistics] == [measure(image).numbers() for image in one.images]
     samples = train_batch(running, step=1, version=0)
     assert samples.tensors["all_latents"].shape == (4, 4, 16, 8, 8)
     assert samples.tensors["rollout_log_probs"].shape == (4, 3)
@@ -132,6 +134,7 @@ def test_stored_samples_hold_what_samples_in_the_driver_hold(running: Running) -
     stored = verl_batches.requests_to_verl(batch(stored=True))
     request = len(cloudpickle.dumps(stored))
     assert found.scores.tolist() == direct.scores.tolist() and found.versions == direct.versions
+    assert found.images is None and len({each.luminance for each in found.statistics}) == 4
     loaded = sample_store.load([[each] for each in found.stored], lambda refs: ray.get(refs, timeout=60))
     assert set(loaded) == set(direct.tensors)
     for name, value in loaded.items():
@@ -235,8 +238,7 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
     assert len(queries) > 10
     with prometheus.scraping(programs, f"127.0.0.1:{port}", tmp_path, labels=labels) as server:
         server.await_data(queries)
-        # A CPU engine never skips a step here, and a counter without a value has no series.
-        absent = (exported.SKIPPED_STEPS, *exported.OF_A_STORE, *exported.OF_STANDALONE_REPLICAS, *exported.OF_A_JUDGE)
+        absent = (*exported.OF_FAULTS, *exported.OF_A_STORE, *exported.OF_STANDALONE_REPLICAS, *exported.OF_A_JUDGE)
         expected = [metric for metric in (*exported.TRAINER, *exported.ROLLOUT) if metric not in absent]
         server.await_data(exported.PREFIX + metric.name for metric in expected)
         for query, value in {
