@@ -115,6 +115,7 @@ def _durations(batch: GeneratedBatch, seconds: float) -> dict[str, float]:
     durations = {"timing_s/step": seconds}
     if batch.samples is not None:
         durations["timing_s/generate"] = batch.samples.seconds
+        durations["rollout/idle_share"] = max(0.0, 1 - batch.samples.seconds / seconds)
         durations["images_per_s"] = len(batch.samples.scores) / seconds
         if batch.samples.scoring_seconds is not None:
             durations["timing_s/reward"] = batch.samples.scoring_seconds

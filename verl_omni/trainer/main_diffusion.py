@@ -296,8 +296,11 @@ def train_on(
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
     from verl_omni.trainer.data import prompt_dataset, prompt_warnings
+    from verl_omni.trainer.run import recipe_risks
     from verl_omni.trainer.settings import async_settings
 
+    if text := recipe_risks.describe_risks(run.config):
+        run.folder.event("warning", reason="RecipeRisk", message=text)
     if text := async_settings.unlimited_text(run.config):
         run.folder.event("warning", reason="OlderSamplesNotLimited", message=text)
     train, held_out = prompt_dataset.load_checked(run.config)

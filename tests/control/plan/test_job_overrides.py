@@ -8,8 +8,8 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, read_job
-from omni_operator.api.overrides.reserved import RESERVED, owner_of
 from omni_operator.api.spec.training import Algorithm
+from verl_omni.settings_schema.declarations import FIELDS, field_of
 
 BASE = """
 apiVersion: diffusionrl.io/v1alpha1
@@ -261,8 +261,8 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     judge = job(trainer, f"spec.reward.model={{base: judge, placement: Separate, {other}}}")
     every |= plan.render_settings(*plan.resolve_for_pods(judge))
     # No field sets it: it is left out where an override has it.
-    assert [name for name in every if owner_of(name) is None] == ["algorithm.rollout_correction.bypass_mode"]
-    assert [name for name in RESERVED if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
+    assert [name for name in every if field_of(name) is None] == ["algorithm.rollout_correction.bypass_mode"]
+    assert [name for name in FIELDS if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
 
 
 def test_the_users_overrides_come_last_and_unchanged() -> None:

@@ -54,8 +54,9 @@ class StepRecorder:
         self.exported.generated(count)
         self.observe_scores(step, samples)
         rewards = step_metrics.rewards(samples.scores, samples.extras)
+        counts = {"rollout/samples_lost": samples.times_lost, "rollout/requests_aborted": samples.times_aborted}
         images = step_metrics.image_statistics(samples.statistics, samples.groups)
-        return rewards | step_metrics.reward_spread(samples.scores, samples.groups) | images
+        return rewards | step_metrics.reward_spread(samples.scores, samples.groups) | images | counts
 
     def observe_scores(self, step: int, samples: Any) -> None:
         """Warn of `ScoredSamples` that scorers could not score."""

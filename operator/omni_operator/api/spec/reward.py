@@ -15,7 +15,7 @@ from verl_omni.reward_loop.rewards import UNAVAILABLE
 from verl_omni.reward_loop.setting_types import SERVER_URL
 
 from .judge import JudgeModel
-from .scorers import BUILTIN, asks_judge, setting_paths, setting_violations, settings_model
+from .scorers import asks_judge, builtin_scorers, is_builtin, setting_paths, setting_violations, settings_model
 
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
@@ -188,11 +188,12 @@ class Scorer(StrictModel):
                 "of your own",
             )
             return
-        if self.scorer not in BUILTIN:
+        if not is_builtin(self.scorer):
+            names = builtin_scorers()
             yield Violation(
                 (named_by,),
-                f"unknown scorer {self.scorer!r}; write one of {', '.join(BUILTIN)}, or add function or http"
-                f"{did_you_mean(self.scorer, BUILTIN)}",
+                f"unknown scorer {self.scorer!r}; write one of {', '.join(names)}, or add function or http"
+                f"{did_you_mean(self.scorer, names)}",
             )
             return
         try:
