@@ -42,6 +42,8 @@ GUARD_CPS = "must be sde or dance_sde: GRPOGuard divides by the noise of each st
 CPS_AT_END = "must be less than spec.rollout.pipeline.steps with cps, which adds no noise in the last step"
 PAIRS = "must be a multiple of the number of accelerators: DiffusionDPO trains on one pair of samples per prompt"
 
+NO_ADAPTERS = "must be 0 where spec.model.lora.enabled is false: there is no adapter"
+
 
 class Spec(StrictModel):
     """A training run."""
@@ -167,6 +169,11 @@ class Spec(StrictModel):
             PAIRS,
             ".trainer.batch.prompts",
         ),
+        Cel(
+            "self.checkpoint.adapterEverySteps == 0 || self.model.lora.enabled",
+            NO_ADAPTERS,
+            ".checkpoint.adapterEverySteps",
+        ),
     )
 
     @property
@@ -252,6 +259,8 @@ class Spec(StrictModel):
             yield Violation(("rollout", "sampler", "window", "end"), CPS_AT_END)
         if name == "DiffusionDPO" and self.trainer.batch.prompts % self.trainer.accelerators:
             yield Violation(("trainer", "batch", "prompts"), PAIRS)
+        if self.checkpoint.adapter_every_steps and not self.model.lora.enabled:
+            yield Violation(("checkpoint", "adapterEverySteps"), NO_ADAPTERS)
 
     def _cluster_rules(self) -> Iterator[Violation]:
         for found in self.storage.find_problems(s3=self.uses_s3, hub=self.sends_to_hub):
