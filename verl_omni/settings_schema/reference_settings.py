@@ -10,8 +10,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import yaml
-
 GROUP = ".*"  # at the end of a name: the group and everything in it
 
 
@@ -59,6 +57,8 @@ Rule = Renamed | Copied | WithoutEffect | Rejected
 @cache
 def rules() -> dict[str, Rule]:
     """All rules, by the name of a setting or of a group, which ends with `.*`."""
+    import yaml  # most commands of `drl` read no settings
+
     source = files("verl_omni.settings_schema").joinpath("reference_settings.yaml").read_text(encoding="utf-8")
     lists = yaml.safe_load(source)
     found: dict[str, Rule] = {name: Renamed(target) for name, target in lists["renamed"].items()}

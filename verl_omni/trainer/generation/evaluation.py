@@ -91,6 +91,8 @@ class Evaluation:
             return False
         trainer = self._config.trainer
         shown = shown_samples.choose(samples, trainer.sample_prompts)
+        if 0 < len(shown) < len(samples):
+            shown += shown_samples.extremes(samples)
         tracked = shown_samples.choose(samples, self._recorder.pictures)
         self._recorder.show(step, shown, tracked, trainer.video_fps)
         if trainer.validation_data_dir is not None:

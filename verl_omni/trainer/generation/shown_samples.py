@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig
@@ -14,6 +15,8 @@ from verl_omni.trainer.generation.sample_generation import evaluation_seeds
 from verl_omni.trainer.run.run_folder import Sample
 from verl_omni.utils.messages import prompt_text
 from verl_omni.utils.seeds import sample_seeds
+
+EXTREMES = 4  # samples with the best scores of an evaluation that are saved, and as many with the worst
 
 
 def training_samples(batch: SampleRequests, found: ScoredSamples, rollout: DictConfig) -> list[Sample]:
@@ -67,3 +70,11 @@ def choose(samples: Sequence[Sample], limit: int) -> list[Sample]:
     distinct = list(first.values())
     count = min(len(first), limit)
     return [distinct[place * len(distinct) // count] for place in range(count)]
+
+
+def extremes(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with the highest and the lowest scores, best and worst first; none twice."""
+    scored = sorted((sample for sample in samples if sample.score is not None), key=lambda sample: sample.score or 0.0)
+    count = min(EXTREMES, len(scored) // 2)
+    best = [replace(sample, kind="best") for sample in reversed(scored[len(scored) - count :])]
+    return best + [replace(sample, kind="worst") for sample in scored[:count]]

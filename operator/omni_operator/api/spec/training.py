@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
+from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, Rule, StrictModel, Violation
 from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported, parse_value
 from verl_omni.settings_schema.declarations import FIELDS, OF_THE_ALGORITHM
 from verl_omni.workers.algorithms.registered import job_names
@@ -132,20 +132,13 @@ class Batch(StrictModel):
     )
 
     cel = (
-        Cel(
-            "!has(self.miniBatchPrompts) || self.prompts % self.miniBatchPrompts == 0",
+        Rule(
+            "self.mini_batch_prompts is None or self.prompts % self.mini_batch_prompts == 0",
+            "miniBatchPrompts",
             "must divide spec.trainer.batch.prompts",
-            ".miniBatchPrompts",
+            "is {self.mini_batch_prompts}: must divide spec.trainer.batch.prompts, which is {self.prompts}",
         ),
     )
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if self.mini_batch_prompts and self.prompts % self.mini_batch_prompts:
-            yield Violation(
-                ("miniBatchPrompts",),
-                f"is {self.mini_batch_prompts}: must divide spec.trainer.batch.prompts, which is {self.prompts}",
-            )
 
 
 class Trainer(StrictModel):
