@@ -370,7 +370,12 @@ def build_loop(
     recorder = StepRecorder(folder, total, tracking=tracking, warnings=warnings)
     saver = saver_of_run(config, stack.workers, folder)
     checkpoints = StepCheckpoints(
-        saver, requests, every=config.trainer.save_freq, total=total, before_save=recorder.record_pending
+        saver,
+        requests,
+        every=config.trainer.save_freq,
+        adapter_every=config.trainer.adapter_save_freq,
+        total=total,
+        before_save=recorder.record_pending,
     )
     data = config.data
     order = PromptOrder(len(train), data.train_batch_size, data.seed, shuffle=data.shuffle)
