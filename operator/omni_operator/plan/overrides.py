@@ -36,7 +36,14 @@ ENGINE_AND_PIPELINE = (
         for name in ("height", "width", "num_inference_steps", "guidance_scale", "max_sequence_length")
     ),
 )
-STEPS = ("total_training_steps", "save_freq", "test_freq", "max_actor_ckpt_to_keep")
+STEPS = (
+    "total_training_steps",
+    "save_freq",
+    "test_freq",
+    "max_actor_ckpt_to_keep",
+    "adapter_save_freq",
+    "max_adapters_to_keep",
+)
 RANK = 32  # default rank of a new adapter
 ALPHA = 64
 SYNC_COMPATIBLE = "trainer.v1.separate_async.sync_compatible"

@@ -177,6 +177,8 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "trainer.nnodes": number,
     "trainer.save_freq": interval,
     "trainer.max_actor_ckpt_to_keep": interval,
+    "trainer.adapter_save_freq": interval,
+    "trainer.max_adapters_to_keep": interval,
     "trainer.resume_mode": one_of(auto="Auto", enable="Auto", disable="Never"),
     "trainer.logger": texts,
     "trainer.project_name": text,

@@ -25,6 +25,7 @@ from verl_omni.trainer.run.machine import describe_machine, source_commit
 from verl_omni.utils.pixels import as_images
 
 STRIP_FRAMES = 4
+PREVIEW = "preview"  # kind of a sample that shows a training image beside the evaluation's
 OWNER = ".owner"
 VIDEO_QUALITY = 90  # quality of WebP's lossy compression, at most 100
 VIDEO_EFFORT = 2  # from 0 to 6: the time to write grows faster than the file shrinks
@@ -46,6 +47,8 @@ class Sample:
     inputs: Sequence[Image.Image] = ()  # images of its prompt
     sde_noise_seed: int | None = None  # seed of the noise of the steps, if it differs from `seed`
     version: int | None = None
+    kind: str = "prompt"  # in the index: a fixed prompt; best, worst: of an evaluation; preview: see `TrainingPreview`
+    training_score: float | None = None  # of a preview
 
 
 class TakenOver(Exception):
@@ -170,8 +173,15 @@ class RunFolder:
         for place, sample in enumerate(samples):
             name = f"{place:02d}.png"
             as_file(sample).save(folder / name)
-            video = _add_video(videos, folder, f"{place:02d}.webp", sample)
-            index.append({"file": name, **video, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
+            entry: dict[str, Any] = {
+                "file": name,
+                **_add_video(videos, folder, f"{place:02d}.webp", sample),
+                "prompt": sample.prompt,
+            }
+            entry |= {"seed": sample.seed, "score": sample.score, "kind": sample.kind}
+            if sample.kind == PREVIEW:
+                entry["training_score"] = sample.training_score
+            index.append(entry)
         _write_videos(videos, fps)
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
 
