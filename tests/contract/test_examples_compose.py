@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,26 @@ def test_the_trainer_loads_the_settings_of_an_example(path: Path) -> None:
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == wanted, name
 
 
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_says_why_it_has_settings_that_are_warned_of(path: Path) -> None:
+    risks = plan.find_risks(load_job(path).job)
+    names = {(found.text.split()[0] if found.at[-1] == "overrides" else str(found.at[-1])) for found in risks}
+    said = re.findall(r"^# `drl validate` warns of (.+): \w", path.read_text(), re.MULTILINE)
+    assert {name.rpartition(".")[2] for name in names} == set(re.split(", | and ", said[0]) if said else ())
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_trainer_warns_of_an_example_as_drl_validate_does(path: Path) -> None:
+    from verl_omni.trainer.run.recipe_risks import describe_risks
+    from verl_omni.trainer.settings import configuration
+
+    job = plan.resolve_paths(load_job(path).job, str(path.parent))
+    warning = describe_risks(configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))))
+    risks = plan.find_risks(load_job(path).job)
+    assert [found.text for found in risks if found.text not in warning] == []
+    assert warning.count("(") == sum(found.text.count("(") for found in risks), "the same number of sources"
+
+
 @pytest.mark.parametrize("path", RELEASED, ids=lambda path: path.stem)
 def test_the_operator_takes_an_example_with_a_released_model(path: Path) -> None:
     valid = CliRunner().invoke(app, ["validate", "--cluster", str(path)])
@@ -87,10 +108,10 @@ def test_an_example_with_a_released_model_fits(name: str) -> None:
 
 
 def test_reserved_settings_exist_in_the_trainer() -> None:
-    from omni_operator.api.overrides.reserved import RESERVED
+    from verl_omni.settings_schema.declarations import FIELDS
     from verl_omni.trainer.settings import configuration
 
     required = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
     config = configuration.load(required)
     missing = object()
-    assert [name for name in RESERVED if OmegaConf.select(config, name, default=missing) is missing] == []
+    assert [name for name in FIELDS if OmegaConf.select(config, name, default=missing) is missing] == []

@@ -144,6 +144,7 @@ def _check_files(config: Any) -> dict[str, str]:
     if problems := [
         *reward_settings.find_problems(config.reward),
         *reward_settings.normalization_problems(config),
+        *reward_settings.evaluation_problems(config),
         *reward_settings.sample_problems(config),
     ]:
         raise ValueError("\n".join(problems))
@@ -243,9 +244,11 @@ def _recorded(
             _report(folder)
         if at_once:
             return code
-        code = _send_last(results, folder, checkpoints.latest(folder.path / "checkpoints"), code)
+        newest = checkpoints.latest(folder.path / "checkpoints")
+        code = _send_last(results, folder, newest, code)
     if code == OK:
-        folder.event("done", step=int(config.trainer.total_training_steps), report=str(folder.path / "report.html"))
+        step = int(config.trainer.total_training_steps) if newest is None else checkpoints.step_of(newest)
+        folder.event("done", step=step, report=str(folder.path / "report.html"))
     for line in errors:
         print(line, file=sys.stderr, flush=True)
     return code
@@ -293,8 +296,11 @@ def train_on(
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
     from verl_omni.trainer.data import prompt_dataset, prompt_warnings
+    from verl_omni.trainer.run import recipe_risks
     from verl_omni.trainer.settings import async_settings
 
+    if text := recipe_risks.describe_risks(run.config):
+        run.folder.event("warning", reason="RecipeRisk", message=text)
     if text := async_settings.unlimited_text(run.config):
         run.folder.event("warning", reason="OlderSamplesNotLimited", message=text)
     train, held_out = prompt_dataset.load_checked(run.config)
@@ -344,12 +350,14 @@ def build_loop(
         pairs: the training data as preference pairs, where no samples are generated.
     """
     # After Ray's start: they load Ray.
+    from verl_omni.reward_loop.part_settings import held_out_scorers
     from verl_omni.trainer.data.prompt_dataset import PromptOrder
     from verl_omni.trainer.generation.engines import Engines
     from verl_omni.trainer.generation.evaluation import Evaluation
     from verl_omni.trainer.generation.sample_generator import SampleGenerator
     from verl_omni.trainer.generation.training_batches import TrainingBatches
     from verl_omni.trainer.loop import TrainingLoop
+    from verl_omni.trainer.metrics.run_warnings import RunWarnings
     from verl_omni.trainer.metrics.step_recorder import StepRecorder
     from verl_omni.trainer.replicas.replica_reports import report_pools
     from verl_omni.trainer.run.checkpoint_saver import saver_of_run
@@ -357,18 +365,33 @@ def build_loop(
     from verl_omni.trainer.update.policy_update import PolicyUpdate
 
     total = int(config.trainer.total_training_steps)
-    recorder = StepRecorder(folder, total, tracking=tracking)
+    held_out_keys = held_out_scorers(config.reward.reward_functions)
+    warnings = RunWarnings(folder, held_out_keys, config.reward.early_stopping_patience)
+    recorder = StepRecorder(folder, total, tracking=tracking, warnings=warnings)
     saver = saver_of_run(config, stack.workers, folder)
     checkpoints = StepCheckpoints(
-        saver, requests, every=config.trainer.save_freq, total=total, before_save=recorder.record_pending
+        saver,
+        requests,
+        every=config.trainer.save_freq,
+        adapter_every=config.trainer.adapter_save_freq,
+        total=total,
+        before_save=recorder.record_pending,
     )
     data = config.data
     order = PromptOrder(len(train), data.train_batch_size, data.seed, shuffle=data.shuffle)
     engines = Engines(config, stack, recorder.exported)
     generator = SampleGenerator(config, stack, engines, folder, checkpoints.poll_requests)
-    batches = TrainingBatches(config, generator, train, order, last=total, offline=pairs is not None)
     update = PolicyUpdate(config, stack.workers, order, recorder.exported, pairs)
     evaluation = Evaluation(config, generator, engines, recorder, held_out, last=total)
+    batches = TrainingBatches(
+        config,
+        generator,
+        train,
+        order,
+        last=total,
+        offline=pairs is not None,
+        is_evaluated=evaluation.is_due,
+    )
     report_pools(stack, folder, note, checkpoints.poll_requests)
     return TrainingLoop(total, stack.workers, folder, batches, update, engines, evaluation, recorder, checkpoints)
 

@@ -91,6 +91,15 @@ def test_the_test_for_a_field_is_never_one_for_a_name() -> None:
     assert "has(engine)" not in rule["rule"]
 
 
+def test_a_loop_reads_its_list_by_the_whole_path() -> None:
+    """Else the API server takes the list for an unbounded one, and refuses the CRD."""
+    schema = engine(default={})
+    schema["properties"]["engine"]["properties"]["names"] = {"type": "array", "items": {"type": "string"}}
+    schema[VALIDATIONS].append({"rule": "self.engine.names.all(name, name != '')", "message": "is empty"})
+    (rule,) = join_rules(schema)[VALIDATIONS]
+    assert rule["rule"].startswith("[self.engine].all(engine, ") and "(self.engine.names.all(name, " in rule["rule"]
+
+
 def test_rules_about_changes_and_very_long_ones_stay_alone() -> None:
     """At a creation the API server evaluates none that reads the old object."""
     change = {"rule": "self == oldSelf", "message": "a"}
@@ -123,4 +132,4 @@ def test_a_rule_of_the_spec_is_one_of_creations_and_one_of_changes_that_spares_w
     texts = [text for text in moved["messageExpression"].split('"')[1::2] if text]
     assert texts == [text for text in of_spec[0]["messageExpression"].split('"')[1::2] if text]
     assert not re.search(r"\bself\.(?!(spec|status)\b)", moved["rule"] + moved["messageExpression"])
-    assert "[self.spec].all(spec, [spec.storage].all(storage, " in moved["rule"]
+    assert "([self.spec].all(spec, " in moved["rule"] and "[spec.storage].all(storage, " in moved["rule"]

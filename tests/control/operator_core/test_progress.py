@@ -30,6 +30,15 @@ async def test_reports_update_the_progress_with_few_writes(simulation: Any) -> N
     assert 580 <= status.usage.accelerator_seconds <= 600
 
 
+async def test_scores_of_held_out_scorers_stay_until_the_next_evaluation(simulation: Any) -> None:
+    await simulation.submit_running()
+    simulation.report(step=4, **{"val/reward/mean": 0.5, "val/held_out_scores": {"aesthetic": 5.5, "hps": 0.25}})
+    simulation.report(step=5, **{"reward/mean": 0.5})
+    simulation.report(step=8, **{"val/held_out_scores": {"aesthetic": None, "hps": 0.5}})
+    await simulation.after(20)
+    assert simulation.status().progress.held_out_scores == {"aesthetic": 5.5, "hps": 0.5}
+
+
 async def test_the_startup_phase_is_the_message_until_training_starts(simulation: Any) -> None:
     await simulation.submit_running()
     for text in ("starting the rollout engine", "evaluating"):
@@ -183,3 +192,15 @@ async def test_a_stale_attempts_report_changes_nothing(simulation: Any) -> None:
     assert simulation.report(attempt=1, step=99) == {"stale": True}
     await simulation.after(60)
     assert simulation.status().progress.global_step == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0m0s"), (59.2, "1m0s"), (3599, "59m59s"), (7380, "2h3m"), (90_000, "1d1h")],
+)
+async def test_the_time_left_is_shown_as_kubectl_shows_ages(simulation: Any, seconds: float, shown: str) -> None:
+    await simulation.submit_running()
+    simulation.report(step=5, eta_s=seconds)
+    await simulation.settle()
+    progress = simulation.status().progress
+    assert (progress.percent, progress.remaining_summary) == (50, shown)

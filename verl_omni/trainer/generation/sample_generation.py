@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig
 
 from verl_omni.algos import advantages
+from verl_omni.reward_loop.part_settings import only_evaluates
 from verl_omni.reward_loop.scorer_results import TooManyUnscored, failures_allowed, too_many_text
 from verl_omni.samples import SampleRequest, SampleRequests, ScoredSamples
 from verl_omni.trainer.generation import late_scoring, verl_batches
@@ -29,14 +30,20 @@ def training_requests(
     seed: int,
     keeps_media: bool = True,
     stores_tensors: bool = False,
+    pictures: int = 0,
 ) -> SampleRequests:
     """The requests of a training step: each prompt `n` times in a row.
 
     Args:
         seed: `rollout.seed`. Seeds depend on it, the step and the row, so a resumed run draws the same samples.
+        pictures: number of prompts whose first sample's pixels come back in any case.
     """
     return SampleRequests(
-        [SampleRequest(row, f"{step}-{place}") for place, row in enumerate(rows) for _ in range(n)],
+        [
+            SampleRequest(row, f"{step}-{place}", keeps_picture=place < pictures and number == 0)
+            for place, row in enumerate(rows)
+            for number in range(n)
+        ],
         version,
         seed=hashed_seed("samples", seed, step),
         finished_steps=step - 1,
@@ -113,7 +120,7 @@ def training_scores(samples: ScoredSamples, reward: DictConfig) -> ScoredSamples
     columns = []
     weights = []
     for key, part in reward.reward_functions.items():
-        if float(part.get("weight", 1.0)) == 0:
+        if only_evaluates(part) or float(part.get("weight", 1.0)) == 0:
             continue  # a sample has a reward without its score
         if f"reward/{key}" not in samples.extras:
             raise KeyError(f"no scores of reward.reward_functions.{key}; samples have {sorted(samples.extras)}")

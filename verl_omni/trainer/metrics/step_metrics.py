@@ -53,7 +53,7 @@ def check_versions(stamps: Sequence[Any], expected: int) -> None:
 
 
 def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "") -> dict[str, float]:
-    """Mean and standard deviation of the reward [B], and the mean of every numeric extra a scorer gave.
+    """Mean and standard deviation of the reward [B], and of every numeric extra a scorer gave.
 
     Each is over the samples that have it. If some lack it, `reward/unscored` says how many have no reward (NaN), and
     `reward/<extra>/n` how many have that extra, as a finite number.
@@ -69,6 +69,8 @@ def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "
         if not numbers:
             continue
         made[f"{prefix}reward/{name}/mean"] = float(np.mean(numbers))
+        if len(numbers) > 1:
+            made[f"{prefix}reward/{name}/std"] = float(np.std(numbers, ddof=1))
         if len(numbers) < len(values):
             made[f"{prefix}reward/{name}/n"] = len(numbers)
     return made
@@ -92,22 +94,35 @@ def _numbers(values: Sequence[Any]) -> list[float]:
 
 
 def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Metrics of an evaluation: mean, standard error, number of samples with a reward, and means of the extras."""
+    """Metrics of an evaluation: number of samples with a reward, means and standard errors of it and of the extras."""
     made = rewards(scores, extras, prefix="val/")
-    spread = made.pop("val/reward/std", None)
-    error = {} if spread is None else {"val/reward/stderr": spread / math.sqrt(len(scored(scores)))}
-    named = {name.replace("val/reward/", "val/") if name.count("/") > 2 else name: v for name, v in made.items()}
-    return {**named, **error, "val/n": len(scored(scores))}
+    count = len(scored(scores))
+    found: dict[str, float] = {}
+    for name, value in made.items():
+        shown = name.replace("val/reward/", "val/") if name.count("/") > 2 else name
+        if not name.endswith("/std"):
+            found[shown] = value
+            continue
+        subject = name.removesuffix("/std")
+        samples = count if subject == "val/reward" else made.get(f"{subject}/n", len(scores))
+        found[f"{shown.removesuffix('/std')}/stderr"] = value / math.sqrt(samples)
+    return found | {"val/n": count}
 
 
 def reward_spread(scores: Tensor, groups: Sequence[str]) -> dict[str, float]:
-    """Mean over prompts of the standard deviation of their samples' rewards; empty where no prompt has two rewards."""
+    """How the rewards of a prompt's samples differ; empty where no prompt has two rewards.
+
+    The mean over prompts of their standard deviation, and the number of prompts whose samples all have the same one.
+    """
     by_prompt: dict[str, list[float]] = {}
     for group, score in zip(groups, scores.tolist(), strict=True):
         if not math.isnan(score):
             by_prompt.setdefault(group, []).append(score)
-    spreads = [float(np.std(own)) for own in by_prompt.values() if len(own) > 1]
-    return {collapse.REWARD_SPREAD: float(np.mean(spreads))} if spreads else {}
+    compared = [own for own in by_prompt.values() if len(own) > 1]
+    if not compared:
+        return {}
+    spread = float(np.mean([np.std(own) for own in compared]))
+    return {collapse.REWARD_SPREAD: spread, "reward/constant_prompts": sum(len(set(own)) == 1 for own in compared)}
 
 
 def image_statistics(

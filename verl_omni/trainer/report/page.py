@@ -11,7 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from verl_omni.reward_loop.part_settings import held_out_scorers
 from verl_omni.trainer.report import plots, statements
+from verl_omni.trainer.report.changed_settings import changed_settings
 from verl_omni.trainer.report.description import describe, describe_evaluations
 from verl_omni.trainer.report.run_data import Image, Line, Run, load
 from verl_omni.trainer.run.run_folder import atomic_write
@@ -41,7 +43,15 @@ ACTOR_LABELS = {
 DIVERSITY_LABELS = {
     "diversity/reward_std_within_prompt": "Standard deviation of the rewards within a prompt",
     "diversity/images": "Pixel standard deviation across held-out images",
+    "reward/constant_prompts": "Prompts whose samples all had the same reward",
 }
+ROLLOUT_LABELS = {
+    "rollout/idle_share": "Share of a step in which the engines were idle",
+    "rollout/samples_lost": "Samples generated again, because their replica was lost",
+    "rollout/requests_aborted": "Requests aborted and repeated",
+}
+# Metrics that are 0 where the policy is compared with itself.
+TO_OLD = ("actor/distance_to_old", "actor/ratio_distance", "actor/kl_to_old")
 IMAGE_LABELS = {
     "images/luminance": "Luminance",
     "images/dark": "Share of dark pixels",
@@ -86,7 +96,7 @@ def write(folder: Path) -> Path:
 def render(run: Run) -> str:
     """The report as one HTML document that loads nothing else."""
     steps = run.steps()
-    columns = sorted(run.images)
+    columns = sorted(run.images_of("prompt"))
     return (
         environment()
         .get_template("report.html.j2")
@@ -101,9 +111,14 @@ def render(run: Run) -> str:
             description=describe(run),
             reward=_reward(run),
             reward_notes=_reward_notes(run),
+            held_out=_held_out_plots(run),
             columns=columns,
             rows=image_rows(run, columns),
+            shown=min(2, len(columns)),
+            extremes=_extremes(run),
+            previews=_previews(run),
             size=image_size(run),
+            changed=changed_settings(run.settings),
             scorers=_scorers(run),
             diversity=_plots(run.lines, DIVERSITY_LABELS),
             statistics=_statistics(run),
@@ -116,8 +131,10 @@ def render(run: Run) -> str:
             sync=_plot("Seconds of each weight sync", steps, {"timing_s/sync": "seconds"}),
             agreement=statements.agreement(steps),
             difference=_plot("Difference of log-probabilities", steps, DIFFERENCES, logarithmic=True),
-            actor=_plots(steps, _changing(steps)),
-            constants=_constants(steps),
+            rollout=_plots(steps, _changing(steps, _recorded(steps, ROLLOUT_LABELS))),
+            rollout_constants=_constants(steps, _recorded(steps, ROLLOUT_LABELS)),
+            actor=_plots(steps, _changing(steps, _actor_labels(steps))),
+            constants=_constants(steps, _actor_labels(steps)),
             plotly_js=plotly_js(),
         )
     )
@@ -143,7 +160,8 @@ def plotly_js() -> Markup:
 
 def image_rows(run: Run, columns: list[int]) -> list[ImageRow]:
     """Images of the given steps, one row per prompt; if a prompt has several seeds, the seed with the most images."""
-    found = {step: {(image.prompt, image.seed): image for image in run.images[step]} for step in columns}
+    images = run.images_of("prompt")
+    found = {step: {(image.prompt, image.seed): image for image in images[step]} for step in columns}
     keys = dict.fromkeys(key for step in columns for key in found[step])
     rows: dict[str, ImageRow] = {}
     for prompt, seed in keys:
@@ -154,9 +172,25 @@ def image_rows(run: Run, columns: list[int]) -> list[ImageRow]:
     return list(rows.values())
 
 
+def _extremes(run: Run) -> dict[str, list[Image]]:
+    """Heading -> the samples with the highest and the lowest scores of the last evaluation shown."""
+    found = {}
+    for heading, kind in (("Best", "best"), ("Worst", "worst")):
+        images = run.images_of(kind)  # type: ignore[arg-type]
+        if images:
+            found[f"{heading} of step {max(images)}"] = images[max(images)]
+    return found
+
+
+def _previews(run: Run) -> list[ImageRow]:
+    """Previews, newest step first."""
+    images = run.images_of("preview")
+    return [ImageRow(f"step {step}", 0, list(images[step])) for step in sorted(images, reverse=True)]
+
+
 def image_size(run: Run) -> str:
     """Size class of the run's images, which chooses their layout: small, large, or strips of video frames."""
-    images = [image for step in run.images.values() for image in step]
+    images = [image for step in run.images_of("prompt").values() for image in step]
     if any(image.width >= STRIP * image.height for image in images):
         return "strip"
     return "large" if any(image.width >= SMALL for image in images) else "small"
@@ -185,6 +219,21 @@ def _scorers(run: Run) -> list[Plot]:
             name.removeprefix("reward/").removesuffix("/mean"), plots.reward_curve(run.steps(), run.evaluations(), name)
         )
         for name in plots.scorer_metrics(run.lines)
+        if name not in _held_out(run)
+    ]
+
+
+def _held_out(run: Run) -> dict[str, str]:
+    """Metric -> label of each scorer that scores evaluations only."""
+    parts = (run.settings.get("reward") or {}).get("reward_functions") or {}
+    return {f"reward/reward/{key}/mean": key for key in held_out_scorers(parts)}
+
+
+def _held_out_plots(run: Run) -> list[Plot]:
+    return [
+        as_plot(label, plots.reward_curve([], run.evaluations(), metric))
+        for metric, label in _held_out(run).items()
+        if metric in plots.scorer_metrics(run.lines)
     ]
 
 
@@ -217,17 +266,26 @@ def _actor_labels(steps: Sequence[Line]) -> dict[str, str]:
     return known | {name: name for name in names if name not in known}
 
 
-def _changing(steps: Sequence[Line]) -> dict[str, str]:
-    labels = _actor_labels(steps)
+def _recorded(steps: Sequence[Line], labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: label for name, label in labels.items() if statements.recorded(steps, name)}
+
+
+def _changing(steps: Sequence[Line], labels: Mapping[str, str]) -> dict[str, str]:
     return {name: label for name, label in labels.items() if statements.constant(steps, name) is None}
 
 
-def _constants(steps: Sequence[Line]) -> list[str]:
-    return [
-        f"{label}: {statements.number(value)} at every step."
-        for name, label in _actor_labels(steps).items()
-        if (value := statements.constant(steps, name)) is not None
-    ]
+def _constants(steps: Sequence[Line], labels: Mapping[str, str]) -> list[str]:
+    """Sentences on the metrics that never changed."""
+    sentences = []
+    for name, label in labels.items():
+        value = statements.constant(steps, name)
+        if value is None:
+            continue
+        same = ": the old policy was the current one, as with one optimizer step in each update"
+        sentences.append(
+            f"{label}: {statements.number(value)} at every step{same if name in TO_OLD and value == 0 else ''}."
+        )
+    return sentences
 
 
 def _plots(lines: Sequence[Line], labels: Mapping[str, str]) -> list[Plot]:

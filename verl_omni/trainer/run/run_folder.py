@@ -25,6 +25,7 @@ from verl_omni.trainer.run.machine import describe_machine, source_commit
 from verl_omni.utils.pixels import as_images
 
 STRIP_FRAMES = 4
+PREVIEW = "preview"  # kind of a sample that shows a training image beside the evaluation's
 OWNER = ".owner"
 VIDEO_QUALITY = 90  # quality of WebP's lossy compression, at most 100
 VIDEO_EFFORT = 2  # from 0 to 6: the time to write grows faster than the file shrinks
@@ -46,6 +47,8 @@ class Sample:
     inputs: Sequence[Image.Image] = ()  # images of its prompt
     sde_noise_seed: int | None = None  # seed of the noise of the steps, if it differs from `seed`
     version: int | None = None
+    kind: str = "prompt"  # in the index: a fixed prompt; best, worst: of an evaluation; preview: see `TrainingPreview`
+    training_score: float | None = None  # of a preview
 
 
 class TakenOver(Exception):
@@ -127,7 +130,12 @@ class RunFolder:
         self._record({"event": event, **fields})
 
     def step(
-        self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None, unscored: int = 0
+        self,
+        metrics: Mapping[str, float],
+        eta_s: float | None = None,
+        samples: int | None = None,
+        unscored: int = 0,
+        held_out: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
         """Append the metrics of a step, including `step`, and an event; they replace earlier metrics of the same step.
 
@@ -136,6 +144,7 @@ class RunFolder:
         Args:
             eta_s: estimated seconds to the end. samples: number of training samples since this process started.
             unscored: number of those without a reward.
+            held_out: mean scores of scorers that score evaluations only, by scorer.
 
         Returns:
             The metrics that the step did not have before.
@@ -148,7 +157,10 @@ class RunFolder:
         else:
             self._append("metrics.jsonl", line)
         self._newest = line["step"]
-        self._record({"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored})
+        event = {"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored}
+        if held_out:
+            event["val/held_out_scores"] = {scorer: _plain(value) for scorer, value in held_out.items()}
+        self._record(event)
         return {name: value for name, value in metrics.items() if name not in before}
 
     def samples(self, step: int, samples: Sequence[Sample], fps: float) -> None:
@@ -161,8 +173,15 @@ class RunFolder:
         for place, sample in enumerate(samples):
             name = f"{place:02d}.png"
             as_file(sample).save(folder / name)
-            video = _add_video(videos, folder, f"{place:02d}.webp", sample)
-            index.append({"file": name, **video, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
+            entry: dict[str, Any] = {
+                "file": name,
+                **_add_video(videos, folder, f"{place:02d}.webp", sample),
+                "prompt": sample.prompt,
+            }
+            entry |= {"seed": sample.seed, "score": sample.score, "kind": sample.kind}
+            if sample.kind == PREVIEW:
+                entry["training_score"] = sample.training_score
+            index.append(entry)
         _write_videos(videos, fps)
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
 

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.judge_client import SERVED
-from verl_omni.reward_loop.part_settings import OWN_SETTINGS, TRAINER, weight_problem
+from verl_omni.reward_loop.part_settings import EVALUATION, OWN_SETTINGS, TRAINER, held_out_scorers, weight_problem
 from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, modality, setting_problems
 from verl_omni.reward_loop.scorer_signature import (
     Signature,
@@ -19,6 +19,7 @@ from verl_omni.reward_loop.scorer_signature import (
     nearest_name,
     signature_in_source,
     signature_of,
+    takes_groups,
 )
 from verl_omni.trainer.settings.module_source import SourceNotFound, find_source
 
@@ -28,6 +29,30 @@ ONE = "VisualRewardManager"
 SEVERAL = "MultiVisualRewardManager"
 NORMALIZED = "normalized_sum"  # value of reward.aggregation
 OF_TEXTS = ("naive", "dapo", "gdpo", "rate_limited", "remote")  # verl's managers, by their registered names
+
+
+def is_group_wise(reward: DictConfig) -> bool:
+    """Whether a scorer gets all samples of a prompt together. A function that does not exist does not."""
+    function = reward.custom_reward_function
+    parts = [dict(given) | {"name": given.get("name") or key} for key, given in reward.reward_functions.items()]
+    parts += [{"path": function.path, "name": function.name}] if function.path else []
+    parts += [{**(reward.scorer_kwargs or {}), "name": reward.scorer}] if reward.scorer else []
+    return any(_is_group_wise(given) for given in parts)
+
+
+def _is_group_wise(given: Mapping[str, Any]) -> bool:
+    path = given.get("path")
+    name = str(given["name"])
+    if not path and name == "python":
+        file, _, name = str(given.get("function", "")).rpartition(":")
+        path = file if file.endswith(".py") else f"pkg://{file}"
+    if not path:
+        return name in SCORERS and takes_groups(get_scorer(name))
+    try:
+        signature = _signature(str(path), name)
+    except (SourceNotFound, ScorerNotFound, SyntaxError):  # `find_problems` names it
+        return False
+    return signature is not None and signature.group_wise
 
 
 class ScorerNotFound(ValueError):
@@ -59,6 +84,15 @@ def normalization_problems(config: DictConfig) -> Iterator[str]:
         yield f"{setting} compares the samples of a prompt; write at least 2 as actor_rollout_ref.rollout.n"
     if config.algorithm.sample_source == "offline":
         yield f"{setting} does not go with algorithm.sample_source=offline, which trains on preferences, not on scores"
+
+
+def evaluation_problems(config: DictConfig) -> Iterator[str]:
+    """Messages about scorers of evaluations, and what depends on them, in a run that has none."""
+    held_out = held_out_scorers(config.reward.reward_functions)
+    if held_out and not config.data.val_files:
+        yield f"reward.reward_functions.{held_out[0]}.use: {EVALUATION} needs held-out prompts; write data.val_files"
+    if config.reward.early_stopping_patience is not None and not held_out:
+        yield f"reward.early_stopping_patience: is not read without a scorer with use={EVALUATION}"
 
 
 def sample_problems(config: DictConfig) -> Iterator[str]:
@@ -99,7 +133,7 @@ def _of_several(reward: DictConfig) -> Iterator[str]:
     parts: dict[str, Any] = OmegaConf.to_container(reward.reward_functions, resolve=True)  # type: ignore[assignment]
     if not parts:
         yield f"reward.reward_functions: must have a scorer with {SEVERAL}"
-    elif problem := weight_problem([given.get("weight", 1.0) for given in parts.values()]):
+    elif problem := weight_problem(parts):
         yield problem
     served = bool(reward.reward_model.enable)
     for key, given in parts.items():
