@@ -42,6 +42,8 @@ GUARD_CPS = "must be sde or dance_sde: GRPOGuard divides by the noise of each st
 CPS_AT_END = "must be less than spec.rollout.pipeline.steps with cps, which adds no noise in the last step"
 PAIRS = "must be a multiple of the number of accelerators: DiffusionDPO trains on one pair of samples per prompt"
 
+NO_ADAPTERS = "must be 0 where spec.model.lora.enabled is false: there is no adapter"
+
 
 class Spec(StrictModel):
     """A training run."""
@@ -172,6 +174,11 @@ class Spec(StrictModel):
             f"self.algorithm.name != 'DiffusionDPO' or self.trainer.batch.prompts % ({ACCELERATORS}) == 0",
             "trainer.batch.prompts",
             PAIRS,
+        ),
+        Rule(
+            "self.checkpoint.adapter_every_steps == 0 or self.model.lora.enabled",
+            "checkpoint.adapterEverySteps",
+            NO_ADAPTERS,
         ),
     )
 

@@ -195,6 +195,14 @@ class Checkpoint(StrictModel):
         default=20, ge=0, le=10_000_000, description="Training steps between checkpoints. 0: only at the end."
     )
     keep: int = Field(default=3, ge=0, le=1000, description="Number of newest checkpoints to keep. 0: all.")
+    adapter_every_steps: int = Field(
+        default=0,
+        ge=0,
+        le=10_000_000,
+        description="Training steps between adapters that are saved without the rest of a checkpoint, ready for "
+        "inference, in the run folder's adapters/. 0: none.",
+    )
+    keep_adapters: int = Field(default=5, ge=0, le=1000, description="Number of newest of these to keep. 0: all.")
     resume: Literal["Auto", "Never"] = Field(
         default="Auto", description="Auto: resume from the newest checkpoint. Never: start over."
     )
