@@ -157,7 +157,7 @@ class RunFolder:
         else:
             self._append("metrics.jsonl", line)
         self._newest = line["step"]
-        event = {"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored}
+        event: dict[str, Any] = {"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored}
         if held_out:
             event["val/held_out_scores"] = {scorer: _plain(value) for scorer, value in held_out.items()}
         self._record(event)
