@@ -282,6 +282,8 @@ _DECLARED = (
     Setting("trainer.seed", "spec.seed", limits=(WHOLE, SEED)),
     Setting("trainer.save_freq", "spec.checkpoint.everySteps"),
     Setting("trainer.max_actor_ckpt_to_keep", "spec.checkpoint.keep", nullable=True),
+    Setting("trainer.adapter_save_freq", "spec.checkpoint.adapterEverySteps"),
+    Setting("trainer.max_adapters_to_keep", "spec.checkpoint.keepAdapters", nullable=True),
     Setting(
         "trainer.resume_mode",
         "spec.checkpoint.resume",

@@ -296,8 +296,11 @@ def train_on(
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
     from verl_omni.trainer.data import prompt_dataset, prompt_warnings
+    from verl_omni.trainer.run import recipe_risks
     from verl_omni.trainer.settings import async_settings
 
+    if text := recipe_risks.describe_risks(run.config):
+        run.folder.event("warning", reason="RecipeRisk", message=text)
     if text := async_settings.unlimited_text(run.config):
         run.folder.event("warning", reason="OlderSamplesNotLimited", message=text)
     train, held_out = prompt_dataset.load_checked(run.config)
@@ -367,7 +370,12 @@ def build_loop(
     recorder = StepRecorder(folder, total, tracking=tracking, warnings=warnings)
     saver = saver_of_run(config, stack.workers, folder)
     checkpoints = StepCheckpoints(
-        saver, requests, every=config.trainer.save_freq, total=total, before_save=recorder.record_pending
+        saver,
+        requests,
+        every=config.trainer.save_freq,
+        adapter_every=config.trainer.adapter_save_freq,
+        total=total,
+        before_save=recorder.record_pending,
     )
     data = config.data
     order = PromptOrder(len(train), data.train_batch_size, data.seed, shuffle=data.shuffle)

@@ -20,7 +20,7 @@ and a RayCluster before it replaces rollout pods.
   verbs: [get, list, watch, patch] # patch: number and template of the rollout pods
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
-  verbs: [list] # before a queued job asks for fewer rollout pods
+  verbs: [list] # why Kueue has not admitted a job
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

@@ -138,6 +138,7 @@ class Progress(LenientModel):
     )
     images_per_second: float | None = Field(default=None, description="Images per second in the last step.")
     estimated_remaining_seconds: Count | None = Field(default=None, description="Estimated seconds to the last step.")
+    remaining_summary: Short | None = Field(default=None, description="Estimated time left, for kubectl get.")
     last_update_time: Time | None = Field(default=None, description="Time of the last reported step.")
     heartbeat_time: Time | None = Field(
         default=None, description="Time of the last report of any kind, at most 5 minutes old while reports arrive."

@@ -1,4 +1,4 @@
-"""PURE: what holds a job, since when, and what to do: from its conditions, its pods, its queue and their events."""
+"""PURE: what holds a job, since when, and what to do: from its conditions, its pods and their events."""
 
 from __future__ import annotations
 
@@ -33,30 +33,16 @@ NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class QueueState:
-    """What Kueue says of the Workload of a job's RayJob.
-
-    Attributes:
-        condition: the condition that keeps the RayJob from running; None if none does.
-    """
-
-    workload: str
-    queue: str
-    condition: Condition | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Surroundings:
     """What was read besides the job.
 
     Attributes:
-        pods: pods of the running attempt. queue: None without Kueue.
+        pods: pods of the running attempt.
         warnings: warning events of the job and of its attempt's objects, the oldest first.
         unread: what could not be read, each with the reason.
     """
 
     pods: tuple[ObservedPod, ...] = ()
-    queue: QueueState | None = None
     warnings: tuple[Event, ...] = ()
     unread: tuple[str, ...] = ()
 
@@ -93,17 +79,12 @@ def explain(
     troubles = find_pod_troubles(around.pods)
     updated = None if status.state in _ENDS else _not_updated(status)
     conditions = [condition for condition in (found, None if updated is found else updated) if condition is not None]
-    waits = around.queue.condition if around.queue else None
     state = f"is {status.state}" if status.state else "has no state yet"
     parts = [f"{name} {state}" + (f", step {status.progress.summary}" if status.progress.summary else "")]
-    if failed is None and found is None and not troubles and waits is None:
+    if failed is None and found is None and not troubles:
         return _join([*parts, "Nothing holds it", *_unread(around)])
     parts += map(_describe_condition, [*([failed] if failed else ()), *conditions])
-    if around.queue and waits is not None:
-        parts.append(
-            f"Kueue's Workload {around.queue.workload} in queue {around.queue.queue}: {_describe_condition(waits)}"
-        )
-    if without_cluster := _lacks_cluster(status, found) and waits is None:
+    if without_cluster := _lacks_cluster(status, found):
         parts.append(f"KubeRay has not created the RayCluster of RayJob {status.children.ray_job} yet")
     told = " ".join(parts)
     parts += [_describe_trouble(trouble, told) for trouble in troubles]

@@ -1,20 +1,16 @@
-"""What is around a job on a cluster: pods, Kueue's Workload and warning events."""
+"""What is around a job on a cluster: pods and warning events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from omni_operator.api.names import ATTEMPT_LABEL, JOB_LABEL, Names
-from omni_operator.api.status import Condition
 from omni_operator.cluster.cache.object_parser import parse_pod
 from omni_operator.cluster.errors import ClusterError
-from omni_operator.cluster.kinds import PODS, WORKLOADS, Kind
-from omni_operator.plan.pools import KUEUE_QUEUE
+from omni_operator.cluster.kinds import PODS, Kind
 
-from .explanation import QueueState, Surroundings
+from .explanation import Surroundings
 from .job_pods import select_pod_bodies
 from .jobs import CORE_EVENTS, Client, Job
 from .kubernetes_events import Event, sort_events
@@ -41,11 +37,7 @@ def read_surroundings(client: Client, job: Job) -> Surroundings:
     pods = tuple(map(parse_pod, bodies))
     name = Names(job.name).attempt(attempt)
     events = listed("events", CORE_EVENTS, fieldSelector="type=Warning")
-    queue = None
-    # Kueue may have put a job without a queue label into the namespace's queue `default`.
-    if (job.body["metadata"].get("labels") or {}).get(KUEUE_QUEUE) or job.status.state == "Queued":
-        queue = find_queue_state(listed("Kueue's Workloads", WORKLOADS), name)
-    return Surroundings(pods, queue, select_warnings(events, job.name, name), tuple(unread))
+    return Surroundings(pods, select_warnings(events, job.name, name), tuple(unread))
 
 
 def select_warnings(bodies: Iterable[Mapping[str, Any]], job: str, attempt: str) -> tuple[Event, ...]:
@@ -57,32 +49,3 @@ def select_warnings(bodies: Iterable[Mapping[str, Any]], job: str, attempt: str)
         or event.name == attempt
         or event.name.startswith(f"{attempt}-")
     )
-
-
-def find_queue_state(workloads: Iterable[Mapping[str, Any]], rayjob: str) -> QueueState | None:
-    """What Kueue says of a RayJob's Workload; None if it has none."""
-    for body in workloads:
-        if not any(owner.get("name") == rayjob for owner in body["metadata"].get("ownerReferences") or ()):
-            continue
-        conditions = {found.type: found for found in _conditions(body)}
-        waits = next(
-            (
-                found
-                for kind in ("QuotaReserved", "Admitted")
-                if (found := conditions.get(kind)) and found.status == "False"
-            ),
-            None,
-        )
-        evicted = conditions.get("Evicted")
-        if waits is not None and evicted is not None and evicted.status == "True":
-            waits = evicted
-        return QueueState(body["metadata"]["name"], str(body.get("spec", {}).get("queueName") or ""), waits)
-    return None
-
-
-def _conditions(body: Mapping[str, Any]) -> Iterable[Condition]:
-    for found in (body.get("status") or {}).get("conditions") or ():
-        try:
-            yield Condition.model_validate(found)
-        except ValidationError:
-            continue

@@ -65,7 +65,7 @@ POD_MONITORS = Kind("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
 POD_DISRUPTION_BUDGETS = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 EVENTS = Kind("events.k8s.io", "v1", "events", "Event")
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease")
-WORKLOADS = Kind("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
+WORKLOADS = Kind("kueue.x-k8s.io", "v1beta2", "workloads", "Workload")
 TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview")
 
 ATTEMPT_KINDS = (RAYJOBS, RAYCLUSTERS, PODS)

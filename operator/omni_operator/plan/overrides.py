@@ -252,6 +252,8 @@ def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         "trainer.save_freq": spec.checkpoint.every_steps,
         "trainer.test_freq": spec.trainer.eval_every_steps,
         "trainer.max_actor_ckpt_to_keep": spec.checkpoint.keep,
+        "trainer.adapter_save_freq": spec.checkpoint.adapter_every_steps,
+        "trainer.max_adapters_to_keep": spec.checkpoint.keep_adapters,
         "trainer.resume_mode": "auto" if spec.checkpoint.resume == "Auto" else "disable",
         "trainer.nnodes": layout.nodes,
         "trainer.n_gpus_per_node": layout.accelerators_per_node,

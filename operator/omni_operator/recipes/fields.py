@@ -175,6 +175,8 @@ FIELDS: dict[str, FieldOf] = {
     "trainer.nnodes": FieldOf("trainer.replicas", number),
     "trainer.save_freq": FieldOf("checkpoint.everySteps", interval),
     "trainer.max_actor_ckpt_to_keep": FieldOf("checkpoint.keep", interval),
+    "trainer.adapter_save_freq": FieldOf("checkpoint.adapterEverySteps", interval),
+    "trainer.max_adapters_to_keep": FieldOf("checkpoint.keepAdapters", interval),
     "trainer.resume_mode": FieldOf("checkpoint.resume", one_of(auto="Auto", enable="Auto", disable="Never")),
     "trainer.logger": FieldOf("observability.tracking.loggers", texts),
     "trainer.project_name": FieldOf("observability.tracking.project", text),

@@ -26,6 +26,8 @@ class JobMemory:
         ensured: generation of the job and last change of its shared objects when these were last compared; None while
             something is missing or waits to be corrected.
         corrections: corrections of the job's objects, which other clients may change again each time.
+        queue_reason: why Kueue has not admitted the attempt; empty if it is not known.
+        queue_reread: when to read that again.
         seen: states of head and attempt, and since when this process sees them.
     """
 
@@ -39,6 +41,8 @@ class JobMemory:
     lost_cluster: str | None = None
     ensured: object = None
     corrections: CorrectionRows = field(default_factory=CorrectionRows)
+    queue_reason: str = ""
+    queue_reread: datetime = EARLIEST
     seen: dict[str, tuple[object, datetime]] = field(default_factory=dict)
 
     def with_times_seen(self, observed: Observation, now: datetime) -> Observation:

@@ -1,4 +1,4 @@
-"""Changes of an attempt's RayJob while a Kueue queue has not admitted it: another number of rollout pods.
+"""An attempt that a Kueue queue has not admitted: why, and changes of its RayJob to another number of rollout pods.
 
 Kueue updates the Workload of a suspended RayJob in place, which keeps its place in the queue, unless quota is reserved
 for it: then Kueue deletes the Workload, with the reservation, and makes another one. So the Workload is read before.
@@ -10,7 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from omni_operator.api.names import (
@@ -22,7 +22,7 @@ from omni_operator.api.names import (
     TRAINER_GROUP,
 )
 from omni_operator.cluster.cache.object_parser import parse_rayjob
-from omni_operator.cluster.errors import KindAbsent
+from omni_operator.cluster.errors import KindAbsent, Refused
 from omni_operator.cluster.kinds import RAYJOBS, WORKLOADS, Body
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan.digest import digest_checked
@@ -31,6 +31,8 @@ from omni_operator.status.decisions.situation import AskForPods
 from omni_operator.status.observed.timestamps import format_timestamp
 
 OWNER_LABEL = "kueue.x-k8s.io/job-uid"  # label of a Workload
+REREAD = timedelta(minutes=1)  # pause before the reason of a waiting Workload is read again
+REREAD_UNTRIED = timedelta(seconds=5)  # the same before Kueue has tried it
 PREEMPTING = "Pending the preemption of"  # in Kueue's message while pods of others are ending
 
 
@@ -51,6 +53,24 @@ async def ask_for_pods(cluster: Cluster, namespace: str, step: AskForPods, now: 
     except KindAbsent:
         return None
     return await cluster.patch(RAYJOBS, body, change(body, step, now)) if has_no_room(workloads) else None
+
+
+async def read_queue_reason(cluster: Cluster, namespace: str, uid: str) -> str | None:
+    """Why Kueue has not admitted the RayJob with this uid; empty if Kueue has not tried it, None if it is not known."""
+    try:
+        return find_queue_reason(await cluster.list_objects(WORKLOADS, namespace, f"{OWNER_LABEL}={uid}"))
+    except (KindAbsent, Refused):
+        return None
+
+
+def find_queue_reason(workloads: Iterable[Body]) -> str:
+    """Reason and message of the condition by which a Workload waits; empty without one. PURE."""
+    for workload in workloads:
+        conditions = {one.get("type"): one for one in (workload.get("status") or {}).get("conditions") or ()}
+        for condition in (conditions.get("QuotaReserved") or {}, conditions.get("Admitted") or {}):
+            if condition.get("status") == "False":
+                return ": ".join(filter(None, (str(condition.get("reason")), str(condition.get("message") or ""))))
+    return ""
 
 
 def has_no_room(workloads: Iterable[Body]) -> bool:

@@ -38,13 +38,14 @@ from omni_operator.reconcile.corrected_objects import CorrectedObjects, is_pause
 from omni_operator.reconcile.lost_children import recover_lost
 from omni_operator.reconcile.pass_errors import PassErrors
 from omni_operator.reconcile.pass_memory import JobMemory, PassMemory
-from omni_operator.reconcile.queued_attempt import ask_for_pods
+from omni_operator.reconcile.queued_attempt import REREAD, REREAD_UNTRIED, ask_for_pods, read_queue_reason
 from omni_operator.reconcile.refused_requests import NO_REFUSALS, NO_SERVER_ERRORS
 from omni_operator.reconcile.spec_cache import InvalidSpec, SpecCache, ValidSpec
 from omni_operator.reconcile.status_writer import is_as_decided, write_status
 from omni_operator.status.decisions.decision import decide, needs_spec
 from omni_operator.status.decisions.rolling import hold_templates, replaces_missing
 from omni_operator.status.decisions.situation import (
+    Active,
     AskForPods,
     CreateAttempt,
     Decision,
@@ -55,9 +56,11 @@ from omni_operator.status.decisions.situation import (
     Step,
 )
 from omni_operator.status.decisions.timeouts import Timeouts
+from omni_operator.status.decisions.verdict import InProgress, Stage
 from omni_operator.status.observed.job_facts import JobFacts, without_pods
 from omni_operator.status.observed.observation import Observation, Refusal, TrainerReport
 from omni_operator.status.observed.running_pods import as_admitted
+from omni_operator.status.observed.timestamps import EARLIEST
 from omni_operator.status.report.events import find_events
 from omni_operator.status.report.job_status import Context, derive_invalid_status, derive_status, derive_unknown_status
 from omni_operator.status.report.spec_applied import is_outdated
@@ -238,6 +241,7 @@ class Reconciler:
         # The operator's settings may have become stricter: a running attempt continues to its end.
         if job.refused_spec and needs_spec(decision.situation, observed, job.status):
             return await self._without_spec(job.key, job.body, job.status, job.refused_spec, job.now)
+        decision = await self._explain_queue(job, decision, observed)
         applied = await self._apply(job, decision.steps)
         current = self.cache.job(job.key)
         if current is None:
@@ -294,6 +298,25 @@ class Reconciler:
                 return _Applied(memory.refusals.last)
         memory.refusals = NO_REFUSALS
         return _Applied()
+
+    async def _explain_queue(self, job: _Subject, decision: Decision, observed: Observation) -> Decision:
+        """The decision with Kueue's reason, where a queue of Kueue has not admitted the attempt."""
+        memory = job.memory
+        match decision.situation:
+            case Active(attempt=attempt, going=InProgress(stage=Stage.QUEUED) as going):
+                rayjob = observed.rayjob(attempt)
+            case _:
+                memory.queue_reread = EARLIEST
+                return decision
+        if rayjob is None or not rayjob.in_queue:
+            return decision
+        if memory.queue_reread <= job.now:
+            reason = await read_queue_reason(self.cluster, job.key[0], rayjob.uid)
+            memory.queue_reason = reason or ""
+            memory.queue_reread = job.now + (REREAD_UNTRIED if reason == "" else REREAD)
+        situation = Active(attempt, replace(going, problem=memory.queue_reason))
+        wake = min(filter(None, (decision.wake, memory.queue_reread)))
+        return replace(decision, situation=situation, wake=wake)
 
     async def _write_outcome(
         self, job: _Subject, current: Body, decision: Decision, applied: _Applied

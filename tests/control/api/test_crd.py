@@ -154,8 +154,10 @@ def test_kubectl_get_shows_at_most_seven_columns_and_begins_with_the_state() -> 
     columns = definition.crd()["spec"]["versions"][0]["additionalPrinterColumns"]
     shown = ["Name", *(column["name"] for column in columns if not column.get("priority"))]
     assert len(shown) <= 7
-    assert shown == ["Name", "State", "Reason", "Step", "Reward", "Attempts", "Age"]
+    assert shown == ["Name", "State", "Reason", "Step", "Left", "Reward", "Age"]
     assert [column["name"] for column in columns if column.get("priority")] == [
+        "Percent",
+        "Attempts",
         "Ready",
         "Rollouts",
         "Weights",

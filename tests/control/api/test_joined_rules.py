@@ -91,6 +91,15 @@ def test_the_test_for_a_field_is_never_one_for_a_name() -> None:
     assert "has(engine)" not in rule["rule"]
 
 
+def test_a_loop_reads_its_list_by_the_whole_path() -> None:
+    """Else the API server takes the list for an unbounded one, and refuses the CRD."""
+    schema = engine(default={})
+    schema["properties"]["engine"]["properties"]["names"] = {"type": "array", "items": {"type": "string"}}
+    schema[VALIDATIONS].append({"rule": "self.engine.names.all(name, name != '')", "message": "is empty"})
+    (rule,) = join_rules(schema)[VALIDATIONS]
+    assert rule["rule"].startswith("[self.engine].all(engine, ") and "(self.engine.names.all(name, " in rule["rule"]
+
+
 def test_rules_about_changes_and_very_long_ones_stay_alone() -> None:
     """At a creation the API server evaluates none that reads the old object."""
     change = {"rule": "self == oldSelf", "message": "a"}

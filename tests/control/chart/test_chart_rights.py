@@ -64,7 +64,7 @@ def needed() -> set[Right]:
     found |= rights(RAYJOBS, "delete") | rights(EVENTS, "create")
     found |= rights(RAYCLUSTERS, "get", "patch")  # number and template of the rollout pods
     found |= rights(POD_DISRUPTION_BUDGETS, "create")  # they go with their RayCluster
-    found |= rights(WORKLOADS, "list")  # before a queued job asks for fewer rollout pods
+    found |= rights(WORKLOADS, "list")  # why Kueue has not admitted a job
     for kind in (JOBS, *CHILDREN):
         found |= rights(kind, "list", "watch")
     for kind in applied():
@@ -182,10 +182,9 @@ def test_the_cluster_roles_view_and_edit_include_jobs(chart: Render) -> None:
     assert f"{label}view" not in edit["metadata"]["labels"]
     assert {verb for _, _, verb in granted(view["rules"])} == {"get", "list", "watch"}
     assert {group for group, _, _ in granted(edit["rules"])} == {"diffusionrl.io"}
-    # Besides jobs, only what drl why reads of a queue, and drl fetch of an attempt.
+    # Besides jobs, only what drl fetch reads of an attempt.
     others = {right for right in granted(view["rules"]) if right[0] != "diffusionrl.io"}
-    queues = {("kueue.x-k8s.io", "workloads", "get"), ("kueue.x-k8s.io", "workloads", "list")}
-    assert others == queues | rights(RAYJOBS, "get")
+    assert others == rights(RAYJOBS, "get")
     scale = {verb for _, resource, verb in granted(edit["rules"]) if resource == "diffusionrljobs/scale"}
     assert scale == {"get", "update", "patch"}, "kubectl scale"
     # Only the operator writes the status.

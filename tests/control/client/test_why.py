@@ -7,12 +7,11 @@ from typing import Any
 
 from control.client.fake_server import EVENTS, FakeServer, drl, make_job, owners
 from omni_operator.api.status import Children, Condition, Status
-from omni_operator.client.explanation import PodTrouble, QueueState, Surroundings, explain, find_pod_troubles
-from omni_operator.client.surroundings import find_queue_state, select_warnings
+from omni_operator.client.explanation import PodTrouble, Surroundings, explain, find_pod_troubles
+from omni_operator.client.surroundings import select_warnings
 from omni_operator.cluster.cache.object_parser import parse_pod
 
 PODS = "/api/v1/namespaces/team/pods"
-WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"
 AT = "2026-01-01T00:00:00Z"
 NO_NODE = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
@@ -46,15 +45,6 @@ def event(reason: str, kind: str, name: str, message: str) -> dict[str, Any]:
         "message": message,
         "lastTimestamp": AT,
         "involvedObject": about,
-    }
-
-
-def workload(owner: str, *conditions: tuple[str, str, str]) -> dict[str, Any]:
-    made = [{"type": kind, "status": value, "reason": why, "message": "no quota"} for kind, value, why in conditions]
-    return {
-        "metadata": {"name": "w", "ownerReferences": [{"name": owner}]},
-        "spec": {"queueName": "team-queue"},
-        "status": {"conditions": made},
     }
 
 
@@ -102,8 +92,6 @@ def test_a_rayjob_that_kuberay_does_not_act_on_is_named() -> None:
     assert "KubeRay has not created the RayCluster of RayJob red-a01 yet. What to do: if that lasts" in said
     served = alone.model_copy(update={"children": Children(ray_job="red-a01", ray_cluster="red-a01-x")})
     assert "KubeRay" not in explain("red", served, AT)
-    queued = Surroundings(queue=QueueState("w", "q", Condition(type="QuotaReserved", status="False", reason="Pending")))
-    assert "KubeRay" not in explain("red", alone, AT, around=queued)
 
 
 def test_a_running_job_whose_rollout_pods_were_not_updated_says_why() -> None:
@@ -137,26 +125,6 @@ def test_a_volume_that_cannot_be_mounted_is_known_from_events_only() -> None:
     assert "What to do: check that the volume exists" in said
 
 
-def test_the_queue_says_what_it_waits_for() -> None:
-    assert find_queue_state([workload("other", ("QuotaReserved", "False", "Pending"))], "red-a01") is None
-    waits = find_queue_state([workload("red-a01", ("QuotaReserved", "False", "Pending"))], "red-a01")
-    assert waits == QueueState(
-        "w", "team-queue", Condition(type="QuotaReserved", status="False", reason="Pending", message="no quota")
-    )
-    admitted = [
-        workload("red-a01", ("QuotaReserved", "True", "Q"), ("Admitted", "True", "A"), ("Evicted", "True", "E"))
-    ]
-    assert find_queue_state(admitted, "red-a01") == QueueState("w", "team-queue")
-    evicted = find_queue_state(
-        [workload("red-a01", ("QuotaReserved", "False", "Pending"), ("Evicted", "True", "Preempted"))], "red-a01"
-    )
-    assert evicted is not None
-    assert evicted.condition is not None
-    assert evicted.condition.reason == "Preempted"
-    said = explain("red", Status(state="Queued"), AT, around=Surroundings(queue=waits))
-    assert "Kueue's Workload w in queue team-queue: QuotaReserved is False: Pending: no quota" in said
-
-
 def test_messages_cannot_control_the_terminal(server: FakeServer, kubeconfig: Path) -> None:
     job = make_job("blue")
     job["status"]["conditions"][0]["message"] = "\x1b]0;title\x07 \x9b2J"
@@ -169,17 +137,14 @@ def test_messages_cannot_control_the_terminal(server: FakeServer, kubeconfig: Pa
 
 def test_rights_that_are_missing_are_named_and_the_rest_is_told(server: FakeServer, kubeconfig: Path) -> None:
     job = make_job("blue")
-    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-queue"}
     job["status"]["attempts"] = 1
     server.jobs["blue"] = job
     server.objects[PODS] = 403, {"message": "User u cannot list pods"}
     server.objects[EVENTS] = 200, {"items": [event("FailedMount", "Pod", "blue-a01-x", "no volume")]}
-    server.objects[WORKLOADS] = 200, {"items": [workload("blue-a01", ("QuotaReserved", "False", "Pending"))]}
     said = drl(kubeconfig, "why", "blue").stdout
     assert "Not read: pods (GET /api/v1/namespaces/team/pods: User u cannot list pods)" in said
     assert "ClaimNotFound: no claim runs" in said
     assert "FailedMount of Pod blue-a01-x: no volume" in said
-    assert "Workload w in queue team-queue" in said
     assert len(said.splitlines()) == 1
     assert {"labelSelector": "diffusionrl.io/job=blue,diffusionrl.io/attempt=1"} in server.queries
     other = waiting("stray", "CrashLoopBackOff")

@@ -194,3 +194,15 @@ async def test_a_stale_attempts_report_changes_nothing(simulation: Any) -> None:
     assert simulation.report(attempt=1, step=99) == {"stale": True}
     await simulation.after(60)
     assert simulation.status().progress.global_step == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0m0s"), (59.2, "1m0s"), (3599, "59m59s"), (7380, "2h3m"), (90_000, "1d1h")],
+)
+async def test_the_time_left_is_shown_as_kubectl_shows_ages(simulation: Any, seconds: float, shown: str) -> None:
+    await simulation.submit_running()
+    simulation.report(step=5, eta_s=seconds)
+    await simulation.settle()
+    progress = simulation.status().progress
+    assert (progress.percent, progress.remaining_summary) == (50, shown)

@@ -1,6 +1,7 @@
 """Run by test_fork_server.py: a Ray whose workers are forks. Prints the ids of all processes that there were."""
 
 import gc
+import importlib
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from verl_omni.trainer import startup
 
 startup.prepare_environment(has_accelerator=False)
 from verl_omni.platforms.cpu.fork_server import ForkingCluster, can_fork_workers  # noqa: E402
+from verl_omni.platforms.cpu.fork_server.cluster import NOT_NEEDED  # noqa: E402
 from verl_omni.platforms.cpu.fork_server.head import IDLE_AGENT  # noqa: E402
 
 assert can_fork_workers()
@@ -20,6 +22,10 @@ import ray  # noqa: E402
 
 assert not can_fork_workers()
 assert gc.isenabled() and gc.get_freeze_count() > 100_000, "what was imported is exempt from collections"
+
+imported = sorted(name for name in NOT_NEEDED if name in sys.modules)
+assert not imported, f"imported, though nothing needs it on a CPU: {imported}"
+assert importlib.import_module("scipy.signal").resample_poly, "a scorer of the user's may need it"
 
 
 def drawn() -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import time
 from pathlib import Path
@@ -72,6 +73,10 @@ class AnsweringWorkers:
 
     def save_checkpoint(self, folder: str) -> None:
         (Path(folder) / "weights").write_text("w")
+
+    def save_adapter(self, folder: str) -> None:
+        (Path(folder) / "lora").mkdir()
+        (Path(folder) / "lora" / "weights").write_text("w")
 
     def start_checkpoint(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -200,6 +205,33 @@ def test_a_checkpoint_in_the_background_is_complete_after_a_later_step_and_writt
     found = [event["step"] * (1 if event["event"] == "step" else -1) for event in events_of(tmp_path)]
     assert [step for step in found if step] == order
     assert made.stack.workers.started == 2
+
+
+ADAPTERS = ("trainer.adapter_save_freq=1", "trainer.save_freq=0", "trainer.total_training_steps=4")
+
+
+def test_adapters_are_saved_at_their_own_cadence_and_the_newest_are_kept(tmp_path: Path) -> None:
+    trainer(tmp_path, *ADAPTERS, "trainer.max_adapters_to_keep=2", "data.val_files=null").fit(None)
+    assert checkpoints.steps(tmp_path / "checkpoints") == [4], "only at the end"
+    assert checkpoints.steps(tmp_path / "adapters") == [3, 4]
+    saved = [event for event in events_of(tmp_path) if event["event"] == "adapter"]
+    assert [event["step"] for event in saved] == [1, 2, 3, 4]
+    assert (Path(saved[-1]["path"]) / "lora" / "weights").is_file()
+
+
+def test_an_adapter_that_was_not_written_whole_does_not_exist(tmp_path: Path) -> None:
+    made = trainer(tmp_path, *ADAPTERS, "data.val_files=null")
+
+    def fill_disk(folder: str) -> None:
+        (Path(folder) / "lora").mkdir()
+        (Path(folder) / "lora" / "weights").write_text("w")
+        if folder.endswith("2"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    made.stack.workers.save_adapter = fill_disk
+    with pytest.raises(OSError, match="No space left"):
+        made.fit(None)
+    assert [path.name for path in (tmp_path / "adapters").iterdir()] == ["step_000001"]
 
 
 def test_a_step_counts_its_samples_and_no_more_time_than_passes(tmp_path: Path) -> None:

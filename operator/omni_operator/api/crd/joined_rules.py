@@ -17,8 +17,9 @@ from omni_operator.api.base import VALIDATIONS
 
 Schema = dict[str, Any]
 Rule = Mapping[str, str]
-# A field that a rule reads, or whose presence it tests.
-PATH = re.compile(r"(?P<test>has\()?(?P<path>\bself(?:\.\w+)+)")
+# A field that a rule reads, or whose presence it tests; no list of a loop, as in `self.scorers.all(`: the API server
+# bounds the cost of a loop only if the path of its list begins with `self`.
+PATH = re.compile(r"(?P<test>has\()?(?P<path>\bself(?:\.\w+)+)(?![\w.]*\()")
 # The test for an optional field, after which a rule is evaluated for few jobs only.
 TEST = re.compile(r"!has\([^)]*\) \|\| ")
 OLD = "oldSelf"

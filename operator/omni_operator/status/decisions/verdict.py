@@ -32,7 +32,7 @@ class InProgress:
     """The attempt is in progress.
 
     Attributes:
-        problem_reason, problem: what keeps it from running; empty if nothing does.
+        problem_reason, problem: what keeps it from running; empty if nothing does. In a queue there is no reason.
         wake: time of the next pass if no event comes first.
     """
 

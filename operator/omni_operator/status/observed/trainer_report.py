@@ -59,7 +59,19 @@ class ReportEvent(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     attempt: Count | None = None
-    event: Literal["start", "phase", "step", "checkpoint", "output", "heartbeat", "warning", "error", "stopped", "done"]
+    event: Literal[
+        "start",
+        "phase",
+        "step",
+        "checkpoint",
+        "adapter",
+        "output",
+        "heartbeat",
+        "warning",
+        "error",
+        "stopped",
+        "done",
+    ]
     step: Count | None = None
     total_steps: Count | None = None
     reward_mean: Number | None = Field(default=None, alias="reward/mean")

@@ -213,7 +213,9 @@ def _active(
     if going.stage is Stage.QUEUED:
         text = "the queue has not admitted the RayJob (its spec.suspend is true)"
         asks = describe_request(observed, attempt)
-        queued = false_because("Queued", f"{text}, which {asks}" if asks else text)
+        text += f", which {asks}" if asks else ""
+        text += f". Kueue says {going.problem}" if going.problem else ""
+        queued = false_because("Queued", text)
         ready = _refused(refusal) or false_because("Queued")
         return _table(queued, ready, unknown_because("Queued"), updated=updated)
     fewer = describe_admission(observed, attempt)

@@ -20,7 +20,7 @@ def update_progress(previous: Progress, report: TrainerReport | None, facts: Job
     total = report.total_steps or facts.total_steps or previous.total_steps
     advanced = report.step is not None and report.step != previous.global_step
     reward = report.reward_mean if report.reward_mean is not None else previous.reward
-    eta = report.eta_seconds
+    seconds_left = max(0, math.ceil(report.eta_seconds)) if report.eta_seconds is not None else None
     return Progress(
         global_step=step,
         total_steps=total,
@@ -38,10 +38,21 @@ def update_progress(previous: Progress, report: TrainerReport | None, facts: Job
         images_per_second=report.images_per_second
         if report.images_per_second is not None
         else previous.images_per_second,
-        estimated_remaining_seconds=max(0, math.ceil(eta)) if eta is not None else None,
+        estimated_remaining_seconds=seconds_left,
+        remaining_summary=format_duration(seconds_left) if seconds_left is not None else None,
         last_update_time=format_timestamp(report.at) if advanced else previous.last_update_time,
         heartbeat_time=format_timestamp(report.at),
     )
+
+
+def format_duration(seconds: int) -> str:
+    """A duration in its two largest units, as kubectl prints ages: 3d4h, 2h13m, 5m20s."""
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours}h"
+    return f"{hours}h{minutes}m" if hours else f"{minutes}m{seconds}s"
 
 
 def update_weights(previous: Weights, report: TrainerReport | None) -> Weights:
