@@ -11,6 +11,7 @@ from typing import Any
 
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.declarations import SETTINGS, may_be_null, out_of_range
+from verl_omni.settings_schema.reference_settings import read_yaml
 from verl_omni.settings_schema.setting import Kind, fits, is_number, plain_value
 
 MISSING = "???"  # the default of a setting that must be given
@@ -139,11 +140,7 @@ def _wrong_engine_value(name: str, value: Any) -> str | None:
 
 
 def _read(name: str) -> Any:
-    import yaml  # most commands of `drl` read no settings
-
-    # `CSafeLoader` is ten times as fast, and is not there on every machine.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(_FILES.joinpath(name).read_text(encoding="utf-8"), Loader=loader)
+    return read_yaml(_FILES.joinpath(name).read_text(encoding="utf-8"))
 
 
 def _merged(values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

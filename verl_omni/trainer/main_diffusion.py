@@ -381,9 +381,17 @@ def build_loop(
     order = PromptOrder(len(train), data.train_batch_size, data.seed, shuffle=data.shuffle)
     engines = Engines(config, stack, recorder.exported)
     generator = SampleGenerator(config, stack, engines, folder, checkpoints.poll_requests)
-    batches = TrainingBatches(config, generator, train, order, last=total, offline=pairs is not None)
     update = PolicyUpdate(config, stack.workers, order, recorder.exported, pairs)
     evaluation = Evaluation(config, generator, engines, recorder, held_out, last=total)
+    batches = TrainingBatches(
+        config,
+        generator,
+        train,
+        order,
+        last=total,
+        offline=pairs is not None,
+        is_evaluated=evaluation.is_due,
+    )
     report_pools(stack, folder, note, checkpoints.poll_requests)
     return TrainingLoop(total, stack.workers, folder, batches, update, engines, evaluation, recorder, checkpoints)
 

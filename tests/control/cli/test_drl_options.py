@@ -46,7 +46,7 @@ EVERY = dict(commands(typer.main.get_command(app)))
 @pytest.mark.parametrize(
     ("arguments", "printed", "left_out"),
     [
-        (["--help"], "  validate  Check jobs without running them.", {"pydantic", "ruamel.yaml"}),
+        (["--help"], "  validate  Check jobs without running them.", {"pydantic", "ruamel.yaml", "yaml"}),
         (["validate", "JOB"], "is valid", {"omni_operator.plan.objects"}),
         (["validate", "JOB", "--cluster"], "is valid", set()),
         (["render", "JOB"], "trainer.total_training_steps=", {"omni_operator.plan.objects"}),

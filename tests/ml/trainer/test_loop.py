@@ -27,6 +27,7 @@ from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder, TakenOver
 from verl_omni.trainer.run.step_checkpoints import Interrupted
 from verl_omni.trainer.settings import process_counts
+from verl_omni.utils.seeds import sample_seeds
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
@@ -118,6 +119,49 @@ def trainer(
         judges=None,
     )
     return run_in_memory(config, stack, folder, rows, held_out)
+
+
+class ShowingAgentLoop(AnsweringAgentLoop):
+    """Answers with pixels; those of a training batch come back for the requests that keep them."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        made = super().generate_sequences(prompts)
+        rows = len(prompts)
+        if "responses" in made.batch:
+            made.batch["responses"] = torch.full((rows, 3, 8, 8), 200, dtype=torch.uint8)
+        kept = prompts.non_tensor_batch.get("_keeps_picture", [False] * rows)
+        pictures = np.empty(rows, dtype=object)
+        for row in range(rows):
+            pictures[row] = np.full((3, 4, 4), 10 * row, dtype=np.uint8) if kept[row] else None
+        made.non_tensor_batch["picture"] = pictures
+        if prompts.meta_info.get("validate"):
+            self.asked.append([int(seed) for seed in prompts.non_tensor_batch["seed"]])
+        return made
+
+
+def test_training_images_are_shown_beside_the_evaluations_of_the_same_prompt_and_seed(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "trainer.test_freq=2", "trainer.val_before_train=false")
+    agent_loop = ShowingAgentLoop()
+    made.stack.agent_loop = agent_loop
+    made.fit(None)
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["step_000002"]
+    index = json.loads((tmp_path / "samples/step_000002/index.json").read_text())
+    previews = [entry for entry in index if entry["kind"] == "preview"]
+    prompts = [entry["prompt"] for entry in index if entry["kind"] == "prompt"]
+    assert sorted(entry["prompt"] for entry in previews) == sorted(prompts)
+    assert [entry["training_score"] for entry in previews] == [0.0, 2.0], "the first of two samples of each prompt"
+    requests = sample_generation.training_requests(ROWS, n=2, step=2, version=1, seed=0)
+    assert requests.seed is not None
+    assert agent_loop.asked[1] == [entry["seed"] for entry in previews]
+    assert agent_loop.asked[1] == [sample_seeds(requests.seed, row, 2, same_noise=False)["seed"] for row in (0, 2)]
+    pair = np.asarray(Image.open(tmp_path / "samples/step_000002" / previews[1]["file"]))
+    assert pair.shape == (8, 16, 3)
+    assert pair[:, :8].max() == 20 and pair[:, 8:].min() == 200, "enlarged to the size of the evaluation's"
+    line = made.folder.metrics()[-1]
+    assert line["val/n"] == len(ROWS), "previews are in no metric"
 
 
 @pytest.mark.parametrize(

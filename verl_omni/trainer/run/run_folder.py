@@ -173,7 +173,11 @@ class RunFolder:
         for place, sample in enumerate(samples):
             name = f"{place:02d}.png"
             as_file(sample).save(folder / name)
-            entry = {"file": name, **_add_video(videos, folder, f"{place:02d}.webp", sample), "prompt": sample.prompt}
+            entry: dict[str, Any] = {
+                "file": name,
+                **_add_video(videos, folder, f"{place:02d}.webp", sample),
+                "prompt": sample.prompt,
+            }
             entry |= {"seed": sample.seed, "score": sample.score, "kind": sample.kind}
             if sample.kind == PREVIEW:
                 entry["training_score"] = sample.training_score
