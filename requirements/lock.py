@@ -13,6 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent / "pyproject.toml"
+OVERRIDES = HERE / "overrides.txt"
 MARK = "# pyproject.toml: "
 # The extras of each set. The first set has all packages, and the others the same versions.
 SETS = {
@@ -26,7 +27,7 @@ def fingerprint(extras: Sequence[str]) -> str:
     """Hash of what a set is resolved from."""
     table = tomllib.loads(PROJECT.read_text())
     project = table["project"]
-    chosen = [project["requires-python"], project["dependencies"], table["build-system"]]
+    chosen = [project["requires-python"], project["dependencies"], table["build-system"], OVERRIDES.read_text()]
     chosen += [project["optional-dependencies"][extra] for extra in extras]
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -44,6 +45,8 @@ def resolve(uv: str, name: str, extras: Sequence[str]) -> None:
             "compile",
             str(PROJECT),
             *options,
+            "--override",
+            str(OVERRIDES),
             "--python-version",
             "3.11",
             "--generate-hashes",

@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_omni.compat.versions import require
 
-TESTED = frozenset({"0.28.0"})
+TESTED = frozenset({"0.30.0"})
 
 
 class _Kernel:
@@ -27,8 +27,8 @@ class _Kernel:
 
 
 def apply(function: Callable[..., None]) -> None:
-    """Replace vLLM's `_compute_slot_mapping_kernel` by `function`, which has its arguments. Safe to repeat."""
+    """Let vLLM compute slots by `function`, which has the arguments of its Triton kernel. Safe to repeat."""
     require("vllm", TESTED, "slot_mapping")
     from vllm.v1.worker import block_table
 
-    block_table._compute_slot_mapping_kernel = _Kernel(function)
+    block_table._COMPUTE_SLOT_MAPPING_KERNEL.kernel = _Kernel(function)
