@@ -63,14 +63,25 @@ def resolve(uv: str, name: str, extras: Sequence[str]) -> None:
 
 
 def stale(folder: Path = HERE) -> list[str]:
-    """Sets that were resolved from something else, name an address, or have other versions than the first set."""
+    """Sets that were resolved from something else, name an address, or have other versions than pins or the first set.
+
+    Without a pin, uv would silently take verl 0.4.1, the last without a limit on transformers.
+    """
     texts = {name: (folder / name).read_text() if (folder / name).exists() else "" for name in SETS}
     tested = versions(next(iter(texts.values())))
     return [
         name
         for name, text in texts.items()
-        if not text.startswith(f"{MARK}{fingerprint(SETS[name])}\n") or "://" in text or not versions(text) <= tested
+        if not text.startswith(f"{MARK}{fingerprint(SETS[name])}\n")
+        or "://" in text
+        or not pins(SETS[name]) <= versions(text) <= tested
     ]
+
+
+def pins(extras: Sequence[str]) -> set[str]:
+    """The requirements that allow one version, as `name==version`."""
+    optional = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+    return {requirement for extra in extras for requirement in optional[extra] if "==" in requirement}
 
 
 def versions(text: str) -> set[str]:

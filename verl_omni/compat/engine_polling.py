@@ -1,8 +1,8 @@
 """Patch: an idle vLLM-Omni engine looks for outputs a hundred times a second instead of a thousand.
 
 Fault: the orchestrator (vllm_omni/engine/orchestrator.py, `_orchestration_loop`) and its client
-(vllm_omni/entrypoints/async_omni_base.py) poll their queues every millisecond, also while a batch is generated. On a CPU
-both take the interpreter lock and the core from the model each time.
+(vllm_omni/entrypoints/async_omni_base.py) poll their queues every millisecond, also while a batch is generated. On a
+CPU both take the interpreter lock and the core from the model each time.
 Remove when: an output of a diffusion stage wakes the thread that waits for it.
 """
 

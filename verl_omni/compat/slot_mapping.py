@@ -20,10 +20,10 @@ class _Kernel:
     """Supports the call syntax of Triton's kernels: `kernel[grid](…)`."""
 
     def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
+        self.func = function  # vLLM reads the names of its parameters
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return self._function
+        return self.func
 
 
 def apply(function: Callable[..., None]) -> None:
