@@ -48,8 +48,15 @@ def run(target: Target, prefixes: Sequence[str], say: Callable[[str], None]) -> 
         chosen = only(chosen, prefixes)
     digests = long_tests.digests(ROOT)
     begun = datetime.now(UTC).isoformat(timespec="seconds")
-    everything = target is not Target.TEST or prefixes
-    let_wait({} if everything else long_tests.waiting(long_tests.recorded(), digests), say)
+    if prefixes:
+        wait = {}
+    elif target is Target.TEST:
+        wait = long_tests.waiting(long_tests.recorded(), digests, long_tests.TURNS)
+    elif "TESTS_END_BY" in os.environ:
+        wait = long_tests.waiting(long_tests.recorded(committed=True), digests, long_tests.TURNS_OF_CI)
+    else:
+        wait = {}
+    let_wait(wait, say)
     # The context of an accelerator does not survive a fork.
     runner = Runner(FOLDER, say, None if has_accelerator() else Preloaded())
     failed = runner.run(chosen)
@@ -71,9 +78,7 @@ def let_wait(files: Mapping[str, str], say: Callable[[str], None]) -> None:
     WAITING.write_text(json.dumps(files, indent=1) + "\n", encoding="utf-8")
     os.environ[long_tests.VARIABLE] = str(WAITING)
     if files:
-        say(
-            f"{len(files)} long files of tests wait for a later run (docs/contribute/testing.md); make test-all runs it"
-        )
+        say(f"{len(files)} long files of tests wait for a later run (docs/contribute/testing.md)")
 
 
 def write_times(say: Callable[[str], None]) -> int:
@@ -85,7 +90,11 @@ def write_times(say: Callable[[str], None]) -> int:
     page = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(timings.replaced(page, timings.table(machine(), stages, tests)), encoding="utf-8")
     turns.write(turns.newest(turns.known(), timings.on_clusters(timings.passed(FOLDER))), turns.COMMITTED)
-    say(f"wrote {PAGE.relative_to(ROOT)} and {turns.COMMITTED.relative_to(ROOT)}")
+    files = long_tests.digests(ROOT)
+    turns.write(
+        {name: record for name, record in long_tests.recorded(True).items() if name in files}, long_tests.COMMITTED
+    )
+    say("wrote " + ", ".join(str(path.relative_to(ROOT)) for path in (PAGE, turns.COMMITTED, long_tests.COMMITTED)))
     return 0
 
 

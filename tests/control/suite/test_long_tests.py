@@ -33,22 +33,25 @@ def records_of(count: int) -> dict[str, Passed]:
 
 
 def test_on_a_machine_without_records_nothing_waits() -> None:
-    assert waiting({}, FILES) == {}
+    assert waiting({}, FILES, TURNS) == {}
 
 
 def test_a_third_of_the_time_goes_to_those_that_passed_longest_ago() -> None:
-    assert waiting(records_of(6), FILES) == {name(number): f"2026-01-{number + 1:02}" for number in range(2, 6)}
+    assert waiting(records_of(6), FILES, TURNS) == {name(number): f"2026-01-{number + 1:02}" for number in range(2, 6)}
+
+
+def test_half_of_the_time_goes_to_them_in_two_turns() -> None:
+    assert waiting(records_of(6), FILES, 2).keys() == {name(number) for number in range(3, 6)}
 
 
 def test_one_that_has_changed_does_not_wait() -> None:
     changed = {name(number): Passed(40, LATELY, "another") for number in (4, 5)}
-    assert waiting(records_of(6) | changed, FILES).keys() == {name(number) for number in range(4)}
+    assert waiting(records_of(6) | changed, FILES, TURNS).keys() == {name(number) for number in range(4)}
 
 
 def test_one_that_is_gone_takes_no_time() -> None:
-    assert (
-        waiting({name(0): Passed(40, LATELY, "same"), "tests/test_gone.py": Passed(1000, LONG_AGO, "a")}, FILES) == {}
-    )
+    records = {name(0): Passed(40, LATELY, "same"), "tests/test_gone.py": Passed(1000, LONG_AGO, "a")}
+    assert waiting(records, FILES, TURNS) == {}
 
 
 @given(st.lists(st.integers(30, 300), min_size=1, max_size=15))
@@ -56,7 +59,7 @@ def test_each_has_its_turn(seconds: list[int]) -> None:
     records = {name(number): Passed(took, LONG_AGO, "same") for number, took in enumerate(seconds)}
     ran = set[str]()
     for run in range(2 * TURNS):
-        now = records.keys() - waiting(records, FILES).keys()
+        now = records.keys() - waiting(records, FILES, TURNS).keys()
         took = sum(records[each].seconds for each in now)
         assert took <= max(sum(seconds) / TURNS, *seconds) * 1.000001
         passed = {f"{each}::test": Passed(records[each].seconds, f"2026-02-{run + 1:02}", "") for each in now}
