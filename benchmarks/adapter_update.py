@@ -54,7 +54,7 @@ def make_model(path: Path) -> None:
     """Write the tiny model with a larger transformer."""
     from diffusers import SD3Transformer2DModel
 
-    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
     make_tiny_sd3(path)
     small = SD3Transformer2DModel.load_config(path / "transformer")

@@ -16,7 +16,8 @@ import fit_page
 import page_tables
 from results import arguments, results_file, table, write
 
-from verl_omni.trainer.device_checks.measured_update import TRANSFORMERS, compare
+from verl_omni.pipelines.registry import FOLDERS
+from verl_omni.trainer.device_checks.measured_update import compare
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -37,15 +38,16 @@ WIDE: dict[str, dict[str, Any]] = {
     "qwen_image_edit": {"attention_head_dim": 128, "num_attention_heads": 24, "axes_dims_rope": [16, 56, 56]},
     "wan": {"attention_head_dim": 128, "num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 12},
 }
+FIRST = "sd3"
 SIZES = [f"{ROLLOUT}.pipeline.height=512", f"{ROLLOUT}.pipeline.width=512"]
 # Frames of a video; its other dimensions are those of an image.
 FRAMES = {"wan": [f"{ROLLOUT}.pipeline.num_frames=5"]}
 
 
 def variants(family: str) -> list[list[tuple[str, str]]]:
-    """Settings to compare, each with its name: all of them for the first family, the usual ones for the others."""
+    """Settings to compare, each with its name: all of them for `FIRST`, the usual ones for the others."""
     grpo = ALGORITHMS[0]
-    if family != next(iter(TRANSFORMERS)):
+    if family != FIRST:
         return [[grpo, LORA], [grpo, LORA, BFLOAT16]]
     settings = (
         [FULL],
@@ -64,7 +66,7 @@ def measure(*, gpu: bool) -> list[dict[str, Any]]:
     """A row per family and variant."""
     rows = []
     device, widths, sizes = ("cuda", WIDE, SIZES) if gpu else ("cpu", {}, [])
-    for family in TRANSFORMERS:
+    for family in (FIRST, *sorted(FOLDERS.keys() - {FIRST})):
         for variant in variants(family):
             settings = [setting for _, setting in variant] + FRAMES.get(family, []) + sizes
             found = compare(family, settings, device, widths.get(family))

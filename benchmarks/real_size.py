@@ -131,10 +131,10 @@ def make_model(folder: Path, layers: int, *, complete: bool) -> None:
     import torch
     from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 
-    from verl_omni.models import text, tiny
+    from verl_omni.models import text, tiny_parts
     from verl_omni.trainer.memory_estimate.public_models import MODELS
 
-    _, components, _ = MODELS[MODEL]
+    components = MODELS[MODEL].components
     config = {**components["transformer"][1], "num_layers": layers}
     config["dual_attention_layers"] = [layer for layer in config["dual_attention_layers"] if layer < layers]
     joint = config["joint_attention_dim"]
@@ -152,8 +152,8 @@ def make_model(folder: Path, layers: int, *, complete: bool) -> None:
         AutoencoderKL.from_config(vae).save_pretrained(partial / "vae")
         encoders = [_encoder(*components[name]) for name in ENCODERS] if complete else []
     torch.set_default_dtype(torch.float32)
-    clip = text.clip_tokenizer(tiny.WORDS, TEXT_LENGTH)
-    t5 = text.t5_tokenizer(tiny.WORDS, TEXT_LENGTH)
+    clip = text.clip_tokenizer(tiny_parts.WORDS, TEXT_LENGTH)
+    t5 = text.t5_tokenizer(tiny_parts.WORDS, TEXT_LENGTH)
     first = pooled // 16 * 6  # as CLIP-L and CLIP-bigG share the pooled width
     encoders = encoders or [
         text.clip_encoder(clip, first, TEXT_LENGTH, seed=1),

@@ -138,7 +138,7 @@ def measure(folder: Path, losses: int, done: Callable[[list[Loss]], None]) -> No
     startup.prepare_environment(has_accelerator=False)  # before Ray is imported
     from ray.cluster_utils import Cluster as RayNodes
 
-    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
     from verl_omni.trainer import main_diffusion
 
     model = folder / "model"

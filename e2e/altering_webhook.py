@@ -72,7 +72,7 @@ def altering_webhook(
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    subject = pki.Subject("webhook", "webhook", addresses=("127.0.0.1",), names=("localhost",))
+    subject = pki.Subject("webhook", "webhook", names=("127.0.0.1", "localhost"))
     trust.load_cert_chain(*plane.authority.issue(subject))
     server.socket = trust.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

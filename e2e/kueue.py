@@ -144,7 +144,7 @@ def _kueue(plane: ControlPlane, say: Say) -> Iterator[None]:
     authority = pki.encoded(plane.authority.certificate.read_bytes())
     folder = plane.layout.folder / "kueue"
     folder.mkdir(exist_ok=True)
-    certificate, key = plane.authority.issue(pki.Subject("kueue", "kueue", addresses=(LOOPBACK,)))
+    certificate, key = plane.authority.issue(pki.Subject("kueue", "kueue", names=(LOOPBACK,)))
     (folder / "tls.crt").write_bytes(certificate.read_bytes())
     (folder / "tls.key").write_bytes(key.read_bytes())
     settings = folder / "configuration.yaml"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent / "pyproject.toml"
-OVERRIDES = HERE / "overrides.txt"
+OVERRIDES = HERE / "overrides.in"
 MARK = "# pyproject.toml: "
 # The extras of each set. The first set has all packages, and the others the same versions.
 SETS = {

@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from tools.generated_file import write_or_check
+from verl_omni.pipelines.description import EXAMPLE_FILE
+from verl_omni.pipelines.registry import FOLDERS
 
-FOLDER = Path("operator/omni_operator/cli/init_jobs")
-EXAMPLES = {"sd35": "sd35-ocr-1gpu", "qwen-image": "qwen-image-ocr-grpo", "wan22-5b": "wan22-5b-dance-grpo"}
+FOLDER = Path("verl_omni/pipelines")
 
 
 def text(example: str, _: Path) -> str:
@@ -28,8 +29,11 @@ def main(arguments: Sequence[str]) -> int:
     """Write the copies, or check them; the exit code."""
     stale = "is not the example"
     return max(
-        write_or_check(arguments, FOLDER / f"{name}.yaml", partial(text, example), stale)
-        for name, example in EXAMPLES.items()
+        write_or_check(
+            arguments, Path("verl_omni/pipelines") / name / EXAMPLE_FILE, partial(text, family.example.job), stale
+        )
+        for name, family in FOLDERS.items()
+        if family.example
     )
 
 

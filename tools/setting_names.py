@@ -16,10 +16,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from tools.generated_file import write_or_check
-from verl_omni.pipelines.registry import FAMILIES
 from verl_omni.trainer.settings import number_ranges, setting_groups, value_types
 from verl_omni.trainer.settings.configuration import OPEN, defaults
-from verl_omni.trainer.settings.registered_names import ARCHITECTURE, DEFAULT_LOOP, MISSING_FAMILY
+from verl_omni.trainer.settings.registered_names import DEFAULT_LOOP
 from verl_omni.trainer.settings.supported_values import SUPPORTED
 from verl_omni.trainer.settings.unused_values import KL, LOG_PROBS
 from verl_omni.utils import engine_settings
@@ -52,8 +51,7 @@ def render() -> str:
         "common": _by_group(common),
         "by_loss": {loss: _by_group(names - common) for loss, names in by_loss.items()},
         "open": _by_group(_open_groups()),
-        "registered": {ARCHITECTURE: sorted(FAMILIES), DEFAULT_LOOP: [AGENT_LOOP]},
-        "missing_family": MISSING_FAMILY,
+        "registered": {DEFAULT_LOOP: [AGENT_LOOP]},
         "required": _required(),
         **_values(by_loss),
         **_reference(),

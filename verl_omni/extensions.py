@@ -103,7 +103,8 @@ def register_family(
         raise ValueError(f"register_family({architecture!r}): pipeline {pipeline!r} must be written as module:Class")
 
     def decorate(adapter: Class) -> Class:
-        from verl_omni.pipelines.registry import FAMILIES, Family
+        from verl_omni.pipelines.description import Family
+        from verl_omni.pipelines.registry import FAMILIES
 
         FAMILIES.add(architecture, Family(pipeline, path_of(adapter), pre_process, None, shapes, images))
         return adapter

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.reward_loop.scorer_results import ScoringFailure
+from verl_omni.utils.metrics.image_statistics import ImageStatistics
 from verl_omni.utils.sample_store import StoredSample
 
 SAMPLE = "sample"  # tensor of a training batch that stands for samples: their places in `ScoredSamples`, int64
@@ -104,6 +105,8 @@ class ScoredSamples:
     """References of each sample's training tensors, [B]; empty if the tensors are in `tensors`."""
     failures: Sequence[ScoringFailure] = ()
     """Why samples could not be scored, in their order; only of those."""
+    statistics: Sequence[ImageStatistics] = ()
+    """Statistics of the pixels, [B]; empty for latents."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def api_server(layout: Layout) -> list[str]:
         f"--tls-private-key-file={pki / 'apiserver.key'}",
         f"--client-ca-file={pki / 'ca.crt'}",
         f"--service-cluster-ip-range={layout.services}",
-        f"--service-account-key-file={pki / 'accounts.pub'}",
+        f"--service-account-key-file={pki / 'accounts.crt'}",
         f"--service-account-signing-key-file={pki / 'accounts.key'}",
         f"--service-account-issuer={ISSUER}",
         "--authorization-mode=Node,RBAC",

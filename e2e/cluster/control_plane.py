@@ -48,10 +48,10 @@ class ControlPlane:
     def audit(self) -> AuditLog:
         return AuditLog(self.layout.audit_log)
 
-    def kubeconfig_of(self, user: str, groups: tuple[str, ...] = ()) -> Path:
+    def kubeconfig_of(self, user: str, group: str | None = None) -> Path:
         """A kubeconfig of another user, who may do what roles allow; a name of 64 bytes at most."""
         name = "user-" + "".join(letter if letter.isalnum() else "-" for letter in user)
-        return self.authority.kubeconfig(pki.Subject(name, user, groups), self.layout.server)
+        return self.authority.kubeconfig(pki.Subject(name, user, group), self.layout.server)
 
     def kubeconfig_of_account(self, namespace: str, account: str) -> Path:
         """A kubeconfig with a fresh token of a service account, as its pods have it."""
@@ -113,6 +113,7 @@ def start(layout: commands.Layout, daemons: Daemons, programs: Mapping[str, list
     authority = pki.Authority(layout.pki)
     first_service = layout.services.rpartition(".")[0] + ".1"
     authority.issue(pki.api_server(["127.0.0.1", layout.address, first_service]))
+    authority.issue(pki.ACCOUNTS)
     for subject in (pki.ADMIN, pki.CONTROLLER_MANAGER, pki.SCHEDULER):
         authority.kubeconfig(subject, layout.server)
     layout.audit_policy.write_text(json.dumps(commands.AUDIT_POLICY), encoding="utf-8")

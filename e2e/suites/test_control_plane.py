@@ -94,7 +94,7 @@ def test_another_identity_may_do_what_roles_allow(plane: ControlPlane, namespace
         kubeconfig = plane.kubeconfig_of_account(namespace, "default")
     else:
         user = f"jane-{namespace}"
-        kubeconfig = plane.kubeconfig_of(user, ("developers",))
+        kubeconfig = plane.kubeconfig_of(user, "developers")
     kubectl = [plane.layout.tools.program("kubectl"), f"--kubeconfig={kubeconfig}", "get", "--raw"]
     path = f"/api/v1/namespaces/{namespace}/secrets"
     refused = subprocess.run([*kubectl, path], capture_output=True, text=True, timeout=deadlines.COMMAND, check=False)

@@ -12,7 +12,7 @@ from omni_operator.api.overrides.override_names import describe_unsupported
 from omni_operator.api.overrides.reserved import owner_of
 from omni_operator.cli.machine import machine_facts
 from omni_operator.cli.main import app
-from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 from verl_omni.trainer.memory_estimate import advice
 from verl_omni.trainer.settings import configuration
 

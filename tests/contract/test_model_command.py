@@ -5,14 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from omni_operator.cli.machine.new_models import PROMPT_FILES, Family
-
-
-def test_the_families_are_those_of_the_trainers_program() -> None:
-    from verl_omni.models.__main__ import FAMILIES
-
-    assert tuple(family.value for family in Family) == FAMILIES
+from omni_operator.cli.machine.new_models import PROMPT_FILES
+from omni_operator.cli.main import app
 
 
 def test_the_prompt_files_are_those_that_are_written(tmp_path: Path) -> None:
@@ -20,6 +16,12 @@ def test_the_prompt_files_are_those_that_are_written(tmp_path: Path) -> None:
 
     assert program.main(["prompts", str(tmp_path)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(PROMPT_FILES)
+
+
+def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["model", "tiny", "sd4", str(tmp_path / "new")])
+    assert done.exit_code == 2 and "no model family 'sd4'; choose qwen3_vl, qwen_image" in done.stderr
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow  # imports torch in a process of its own

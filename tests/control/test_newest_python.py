@@ -16,7 +16,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # another environment
 NEWER = ("3.14", "3.13")
 # Where the newer Python differs: TLS, streams without a reference, nested JSON.
 FOLDERS = ("client", "cluster", "handlers")
-TEST_PACKAGES = ("cryptography", "httpx", "hypothesis", "jsonschema", "pytest", "pytest-asyncio", "pytest-timeout")
+TEST_PACKAGES = (
+    "cryptography",
+    "httpx",
+    "hypothesis",
+    "jsonschema",
+    "pytest",
+    "pytest-asyncio",
+    "pytest-timeout",
+    "trustme",
+)
 PYENV = Path.home() / ".pyenv" / "versions"
 
 

@@ -12,13 +12,14 @@ from torch import Tensor
 from verl import DataProto
 
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
-from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, UNSCORED
+from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, STATISTICS, UNSCORED
 from verl_omni.reward_loop.scorer_results import FAILURE
 from verl_omni.utils.columns import objects
 
 # Columns that training reads. A data set's column may be replaced by a scorer's field, to show it as a metric.
-OWN_COLUMNS = frozenset({*FOR_THE_DRIVER, "uid", "stored", "reward_extra_info", "raw_prompt", "__num_turns__", FAILURE})
-OF_THE_BATCH = frozenset({"prompts", "responses", "rm_scores", "uid", "stored", UNSCORED, "__num_turns__", FAILURE})
+_MADE_HERE = frozenset({"uid", "stored", "__num_turns__", FAILURE, STATISTICS})
+OWN_COLUMNS = _MADE_HERE | {*FOR_THE_DRIVER, "reward_extra_info", "raw_prompt"}
+OF_THE_BATCH = _MADE_HERE | {"prompts", "responses", "rm_scores", UNSCORED}
 PADDED_FIELDS = ("prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask")
 
 

@@ -37,7 +37,7 @@ from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffu
 from verl_omni.agent_loop.rows import SampleFailed, run_rows, short_prompt
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.score_requests import NUM_TURNS, ScoreRequests
-from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, RECORDED, UNSCORED, training_tensors
+from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, RECORDED, STATISTICS, UNSCORED, training_tensors
 from verl_omni.pipelines.registry import family, reads_extra_ids, training_adapter
 from verl_omni.reward_loop.scorer_results import (
     FAILURE,
@@ -48,6 +48,7 @@ from verl_omni.reward_loop.scorer_results import (
     too_many_text,
 )
 from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS
+from verl_omni.utils.metrics.image_statistics import ImageStatistics, measure
 from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.sample_store import SampleWriter
 
@@ -270,7 +271,9 @@ class DiffusionAgentLoopWorker:
         ids, mask = pad_prompt(self.tokenizer, output.prompt_ids, self.rollout_config.prompt_length)
         fields["attention_mask"] = mask
         responses = output.response_diffusion_output.unsqueeze(0)
-        await self._compute_score(output, ids, responses, kwargs)
+        _, statistics = await asyncio.gather(
+            self._compute_score(output, ids, responses, kwargs), self._measure(output, batch)
+        )
         failure = failure_of(output.reward_score, output.extra_fields.pop(FAILURE, None))
         if output.reward_score is not None and not math.isfinite(output.reward_score):
             output.reward_score = NO_REWARD
@@ -281,7 +284,7 @@ class DiffusionAgentLoopWorker:
             fields = {name: fields[name] for name in FOR_THE_DRIVER if name in fields}
             fields["stored"] = number
             log_probs = None
-        fields[FAILURE] = failure
+        fields |= {FAILURE: failure, STATISTICS: statistics}
         if batch.score_later:
             fields["tool_extra_fields"] = self._scorer_fields(output)
             fields["loop_score"] = output.reward_score
@@ -296,6 +299,14 @@ class DiffusionAgentLoopWorker:
             metrics=output.metrics,
             extra_fields=fields,
         )
+
+    async def _measure(self, output: DiffusionAgentLoopOutput, batch: BatchRun) -> ImageStatistics | None:
+        """The statistics of a sample's pixels, computed in a thread; None of latents."""
+        settings = self.rollout_config
+        own = settings.val_kwargs.pipeline.get("output_type") if batch.validate else None
+        if (own or settings.pipeline.output_type) == "latent":
+            return None
+        return await asyncio.to_thread(measure, output.response_diffusion_output)
 
     async def _compute_score(
         self,

@@ -19,6 +19,7 @@ RECORDED = (
     "velocity_projections",
 )
 FOR_THE_DRIVER = ("global_steps", "min_global_steps", "max_global_steps")
+STATISTICS = "image_statistics"  # column with the `ImageStatistics` of each sample; None of latents
 UNSCORED = "unscored"  # column with references of samples that are scored later: `prompts` and `responses`, [1, ...]
 
 

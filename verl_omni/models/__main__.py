@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Keys of `tiny.MAKERS`, which is slow to import.
-FAMILIES = ("qwen3_vl", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sd3", "wan", "wan_5b", "wan_a14b")
+from verl_omni.models.tiny import MAKERS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="verl_omni.models", description=__doc__)
     makers = parser.add_subparsers(dest="maker", required=True)
     tiny = makers.add_parser("tiny", help="a tiny random model, for tests")
-    tiny.add_argument("family", choices=FAMILIES)
+    tiny.add_argument("family", choices=MAKERS)
     tiny.add_argument("path", type=Path)
     tiny.add_argument("--seed", type=int, default=0)
     shapes = makers.add_parser("shapes", help="the example model, trained in minutes")
@@ -30,8 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     match chosen.maker:
         case "tiny":
-            from verl_omni.models.tiny import MAKERS
-
             MAKERS[chosen.family](chosen.path, chosen.seed)
         case "shapes":
             _shapes(chosen.path, chosen.steps, chosen.seed, chosen.wrong_colors)

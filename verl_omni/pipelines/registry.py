@@ -1,20 +1,26 @@
 """Registry of model families, by the architecture of a model: each family is a folder of this package.
 
-A folder has `engine_pipeline.py`, which the engine imports, and `training.py`, which the trainer imports. Nothing else
-refers to a family by name (docs/reference/model-families.md). Users add theirs with `verl_omni.extensions`.
+A folder's `__init__` describes it (`description.py`). `engine_pipeline.py` is what the engine imports, `training.py`
+what the trainer imports. Nothing else refers to a family by name (docs/reference/model-families.md). Users add theirs
+with `verl_omni.extensions`. Importing this module imports neither torch nor verl.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-import torch
-from torch import Tensor
-
+from verl_omni import pipelines
+from verl_omni.pipelines.description import Family, FamilyDescription, FamilySizes
 from verl_omni.utils.engine_settings import GROUP
 from verl_omni.utils.registry import Registry, load
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 POST_PROCESS = "get_post_process_func"
 IMAGE_SHIFT = "{} generates images, whose noise levels have the shift of the model's scheduler"
@@ -23,80 +29,25 @@ NEGATIVE = "negative_"  # prefix of the conditions that only guidance reads
 PromptCheck = Callable[[Sequence[int], str], str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Import paths of a family's parts.
-
-    Attributes:
-        pipeline: `module:Class` of the engine's pipeline. The module also has `get_post_process_func`, the factory of
-            the function that turns a decoded sample into the form that the request asked for.
-        training: the `TrainingAdapter`: a module, `module:`, or a class, `module:Class`.
-        pre_process: name of the factory in the pipeline's module of the function that checks a request before it is
-            queued; None: the engine's own for the architecture, if there is one.
-        encoder: `module:Class` that encodes prompts and images for training without the engine; None: there is none.
-        shapes: module with the shapes of samples (`sample_shapes.SampleShapes`); None: there is none.
-        images: module about input images of prompts (`input_images.InputImages`); None: prompts have no images.
-        experts: whether a model may have a second transformer for low noise levels. The first argument of `velocity`
-            is then `workers.actor.experts.Experts`, and the engine's pipeline calls the transformer of each step.
-        videos: whether its samples are videos [T, 3, H, W], which scorers of images refuse.
-        stepwise: whether the engine can run its steps one at a time (`rollout.step_execution`); None: the pipeline's
-            `supports_step_execution` says it when the engine starts.
-    """
-
-    pipeline: str
-    training: str
-    pre_process: str | None = None
-    encoder: str | None = None
-    shapes: str | None = None
-    images: str | None = None
-    experts: bool = False
-    videos: bool = False
-    stepwise: bool | None = None
-
-    @property
-    def folder(self) -> str:
-        """Name of the package that the pipeline's module is in."""
-        return self.engine_module.rpartition(".")[0].rpartition(".")[2]
-
-    @property
-    def engine_module(self) -> str:
-        """Name of the module that the engine imports."""
-        return self.pipeline.partition(":")[0]
-
-    @property
-    def pipeline_class(self) -> str:
-        """`module.Class`, as in the engine's `custom_pipeline_args`."""
-        return self.pipeline.replace(":", ".")
+def _folders() -> dict[str, FamilyDescription]:
+    """The descriptions of this package's families, by the names of their folders."""
+    found = (module.name for module in pkgutil.iter_modules(pipelines.__path__) if module.ispkg)
+    return {name: importlib.import_module(f"{pipelines.__name__}.{name}").FAMILY for name in found}
 
 
-def _own(folder: str, pipeline: str, pre_process: str | None = None, encoder: str | None = None) -> Family:
-    package = f"{__package__}.{folder}"
-    return Family(
-        f"{package}.engine_pipeline:{pipeline}",
-        f"{package}.training:",
-        pre_process,
-        f"{package}.encoding:{encoder}" if encoder else None,
-        f"{package}.shapes",
-        stepwise=folder in ("qwen_image", "sd3"),
-    )
-
-
-def _editing(variant: str) -> Family:
-    own = _own("qwen_image_edit", f"{variant}RolloutPipeline", "get_pre_process_func")
-    package = f"{__package__}.qwen_image_edit"
-    return replace(own, training=f"{package}.training:{variant}Training", images=f"{package}.images")
-
-
+FOLDERS = _folders()
 FAMILIES = Registry(
-    "model family",
-    {
-        "QwenImageEditPipeline": _editing("QwenImageEdit"),
-        "QwenImageEditPlusPipeline": _editing("QwenImageEditPlus"),
-        "QwenImagePipeline": _own("qwen_image", "QwenImageRolloutPipeline", "get_pre_process_func"),
-        "StableDiffusion3Pipeline": _own("sd3", "SD3RolloutPipeline", "get_pre_process_func", "SD3Encoder"),
-        "WanPipeline": replace(_own("wan", "WanRolloutPipeline", "get_pre_process_func"), experts=True, videos=True),
-    },
+    "model family", {name: each for folder in FOLDERS.values() for name, each in folder.architectures.items()}
 )
+
+# Paths of models of the reference's families that do not exist here: the names of their repositories begin so.
+_MISSING = re.compile(r"(?:.*/)?(?P<family>BAGEL|LTX|MiniMax-H3)[^/]*", re.IGNORECASE)
+
+
+def missing_family(path: str) -> str | None:
+    """The reference's family that a model's path or id names, if there is no such family here."""
+    found = _MISSING.fullmatch(path)
+    return found["family"] if found else None
 
 
 class TrainingAdapter(Protocol):
@@ -223,6 +174,11 @@ def encoder_class(architecture: str | None) -> Any:
     """
     check_encoder(architecture)
     return load(str(family(architecture).encoder))
+
+
+def family_sizes(folder: str) -> FamilySizes:
+    """Import the sizes of the models of a family of this package."""
+    return cast(FamilySizes, importlib.import_module(f"{pipelines.__name__}.{folder}.sizes"))
 
 
 def training_adapter(architecture: str | None) -> TrainingAdapter:

@@ -69,3 +69,11 @@ def noise_levels(config: dict[str, Any], steps: int, shift: float | None = None)
     scheduler = getattr(diffusers, name).from_config(config, **own)
     scheduler.set_timesteps(steps)
     return scheduler.timesteps.to(torch.float32), scheduler.sigmas.to(torch.float32)
+
+
+def received(timesteps: Tensor, dtype: torch.dtype) -> Tensor:
+    """Timesteps [S], float32, from which a trainer computes exactly what a model gets in `dtype`.
+
+    For engine pipelines that round before and after the division by 1000, where the trainer's `velocity` rounds once.
+    """
+    return (timesteps.to(dtype) / 1000).float() * 1000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from enum import Enum
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,9 @@ import typer
 
 from omni_operator.api import JobError, read_job
 from omni_operator.api.spec.scorers import BUILTIN, asks_judge, settings_model
+from verl_omni import pipelines
+from verl_omni.pipelines.description import EXAMPLE_FILE
+from verl_omni.pipelines.registry import FOLDERS
 from verl_omni.reward_loop.rewards import modality
 
 from . import console
@@ -23,24 +25,12 @@ TEXTS = ("Open", "Second Chance", "Slow Down", "Summer Sale", "The Long Road", "
 SCENES = {"train": ("a shop sign that says", "a birthday cake with the words"), "validation": ("a book cover titled",)}
 
 
-class Family(str, Enum):
-    """Model families, each with a tested example (tools/init_jobs.py)."""
-
-    SD35 = "sd35"
-    QWEN_IMAGE = "qwen-image"
-    WAN22_5B = "wan22-5b"
-
-
-# Modalities of scorers that judge the samples of a family.
-MODALITIES = {
-    Family.SD35: ("pixels", "image"),
-    Family.QWEN_IMAGE: ("pixels", "image"),
-    Family.WAN22_5B: ("pixels",),
-}
+# Families with a tested example (tools/init_jobs.py), by the names of their models.
+FAMILIES = {each.example.name: (folder, each) for folder, each in FOLDERS.items() if each.example}
 
 
 def init(
-    family: Annotated[Family, typer.Argument(help="Model family.")],
+    family: Annotated[str, typer.Argument(help=f"Model family: {', '.join(sorted(FAMILIES))}.")],
     reward: Annotated[
         str,
         typer.Option(
@@ -60,8 +50,10 @@ def init(
 
     Sample prompts are written into the same folder. Existing files are never overwritten.
     """
+    if family not in FAMILIES:
+        console.refuse(f"no model family {family!r}; choose {', '.join(sorted(FAMILIES))}")
     scorer = _scorer(reward, family)
-    name = f"{family.value}-{scorer['name']}".replace("_", "-")
+    name = f"{family}-{scorer['name']}".replace("_", "-")
     path = out or Path(f"{name}.yaml")
     if path.exists():
         console.refuse(f"{path} exists: remove it, or give --out FILE.yaml")
@@ -85,34 +77,42 @@ def init(
     console.say(f"next: drl fit {path} --device h100-80g; drl validate {path}; drl run {path}")
 
 
-def _scorer(reward: str, family: Family) -> dict[str, Any]:
+def _scorer(reward: str, family: str) -> dict[str, Any]:
     """The entry of `spec.reward.scorers`."""
     if reward.endswith(".py"):
         return {"name": "own", "function": {"path": reward}}
-    offered = [name for name in BUILTIN if modality(name) in MODALITIES[family] and not _required_settings(name)]
+    taken = modalities(family)
+    offered = [name for name in BUILTIN if modality(name) in taken and not _required_settings(name)]
     if reward not in offered:
         if reward not in BUILTIN:
             problem = f"no scorer {reward!r}"
-        elif modality(reward) not in MODALITIES[family]:
-            problem = f"the scorer {reward} cannot judge samples of {family.value}"
+        elif modality(reward) not in taken:
+            problem = f"the scorer {reward} cannot judge samples of {family}"
         else:
             problem = f"the scorer {reward} needs {', '.join(_required_settings(reward))}: write it into the job later"
         console.refuse(f"{problem}; choose {', '.join(offered)}, or a file that ends with .py")
     return {"name": reward}
 
 
+def modalities(family: str) -> tuple[str, ...]:
+    """Modalities of scorers that judge the samples of a family."""
+    _, description = FAMILIES[family]
+    return ("pixels",) if description.videos else ("pixels", "image")
+
+
 def _required_settings(scorer: str) -> list[str]:
     return [name for name, field in settings_model(scorer).model_fields.items() if field.is_required()]
 
 
-def _job(family: Family, name: str, scorer: dict[str, Any], model: str | None) -> str:
+def _job(family: str, name: str, scorer: dict[str, Any], model: str | None) -> str:
     """The family's example with this name, reward and model, and its comments."""
     from ruamel.yaml import YAML
 
     yaml = YAML()
     yaml.width = 120
     yaml.indent(mapping=2, sequence=2, offset=0)
-    example = (files(__package__) / "init_jobs" / f"{family.value}.yaml").read_text(encoding="utf-8")
+    folder, _ = FAMILIES[family]
+    example = (files(pipelines) / folder / EXAMPLE_FILE).read_text(encoding="utf-8")
     job = yaml.load(example)
     job["metadata"]["name"] = name
     spec = job["spec"]
@@ -129,7 +129,7 @@ def _job(family: Family, name: str, scorer: dict[str, Any], model: str | None) -
     spec["reward"]["scorers"] = [scorer]
     text = io.StringIO()
     yaml.dump(job, text)
-    return f"# Made by `drl init {family.value}`. Every field: docs/reference/job.md\n{text.getvalue()}"
+    return f"# Made by `drl init {family}`. Every field: docs/reference/job.md\n{text.getvalue()}"
 
 
 def _prompts(use: str) -> str:

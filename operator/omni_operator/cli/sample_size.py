@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_operator.api.overrides.setting_names import REGISTERED
-
-FAMILIES = REGISTERED["actor_rollout_ref.model.architecture"]
+from verl_omni.pipelines.registry import FAMILIES
 
 
 def find_problem(model: Path, pixels: int) -> str | None:

@@ -15,9 +15,10 @@ from omni_operator.api.overrides.override_names import (
     has_no_effect,
     parse_value,
 )
-from omni_operator.api.overrides.setting_names import ELSEWHERE, MISSING_FAMILY, REGISTERED
+from omni_operator.api.overrides.setting_names import ELSEWHERE, REGISTERED
 from omni_operator.api.spec.model import ALL_LINEAR
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
+from verl_omni.pipelines.registry import missing_family
 
 from .fields import (
     ACTOR,
@@ -56,7 +57,6 @@ from .one_line import in_one_line, is_template
 from .reference_scorers import published_scorer, scorer_field, scorer_settings
 
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>(?:--)?[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
-_MISSING = re.compile(MISSING_FAMILY, re.IGNORECASE)
 JUDGE = "reward.reward_model"
 # Settings of a judge that become fields of spec.reward.model.
 JUDGE_FIELDS = tuple(
@@ -233,8 +233,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
             raise Refusal(f"{value} is not supported; write {' or '.join(map(str, IMPLIED[name]))}")
     elif name == f"{ROLLOUT}.n" and made.offline:
         made.without_effect.append(f"{name}={text}")
-    elif name == f"{MODEL}.path" and not made.extended and (missing := _MISSING.fullmatch(str(value))):
-        raise Refusal(f"the model family {missing['family']} is not supported; write a model of another")
+    elif name == f"{MODEL}.path" and not made.extended and (missing := missing_family(str(value))):
+        raise Refusal(f"the model family {missing} is not supported; write a model of another")
     elif name in FIELDS:
         if value is not None or name == "trainer.max_actor_ckpt_to_keep":
             made.put(FIELDS[name].path, FIELDS[name].convert(value))

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import Result
 
 from control.client.fake_server import FakeServer, drl
+from control.cluster.old_certificates import remove_identifiers
 from e2e.cluster import pki
 from omni_operator.client import Client, UnusableKubeconfig, connection
 from omni_operator.cluster.errors import Unavailable
@@ -145,10 +146,12 @@ def test_a_server_that_never_answers_is_asked_once(kubeconfig: Path, monkeypatch
 @pytest.fixture
 def pod_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A small API server with TLS, as a pod finds it, in which `tmp_path` has the files of the service account."""
-    authority = pki.Authority(tmp_path / "pki", identifiers=False)  # refused by Python 3.13's default context
+    authority = pki.Authority(tmp_path / "pki")
+    certificate, key = authority.issue(pki.api_server(["127.0.0.1"]))
+    remove_identifiers(authority, certificate)  # refused by Python 3.13's default context
     server = FakeServer()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*authority.issue(pki.api_server(["127.0.0.1"])))
+    context.load_cert_chain(certificate, key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from control.cluster.old_certificates import remove_identifiers
 from e2e.cluster.pki import ADMIN, Authority, api_server
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import Credentials, Loaded, load_credentials
@@ -161,7 +162,8 @@ async def test_an_authority_without_key_identifiers_is_trusted_as_kubectl_does(
         context.verify_flags |= ssl.VERIFY_X509_STRICT
         return context
 
-    authority = Authority(tmp_path / "authority", identifiers=False)
+    authority = Authority(tmp_path / "authority")
+    remove_identifiers(authority, authority.issue(api_server(["127.0.0.1"]))[0])
     mount_account(tmp_path / "account", authority)
     async with serving(authority) as port:
         monkeypatch.setattr(ssl, "create_default_context", create_as_newest_python)

@@ -56,7 +56,7 @@ def test_sets_with_another_verl_than_the_pinned_one_are_stale(lock: ModuleType, 
 
 
 def test_sets_of_other_overrides_are_stale(lock: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = tmp_path / "overrides.txt"
+    changed = tmp_path / "overrides.in"
     changed.write_text(lock.OVERRIDES.read_text() + "torch<2\n")
     monkeypatch.setattr(lock, "OVERRIDES", changed)
     assert lock.stale() == list(lock.SETS)

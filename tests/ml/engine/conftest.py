@@ -92,7 +92,7 @@ def start_tiny(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
     """`start` with a tiny Stable Diffusion 3, LoRA, images of 64 x 64 in 4 steps, and groups of 2."""
 
     def starting(prompts: list[str], *overrides: str) -> tuple[Any, Any]:
-        from verl_omni.models.tiny import make_tiny_sd3
+        from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
         model = tmp_path_factory.mktemp("tiny") / "model"
         make_tiny_sd3(model)

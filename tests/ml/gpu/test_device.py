@@ -14,7 +14,7 @@ import yaml
 
 from tests.ml.gpu import sending
 from tests.ml.workers.actor import test_actor as grpo
-from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 from verl_omni.weight_sync import ipc
 from verl_omni.weight_sync.buffers import SEGMENT_PREFIX
 from verl_omni.weight_sync.checks import StagedTensors

@@ -87,7 +87,7 @@ def test_the_closed_form_vae_is_exact() -> None:
 def test_the_tiny_model_is_deterministic_and_loads(tmp_path: Path) -> None:
     from diffusers import StableDiffusion3Pipeline
 
-    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
     for name in ("one", "two"):
         make_tiny_sd3(tmp_path / name)

@@ -17,8 +17,9 @@ import torch
 from tests.ml.second_device import device
 from tests.ml.workers.actor import test_actor as grpo
 from tests.ml.workers.algorithms import test_objectives as others
-from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.pipelines.registry import FAMILIES, training_adapter
+from verl_omni.pipelines.sample_shapes import read_configs, sample_shapes
+from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 from verl_omni.workers.actor import build
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.actor.precision import Precision
@@ -143,15 +144,6 @@ def test_a_checkpoint_resumes_bit_exactly(
     assert [two.update(data, **grpo.SAMPLER) for _ in range(2)] == expected
 
 
-CONDITIONS = {
-    "StableDiffusion3Pipeline": ((16, 8, 8), {"prompt_embeds": (8, 64), "pooled_prompt_embeds": (64,)}),
-    "QwenImagePipeline": ((16, 16), {"prompt_embeds": (8, 32)}),
-    "QwenImageEditPipeline": ((16, 16), {"prompt_embeds": (8, 32)}),
-    "QwenImageEditPlusPipeline": ((16, 16), {"prompt_embeds": (8, 32)}),
-    "WanPipeline": ((4, 1, 8, 8), {"prompt_embeds": (8, 32)}),
-}
-
-
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
 def test_each_family_predicts_the_same(second: torch.device, tmp_path: Path, architecture: str) -> None:
     from types import SimpleNamespace
@@ -159,18 +151,18 @@ def test_each_family_predicts_the_same(second: torch.device, tmp_path: Path, arc
     from verl_omni.models.tiny import MAKERS
 
     MAKERS[FAMILIES[architecture].folder](tmp_path)
-    shape, conditions = CONDITIONS[architecture]
+    pipeline = SimpleNamespace(height=32, width=32, num_frames=1)
+    configs = {**read_configs(tmp_path), "processor": {"max_pixels": 32 * 32}}  # of input images
     generator = torch.Generator().manual_seed(0)
-    rows = {
-        f"{negative}{name}": torch.randn(2, *of, generator=generator)
-        for negative in ("", "negative_")
-        for name, of in conditions.items()
-    }
-    rows |= {f"{name}_mask": torch.ones(2, 8) for name in rows if name.endswith("prompt_embeds")}
-    rows |= {"img_shapes": torch.tensor([[1, 4, 4]] * 2)}
-    if "Edit" in architecture:
-        rows |= {"image_latents": torch.randn(2, 16, 16), "img_shapes": torch.tensor([[[1, 4, 4]] * 2] * 2)}
-    x = torch.randn(2, *shape, generator=generator)
+    rows = {}
+    for name, one in sample_shapes(architecture).sample(configs, pipeline, prompt_rows=8).items():
+        if not one.is_meta:
+            rows[name] = one.expand(2, *one.shape)
+        elif one.is_floating_point():
+            rows[name] = torch.randn(2, *one.shape, generator=generator)
+        else:
+            rows[name] = torch.ones(2, *one.shape, dtype=one.dtype)
+    x = rows.pop("latents")
     timestep = torch.full((2,), 500.0)
     module = build.load_transformer(
         SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="native", enable_gradient_checkpointing=False),

@@ -64,7 +64,7 @@ def found_on_devices(request: pytest.FixtureRequest) -> FoundOnDevices:
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Stable Diffusion 3, for reading only."""
-    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
     folder = tmp_path_factory.mktemp("model") / "tiny"
     make_tiny_sd3(folder)

@@ -1,1 +1,13 @@
 """Qwen-Image."""
+
+from __future__ import annotations
+
+from verl_omni.pipelines.description import Example, FamilyDescription, family_in
+
+FAMILY = FamilyDescription(
+    {"QwenImagePipeline": family_in(__name__, "QwenImageRolloutPipeline", stepwise=True)},
+    "Qwen-Image",
+    {"qwen_image": "make_tiny_qwen_image"},
+    Example("qwen-image", "qwen-image-ocr-grpo"),
+    guidance="true_cfg_scale",
+)

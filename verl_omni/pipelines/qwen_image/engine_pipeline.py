@@ -17,9 +17,10 @@ from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from verl_omni.pipelines.distinct_prompts import encode_distinct
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.qwen_image.step_execution import StepwiseQwenImage
-from verl_omni.pipelines.qwen_image.training import ids_problem, received
+from verl_omni.pipelines.qwen_image.training import ids_problem
 from verl_omni.pipelines.request_checks import check_request
 from verl_omni.pipelines.sample_shapes import size_check
+from verl_omni.pipelines.scheduler_config import received
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.utils.vllm_omni.client_errors import client_errors
 from verl_omni.weight_sync.names import to_engine_adapter

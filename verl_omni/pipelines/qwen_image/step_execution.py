@@ -7,7 +7,7 @@ from typing import Any
 from vllm_omni.diffusion.data import DiffusionOutput
 
 from verl_omni.pipelines.engine_requests import request_generator
-from verl_omni.pipelines.qwen_image.training import received
+from verl_omni.pipelines.scheduler_config import received
 from verl_omni.pipelines.stepwise import StepwiseSampling
 
 

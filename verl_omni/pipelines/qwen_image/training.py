@@ -84,14 +84,6 @@ def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
     return max_sequence_length
 
 
-def received(timesteps: Tensor, dtype: torch.dtype) -> Tensor:
-    """Timesteps [S], float32, from which `velocity` computes exactly what the engine's model gets in `dtype`.
-
-    The engine rounds before and after the division by 1000 (upstream's `_build_denoise_kwargs`), `velocity` once.
-    """
-    return (timesteps.to(dtype) / 1000).float() * 1000
-
-
 def velocity(
     transformer: Any,
     batch: Mapping[str, Tensor],

@@ -78,7 +78,7 @@ class EngineChecks:
 
     def start_and_generate(self) -> str:
         """Ray, engine and trainer start, and the engine generates an image of each prompt with the first weights."""
-        from verl_omni.models.tiny import make_tiny_sd3
+        from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
         from verl_omni.trainer import startup
         from verl_omni.trainer.settings import configuration
 

@@ -13,64 +13,8 @@ from typing import Any
 
 import torch
 
-# A transformer of each family that is large enough for its layers, and not its embeddings, to need the memory.
-TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sd3": (
-        "SD3Transformer2DModel",
-        {
-            "sample_size": 32,
-            "patch_size": 2,
-            "in_channels": 16,
-            "out_channels": 16,
-            "num_layers": 6,
-            "attention_head_dim": 32,
-            "num_attention_heads": 6,
-            "joint_attention_dim": 64,
-            "caption_projection_dim": 192,
-            "pooled_projection_dim": 64,
-            "pos_embed_max_size": 32,
-            "qk_norm": "rms_norm",
-            "dual_attention_layers": [0, 1],
-        },
-    ),
-    "qwen_image": (
-        "QwenImageTransformer2DModel",
-        {
-            "in_channels": 16,
-            "out_channels": 4,
-            "num_layers": 5,
-            "attention_head_dim": 32,
-            "num_attention_heads": 6,
-            "joint_attention_dim": 32,
-            "axes_dims_rope": [8, 12, 12],
-        },
-    ),
-    "qwen_image_edit": (
-        "QwenImageTransformer2DModel",
-        {
-            "in_channels": 16,
-            "out_channels": 4,
-            "num_layers": 5,
-            "attention_head_dim": 32,
-            "num_attention_heads": 6,
-            "joint_attention_dim": 32,
-            "axes_dims_rope": [8, 12, 12],
-        },
-    ),
-    "wan": (
-        "WanTransformer3DModel",
-        {
-            "num_attention_heads": 6,
-            "attention_head_dim": 32,
-            "in_channels": 4,
-            "out_channels": 4,
-            "text_dim": 32,
-            "freq_dim": 64,
-            "ffn_dim": 512,
-            "num_layers": 6,
-        },
-    ),
-}
+from verl_omni.pipelines.registry import family_sizes
+
 SETTINGS = (
     "data.train_files=none",
     "trainer.total_training_steps=1",
@@ -96,7 +40,7 @@ def make_model(family: str, folder: Path, changes: Mapping[str, Any] | None = No
     from verl_omni.models.tiny import MAKERS
 
     MAKERS[family](folder, 0)
-    name, config = TRANSFORMERS[family]
+    name, config = family_sizes(family).MEASURED
     shutil.rmtree(folder / "transformer")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from verl_omni.algos.agreement import VELOCITY_TOLERANCES
+from verl_omni.pipelines.registry import FOLDERS
 from verl_omni.trainer.device_checks import measured_update
 from verl_omni.trainer.device_checks.results import Check, require
 
 DEVICE = "device"  # the check that all others need
-FAMILIES = ("sd3", "qwen_image", "wan")
 BFLOAT16 = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16"
 FLOAT32 = BFLOAT16.replace("bfloat16", "float32")
 LORA = "actor_rollout_ref.model.lora_rank=8"
@@ -37,7 +37,11 @@ def checks(device: str) -> dict[str, Check]:
     Args:
         device: its type: `cuda`, `npu` or `cpu`.
     """
-    families: dict[str, Check] = {f"{name} in bfloat16": partial(family, name, device) for name in FAMILIES}
+    families: dict[str, Check] = {
+        f"{name} in bfloat16": partial(family, name, device)
+        for name, description in FOLDERS.items()
+        if not description.input_images
+    }
     return {DEVICE: partial(seen, device), **families, "memory and speed": partial(update_of_known_size, device)}
 
 
@@ -67,7 +71,7 @@ def family(name: str, device: str) -> str:
 
     With an adapter and activation checkpointing.
     """
-    frames = [VIDEO] if name == "wan" else []
+    frames = [VIDEO] if FOLDERS[name].videos else []
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         measured_update.make_model(name, model)

@@ -68,6 +68,7 @@ class Evaluation:
                 if not self._engines.awake:
                     self._engines.publish(step)
             metrics |= step_metrics.evaluation(samples.scores, samples.extras)
+            metrics |= step_metrics.image_statistics(samples.statistics, samples.groups, prefix="val/")
             self._recorder.observe_scores(step, samples)
             if self._show(rows, samples, seed, step):
                 metrics |= step_metrics.image_diversity(samples.images)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from verl import DataProto
 
 from verl_omni.agent_loop.rows import short_prompt
-from verl_omni.agent_loop.training_tensors import RECORDED
+from verl_omni.agent_loop.training_tensors import RECORDED, STATISTICS
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, failure_of
 from verl_omni.samples import SAMPLE, SampleRequests, ScoredSamples, TrainingBatch
@@ -77,6 +77,7 @@ def samples_from_verl(
     names = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
     tensors = {name: output.batch[name] for name in names if name in output.batch}
     responses = output.batch.get("responses")
+    statistics = columns.get(STATISTICS, [None])
     is_latent = output_type(config.actor_rollout_ref.rollout, batch) == "latent"
     return ScoredSamples(
         tensors={SAMPLE: torch.arange(len(output))} if stored else tensors,
@@ -89,6 +90,7 @@ def samples_from_verl(
         scoring_seconds=scoring,
         stored=stored,
         failures=_failures(scores, columns.get(FAILURE, [None] * len(output)), batch.prompts()),
+        statistics=[] if any(each is None for each in statistics) else list(statistics),
     )
 
 

@@ -12,10 +12,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from verl_omni.trainer.metrics.recent_averages import WINDOW
+
 REWARD_SPREAD = "diversity/reward_std_within_prompt"
 IMAGES = "diversity/images"
 REASON = "SamplesCollapsed"
-WINDOW = 5  # steps whose spreads are averaged
 # share of the first evaluation's diversity
 IMAGES_COLLAPSED = 0.25
 IMAGES_DIVERSE = 0.5

@@ -1,6 +1,7 @@
 """Warnings about what a run learns, from its metrics.
 
-A constant reward, collapsed samples, a diverging policy, and a clip range that excludes one sign of the advantage.
+A constant reward, collapsed samples, images that degrade, a diverging policy, and a clip range that excludes one sign
+of the advantage.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_omni.reward_loop.scorer_results import ScoringFailure
-from verl_omni.trainer.metrics import collapse, policy_drift, step_metrics
+from verl_omni.trainer.metrics import collapse, degradation, policy_drift, step_metrics
+from verl_omni.trainer.metrics.recent_averages import WINDOW
 from verl_omni.trainer.run.run_folder import RunFolder
 
 CONSTANT_REWARD = "RewardConstant"
@@ -39,16 +41,16 @@ class RewardState:
 
 
 def observe_reward(state: RewardState, metrics: Mapping[str, float | None]) -> tuple[RewardState, str | None]:
-    """PURE: the state after a step, and the text of a warning after `collapse.WINDOW` steps without any spread."""
+    """PURE: the state after a step, and the text of a warning after `WINDOW` steps without any spread."""
     spread = metrics.get(collapse.REWARD_SPREAD)
     if spread is None or not math.isfinite(spread):
         return state, None
     state = replace(state, steps=state.steps + 1, varies=state.varies or spread > 0)
-    if state.varies or state.steps != collapse.WINDOW:
+    if state.varies or state.steps != WINDOW:
         return state, None
     mean = metrics.get("reward/mean")
     return state, (
-        f"In the first {collapse.WINDOW} steps, all samples of each prompt had the same reward"
+        f"In the first {WINDOW} steps, all samples of each prompt had the same reward"
         f"{'' if mean is None else f' ({mean:.3g} on average in the last of them)'}, so nothing is learned. Look at "
         "scores and images in the report, and check the scorer, and the ground truths that it compares with."
     )
@@ -81,6 +83,7 @@ class RunWarnings:
     folder: RunFolder
     _collapse: collapse.CollapseState = field(default_factory=collapse.CollapseState, init=False)
     _drift: policy_drift.DriftState = field(default_factory=policy_drift.DriftState, init=False)
+    _degradation: degradation.DegradationState = field(default_factory=degradation.DegradationState, init=False)
     _reward: RewardState = field(default_factory=RewardState, init=False)
     _one_sided: bool = field(default=False, init=False)
     _named: set[str] = field(default_factory=set, init=False)  # what scorers did not return: failures, extras
@@ -94,6 +97,7 @@ class RunWarnings:
         """Take the metrics of a step, of which each number counts once."""
         self._collapse, collapsed = collapse.observe(self._collapse, metrics)
         self._drift, diverged = policy_drift.observe(self._drift, metrics)
+        self._degradation, degraded = degradation.observe(self._degradation, metrics)
         self._reward, constant = observe_reward(self._reward, metrics)
         one_sided = None if self._one_sided else clipping_text(metrics)
         if one_sided is not None:
@@ -103,6 +107,8 @@ class RunWarnings:
             self.folder.event("warning", reason=CONSTANT_REWARD, message=constant, step=step)
         if collapsed is not None:
             self.folder.event("warning", reason=collapse.REASON, message=collapsed, step=step)
+        if degraded is not None:
+            self.folder.event("warning", reason=degradation.REASON, message=degraded, step=step)
         for message in diverged:
             self.folder.event("warning", reason=policy_drift.REASON, message=message, step=step)
 
@@ -125,5 +131,6 @@ class RunWarnings:
         for line in self.folder.metrics():
             self._collapse, _ = collapse.observe(self._collapse, line)
             self._drift, _ = policy_drift.observe(self._drift, line)
+            self._degradation, _ = degradation.observe(self._degradation, line)
             self._reward, _ = observe_reward(self._reward, line)
             self._one_sided |= clipping_text(line) is not None

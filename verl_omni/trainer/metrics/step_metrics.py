@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.trainer.metrics import collapse
+from verl_omni.utils.metrics.image_statistics import ImageStatistics, thumbnail_diversity
 from verl_omni.utils.metrics.metric_names import combine
 
 NUMBERS = (int, float, np.number, bool)
@@ -107,6 +108,24 @@ def reward_spread(scores: Tensor, groups: Sequence[str]) -> dict[str, float]:
             by_prompt.setdefault(group, []).append(score)
     spreads = [float(np.std(own)) for own in by_prompt.values() if len(own) > 1]
     return {collapse.REWARD_SPREAD: float(np.mean(spreads))} if spreads else {}
+
+
+def image_statistics(
+    statistics: Sequence[ImageStatistics], groups: Sequence[str], prefix: str = ""
+) -> dict[str, float]:
+    """Means of the samples' statistics; `images/diversity` is the mean over prompts with several samples.
+
+    Empty for latents.
+    """
+    if not statistics:
+        return {}
+    numbers = [each.numbers() for each in statistics]
+    means = {f"{prefix}images/{name}": float(np.mean([each[name] for each in numbers])) for name in numbers[0]}
+    by_prompt: dict[str, list[ImageStatistics]] = {}
+    for group, each in zip(groups, statistics, strict=True):
+        by_prompt.setdefault(group, []).append(each)
+    spreads = [thumbnail_diversity(own) for own in by_prompt.values() if len(own) > 1]
+    return means | ({f"{prefix}images/diversity": float(np.mean(spreads))} if spreads else {})
 
 
 def image_diversity(samples: Tensor) -> dict[str, float]:

@@ -48,7 +48,8 @@ class StepRecorder:
         self.exported.generated(count)
         self.observe_scores(step, samples)
         rewards = step_metrics.rewards(samples.scores, samples.extras)
-        return rewards | step_metrics.reward_spread(samples.scores, samples.groups)
+        images = step_metrics.image_statistics(samples.statistics, samples.groups)
+        return rewards | step_metrics.reward_spread(samples.scores, samples.groups) | images
 
     def observe_scores(self, step: int, samples: Any) -> None:
         """Warn of `ScoredSamples` that scorers could not score."""

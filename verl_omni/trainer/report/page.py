@@ -29,6 +29,8 @@ ACTOR_LABELS = {
     "actor/kl_to_old": "KL to the policy before the update",
     "actor/kl_to_old_max": "Largest KL of a step to the policy before the update",
     "actor/distance_to_old": "Distance to the old policy",
+    "actor/distance_to_base": "Distance to the base model",
+    "actor/ratio_distance": "Distance of the likelihood ratio from 1",
     "actor/margin": "Margin of the preferred sample",
     "actor/accuracy": "Preference accuracy",
     "actor/preferred_fraction": "Fraction of pairs with a preference",
@@ -39,6 +41,15 @@ ACTOR_LABELS = {
 DIVERSITY_LABELS = {
     "diversity/reward_std_within_prompt": "Standard deviation of the rewards within a prompt",
     "diversity/images": "Pixel standard deviation across held-out images",
+}
+IMAGE_LABELS = {
+    "images/luminance": "Luminance",
+    "images/dark": "Share of dark pixels",
+    "images/clipped": "Share of color values at 0 or 255",
+    "images/saturation": "Saturation",
+    "images/edges": "Edges: mean difference of neighboring pixels",
+    "images/jpeg_bits": "Bits per pixel as a JPEG",
+    "images/diversity": "Diversity of the images of a prompt",
 }
 DIFFERENCES = {"rollout_corr/mean_abs_diff": "mean", "rollout_corr/max_abs_diff": "largest"}
 
@@ -95,6 +106,7 @@ def render(run: Run) -> str:
             size=image_size(run),
             scorers=_scorers(run),
             diversity=_plots(run.lines, DIVERSITY_LABELS),
+            statistics=_statistics(run),
             evaluations=run.evaluations(),
             evaluation_columns=_evaluation_columns(run),
             folded=len(run.evaluations()) > MOST_ROWS,
@@ -174,6 +186,12 @@ def _scorers(run: Run) -> list[Plot]:
         )
         for name in plots.scorer_metrics(run.lines)
     ]
+
+
+def _statistics(run: Run) -> list[Plot]:
+    """Statistics of training images and of held-out ones, in one plot each."""
+    pairs = {name: {name: "training", f"val/{name}": "held-out"} for name in IMAGE_LABELS}
+    return [plot for name, label in IMAGE_LABELS.items() if (plot := _plot(label, run.lines, pairs[name]))]
 
 
 def _phases(steps: list[Line]) -> Plot | None:

@@ -16,6 +16,8 @@ EXPLANATIONS = {
     "of the base model.",
     "SamplesNotScored": "A scorer gave no score for some samples. They are not trained on, and in no mean.",
     "RewardConstant": "The reward of this run told no two samples of a prompt apart, so the model learned nothing.",
+    "SamplesDegraded": "The training images of this run became much darker, flatter, noisier or more alike than in its "
+    "first steps. If the reward does not ask for that, the policy exploits its scorer.",
     COLLAPSED: "The samples of this run collapsed: the images of different prompts became alike, or the samples of a "
     "prompt all got almost the same reward. The model learns nothing more from such samples.",
 }

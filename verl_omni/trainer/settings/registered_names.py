@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_omni.pipelines.registry import FAMILIES, missing_family
 from verl_omni.trainer.settings.extension_settings import EXTERNAL_LIB
 from verl_omni.verl_names import AGENT_LOOP
 
 PATH = "actor_rollout_ref.model.path"
 ARCHITECTURE = "actor_rollout_ref.model.architecture"
 DEFAULT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
-# Paths of models of the reference's families that do not exist here: the names of their repositories begin so.
-MISSING_FAMILY = r"(?:.*/)?(?P<family>BAGEL|LTX|MiniMax-H3)[^/]*"
-_MISSING = re.compile(MISSING_FAMILY, re.IGNORECASE)
 LOOPS_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
@@ -34,16 +31,14 @@ def problems_of(values: Mapping[str, Any]) -> Iterator[str]:
     path, architecture, loop = (
         None if values.get(name) is None else str(values[name]) for name in (PATH, ARCHITECTURE, DEFAULT_LOOP)
     )
-    missing = None if path is None or Path(path).exists() else _MISSING.fullmatch(path)
+    missing = None if path is None or Path(path).exists() else missing_family(path)
     if architecture is not None or missing:
-        from verl_omni.pipelines.registry import FAMILIES  # imports torch, before which modules of users are imported
-
         advice = f"write one of {', '.join(sorted(FAMILIES))}, or register your own (docs/guides/own-family.md)"
         if architecture is not None and architecture not in FAMILIES:
             yield f"{ARCHITECTURE}: {architecture} is not a supported model family; {advice}"
         elif missing and not FAMILIES.registered:  # said before it is downloaded
             advice = advice.replace("write one", "write a model of one", 1)
-            yield f"{PATH}: the model family {missing['family']} is not supported; {advice}"
+            yield f"{PATH}: the model family {missing} is not supported; {advice}"
     if loop not in (None, AGENT_LOOP) and values.get(LOOPS_FILE) is None and loop not in _loops():
         yield (
             f"{DEFAULT_LOOP}: {loop} is not a supported agent loop; write {AGENT_LOOP}, or register a loop of your own "

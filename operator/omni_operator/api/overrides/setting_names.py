@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from verl_omni.pipelines.registry import FAMILIES
+
 _PARTS: dict[str, Any] = json.loads(files(__package__).joinpath("setting_names.json").read_text(encoding="utf-8"))
 
 
@@ -23,9 +25,7 @@ BY_LOSS = {loss: _names(groups) for loss, groups in _PARTS["by_loss"].items()}
 # Groups whose keys the user chooses.
 OPEN = _names(_PARTS["open"])
 # What this project registers, by the setting that names one of them.
-REGISTERED: dict[str, list[str]] = _PARTS["registered"]
-# Paths of models of the reference's families that do not exist here, in any case: a regular expression.
-MISSING_FAMILY: str = _PARTS["missing_family"]
+REGISTERED: dict[str, list[str]] = {"actor_rollout_ref.model.architecture": sorted(FAMILIES), **_PARTS["registered"]}
 # Settings that must have one value with some algorithms, the value, why, and the trainer's names of the algorithms.
 REQUIRED: list[tuple[str, object, str, list[str]]] = _PARTS["required"]
 NUMBERS = _names(_PARTS["numbers"])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from omni_operator.cli import console
+from verl_omni.models.tiny import MAKERS
 
 from . import training_stack
 
@@ -19,31 +19,19 @@ PROMPT_FILES = tuple(f"{name}_{part}.jsonl" for name in ("shapes", "objects") fo
 app = typer.Typer(help="Create small models and prompts, offline.", no_args_is_help=True, rich_markup_mode=None)
 
 
-class Family(str, Enum):
-    """The model families that have a tiny random model."""
-
-    QWEN3_VL = "qwen3_vl"
-    QWEN_IMAGE = "qwen_image"
-    QWEN_IMAGE_EDIT = "qwen_image_edit"
-    QWEN_IMAGE_EDIT_PLUS = "qwen_image_edit_plus"
-    SD3 = "sd3"
-    WAN = "wan"
-    WAN_5B = "wan_5b"
-    WAN_A14B = "wan_a14b"
-
-
+FamilyName = Annotated[str, typer.Argument(help=f"{', '.join(sorted(MAKERS))}.", metavar="FAMILY")]
 NewFolder = Annotated[Path, typer.Argument(help="New or empty folder to write.", metavar="PATH")]
 Seed = Annotated[int, typer.Option(help="Seed of the random weights.", min=0, max=2**31 - 1, metavar="N")]
 
 
 @app.command()
-def tiny(
-    family: Annotated[Family, typer.Argument(help="Model family.", metavar="FAMILY")], path: NewFolder, seed: Seed = 0
-) -> None:
+def tiny(family: FamilyName, path: NewFolder, seed: Seed = 0) -> None:
     """Create a tiny model with random weights, for tests. Takes about half a minute."""
+    if family not in MAKERS:
+        console.refuse(f"no model family {family!r}; choose {', '.join(sorted(MAKERS))}")
     _make_folder(path)
-    console.say(f"creating a tiny {family.value} model in {path} ...")
-    training_stack.exec_module(PROGRAM, ["tiny", family.value, str(path), "--seed", str(seed)])
+    console.say(f"creating a tiny {family} model in {path} ...")
+    training_stack.exec_module(PROGRAM, ["tiny", family, str(path), "--seed", str(seed)])
 
 
 @app.command()

@@ -260,10 +260,18 @@ WARNINGS = {
         action="Look at the images in the report; lower the learning rate, or hold the policy to the base model "
         "(`actor.use_kl_loss`).",
     ),
+    "SamplesDegraded": Reason(
+        shown=("warning",),
+        meaning="The training images have become much darker, brighter, flatter, noisier, more saturated or more alike "
+        "than in the first steps of the run. The policy may exploit a scorer that does not see it.",
+        look=STATUS,
+        action="Look at the images in the report. If the reward does not ask for this, add a scorer that sees it, or "
+        "hold the policy to the base model, and start again from a checkpoint before it.",
+    ),
     "PolicyDiverged": Reason(
         shown=("warning",),
-        meaning="Updates move the policy too far: nearly all ratios of new to old policy leave the clip range, or the "
-        "KL divergence of a step is large. The message has the numbers.",
+        meaning="Updates move the policy too far: nearly all ratios of new to old policy leave the clip range, the KL "
+        "divergence of a step is large, or the velocities of new and old policy or base model are far apart.",
         look=STATUS,
         action="Look at the images in the report; lower the learning rate, or hold the policy to the base model "
         "(`actor.use_kl_loss`), and start again from a checkpoint before it.",

@@ -16,8 +16,8 @@ import pytest
 
 from tests.ml.engine import forked_program
 from tests.ml.engine.leftovers import Leftovers
-from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.models.vision_language import make_tiny_qwen3_vl
+from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

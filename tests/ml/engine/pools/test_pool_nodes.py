@@ -12,7 +12,7 @@ import pytest
 from omni_operator import plan
 from omni_operator.api import load_job
 from tests.ml.engine import forked_program
-from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

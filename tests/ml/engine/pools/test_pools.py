@@ -19,8 +19,8 @@ import pytest
 from PIL import Image
 
 from tests.ml.engine import forked_program
-from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.models.vision_language import make_tiny_qwen3_vl
+from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 from verl_omni.reward_loop.rewards.genrm_ocr import QUESTION, normalize, text_score
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

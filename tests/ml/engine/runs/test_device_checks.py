@@ -12,14 +12,13 @@ import typer
 
 from omni_operator.cli.machine import device_checks, doctor, machine_facts
 from tests.ml.engine import forked_program
+from verl_omni.pipelines.registry import FOLDERS
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 CHECKS = [
     "device",
-    "sd3 in bfloat16",
-    "qwen_image in bfloat16",
-    "wan in bfloat16",
+    *(f"{name} in bfloat16" for name, family in FOLDERS.items() if not family.input_images),
     "memory and speed",
     "engine",
     "training step",

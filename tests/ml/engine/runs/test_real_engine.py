@@ -17,6 +17,7 @@ from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import RANK
+from verl_omni.utils.metrics.image_statistics import measure
 
 pytestmark = pytest.mark.engine
 
@@ -77,6 +78,7 @@ def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) 
     assert torch.equal(one.images, again.images)
     assert one.versions == [0, 0, 0]
     assert one.scores.tolist() == pytest.approx([float(i.float().mean() / 255) for i in one.images])
+    assert [each.numbers() for each in one.statistics] == [measure(image).numbers() for image in one.images]
     samples = train_batch(running, step=1, version=0)
     assert samples.tensors["all_latents"].shape == (4, 4, 16, 8, 8)
     assert samples.tensors["rollout_log_probs"].shape == (4, 3)
@@ -132,6 +134,7 @@ def test_stored_samples_hold_what_samples_in_the_driver_hold(running: Running) -
     stored = verl_batches.requests_to_verl(batch(stored=True))
     request = len(cloudpickle.dumps(stored))
     assert found.scores.tolist() == direct.scores.tolist() and found.versions == direct.versions
+    assert found.images is None and len({each.luminance for each in found.statistics}) == 4
     loaded = sample_store.load([[each] for each in found.stored], lambda refs: ray.get(refs, timeout=60))
     assert set(loaded) == set(direct.tensors)
     for name, value in loaded.items():

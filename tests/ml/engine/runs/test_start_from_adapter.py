@@ -24,7 +24,7 @@ def write_model(folder: Path) -> None:
     """A model whose weights have only the names of the variant, as `save_pretrained` writes them."""
     from diffusers import StableDiffusion3Pipeline
 
-    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
     make_tiny_sd3(folder / "plain")
     model = StableDiffusion3Pipeline.from_pretrained(folder / "plain", torch_dtype=torch.float16)

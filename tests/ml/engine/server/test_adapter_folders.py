@@ -90,7 +90,7 @@ def pixels(file: Any) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
     folder = tmp_path_factory.mktemp("tiny") / "model"
     make_tiny_sd3(folder)

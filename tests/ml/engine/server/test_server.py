@@ -80,7 +80,7 @@ def parameters(seed: int) -> dict[str, Any]:
 def running(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     from transformers import AutoTokenizer
 
-    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
     model = tmp_path_factory.mktemp("tiny") / "model"
     make_tiny_sd3(model)

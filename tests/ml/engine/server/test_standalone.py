@@ -27,7 +27,7 @@ SIZE = 64
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
     path = tmp_path_factory.mktemp("tiny") / "model"
     make_tiny_sd3(path)

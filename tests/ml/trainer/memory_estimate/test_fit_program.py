@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from tests.ml import smallest_job
 from tools.setting_names import setting_names
-from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import advice, engine_memory, estimate, job_estimate, trainer_memory

@@ -34,7 +34,7 @@ NFT = f"{LOSS}=diffusion_nft"
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The configuration of a tiny SD3, without weights."""
-    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
     folder = tmp_path_factory.mktemp("fit") / "model"
     make_tiny_sd3(folder)
@@ -168,7 +168,7 @@ def test_checkpointing_needs_fewer_activations_and_accumulation_on_each_rank_mor
 @pytest.mark.slow
 def test_a_model_with_two_transformers_keeps_no_whole_gradients(tmp_path: Path) -> None:
     """Each backward pass reduces them."""
-    from verl_omni.models.tiny import make_tiny_wan_a14b
+    from verl_omni.pipelines.wan.tiny_model import make_tiny_wan_a14b
 
     make_tiny_wan_a14b(tmp_path)
     once = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation"
@@ -179,7 +179,7 @@ def test_a_model_with_two_transformers_keeps_no_whole_gradients(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_ranks_that_share_a_sequence_share_its_activations_and_not_its_samples(tmp_path: Path) -> None:
-    from verl_omni.models.tiny import make_tiny_wan
+    from verl_omni.pipelines.wan.tiny_model import make_tiny_wan
 
     make_tiny_wan(tmp_path)
     setting = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"

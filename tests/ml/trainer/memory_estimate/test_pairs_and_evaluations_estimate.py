@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.pipelines.sd3.encoding import SD3Encoder
+from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import evaluations, job_estimate, model_shapes, sample_tensors

@@ -10,17 +10,6 @@ import torch
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.trainer.memory_estimate import model_shapes, public_models
 
-# Parameters of the transformer as published: billions, with the precision of the publication.
-PUBLISHED = {
-    "stabilityai/stable-diffusion-3.5-medium": 2.2,  # 2.5 with the positions, which are no parameters
-    "stabilityai/stable-diffusion-3.5-large": 8.1,
-    "Qwen/Qwen-Image": 20.4,
-    "Qwen/Qwen-Image-Edit-2511": 20.4,
-    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 1.4,
-    "Wan-AI/Wan2.1-T2V-14B-Diffusers": 14.3,
-    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": 5.0,
-    "Wan-AI/Wan2.2-T2V-A14B-Diffusers": 14.3,  # each of two
-}
 ENCODERS = {
     "stabilityai/stable-diffusion-3.5-medium": 5.6,  # T5-XXL 4.8, CLIP 0.12 and 0.69
     "Qwen/Qwen-Image": 8.3,  # Qwen2.5-VL-7B
@@ -35,10 +24,10 @@ def billions(folder: Path, *components: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", PUBLISHED)
+@pytest.mark.parametrize("model", public_models.MODELS)
 def test_a_public_transformer_has_its_published_size(model: str, tmp_path: Path) -> None:
     public_models.write(model, tmp_path)
-    assert round(billions(tmp_path, "transformer"), 1) == PUBLISHED[model]
+    assert round(billions(tmp_path, "transformer"), 1) == public_models.MODELS[model].billions
 
 
 @pytest.mark.parametrize("model", ENCODERS)

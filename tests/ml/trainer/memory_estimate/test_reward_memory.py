@@ -97,7 +97,7 @@ def test_scorers_are_on_the_device_while_they_score_and_in_host_memory_otherwise
 
 def test_a_job_that_shares_has_a_phase_for_its_scorers_and_advice_about_them(tmp_path: Path) -> None:
     from tests.ml.reward_loop.test_clip_scorers import write_clip
-    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
     from verl_omni.trainer.memory_estimate.job_estimate import estimate_job
 
     write_clip(tmp_path / "clip")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from verl_omni.trainer.metrics import policy_drift
 from verl_omni.trainer.metrics.collapse import ADVICE
-from verl_omni.trainer.metrics.policy_drift import CLIP, KLS, DriftState
+from verl_omni.trainer.metrics.policy_drift import CLIP, SIGNS, DriftState
 from verl_omni.trainer.metrics.run_warnings import RunWarnings
 from verl_omni.trainer.report.run_data import parse_events
 from verl_omni.trainer.report.statements import EXPLANATIONS
@@ -46,18 +46,40 @@ def test_other_clip_fractions_give_no_warning(values: list[float]) -> None:
     assert warnings(CLIP, values) == []
 
 
-@pytest.mark.parametrize("metric", KLS)
-def test_a_large_kl_divergence_is_found_once_and_again_after_a_recovery(metric: str) -> None:
-    rising = [0.02 * step for step in range(60)]
+@pytest.mark.parametrize("metric", SIGNS)
+def test_a_large_distance_is_found_once_and_again_after_a_recovery(metric: str) -> None:
+    limit = SIGNS[metric].limit
+    rising = [0.04 * limit * step for step in range(60)]
     ((place, message),) = warnings(metric, rising)
-    assert sum(rising[place - 4 : place + 1]) / 5 >= 0.5 > sum(rising[place - 5 : place]) / 5
-    assert f"far from {KLS[metric]}: the KL divergence of a step is 0.5 in the last 5 steps" in message
-    assert [place for place, _ in warnings(metric, [0.7] * 6 + [0.3] * 6 + [0.7] * 6)] == [4]
-    assert [place for place, _ in warnings(metric, [0.7] * 6 + [0.1] * 6 + [0.7] * 6)] == [4, 15]
+    assert sum(rising[place - 4 : place + 1]) / 5 >= limit > sum(rising[place - 5 : place]) / 5
+    assert f"{sum(rising[place - 4 : place + 1]) / 5:.3g}" in message
+    assert message.endswith(SIGNS[metric].advice)
+    high, middle, low = (share * limit for share in (1.4, 0.6, 0.2))
+    assert [place for place, _ in warnings(metric, [high] * 6 + [middle] * 6 + [high] * 6)] == [4]
+    assert [place for place, _ in warnings(metric, [high] * 6 + [low] * 6 + [high] * 6)] == [4, 15]
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (
+            "actor/kl",
+            "far from the base model: the KL divergence of a step is 0.6 in the last 5 steps; at 0.5 the means",
+        ),
+        ("actor/distance_to_old", "far from the old policy: the mean squared difference of their velocities is 0.6"),
+        (
+            "actor/ratio_distance",
+            "move the likelihood ratios of new to old policy by 1.2 on average in the last 5 steps",
+        ),
+    ],
+)
+def test_the_text_names_metric_and_limit(metric: str, text: str) -> None:
+    ((_, message),) = warnings(metric, [1.2 * SIGNS[metric].limit] * 5)
+    assert text in message
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.floats(0, 2) | st.just(float("nan")), max_size=30), st.sampled_from([CLIP, *KLS]))
+@given(st.lists(st.floats(0, 2) | st.just(float("nan")), max_size=30), st.sampled_from([CLIP, *SIGNS]))
 def test_any_numbers_give_a_verdict(values: list[float], metric: str) -> None:
     found = warnings(metric, values)
     assert len(found) <= max(0, len(values) - 4)

@@ -51,6 +51,15 @@ STATEMENTS = {
     "actor/skipped_steps": ["Updates skipped"],
     "actor/new_metric": ["actor/new_metric"],
     "diversity/reward_std_within_prompt": ["Standard deviation of the rewards within a prompt"],
+    "actor/distance_to_base": ["Distance to the base model"],
+    "actor/ratio_distance": ["Distance of the likelihood ratio from 1"],
+    "images/luminance": [">Luminance<"],
+    "images/dark": ["Share of dark pixels"],
+    "images/clipped": ["Share of color values at 0 or 255"],
+    "images/saturation": [">Saturation<"],
+    "images/edges": ["Edges: mean difference of neighboring pixels"],
+    "images/jpeg_bits": ["Bits per pixel as a JPEG"],
+    "images/diversity": ["Diversity of the images of a prompt"],
     "diversity/images": ["Image diversity", "Pixel standard deviation across held-out images"],
 }
 # Constant 0, as a metric that is reported and never computed would be.
@@ -83,7 +92,7 @@ def test_without_a_metric_the_page_says_nothing_about_it(metric: str, complete: 
 
 
 def test_every_metric_that_the_report_reads_is_in_this_test() -> None:
-    kinds = r'"((?:reward|val|actor|timing_s|rollout_corr|diversity|weights)/[\w/]+|images_per_s)"'
+    kinds = r'"((?:reward|val|actor|timing_s|rollout_corr|diversity|weights|images)/[\w/]+|images_per_s)"'
     sources = Path(report.__file__).parent
     text = "".join(file.read_text() for file in sources.rglob("*") if file.suffix in (".py", ".j2"))
     named = set(re.findall(kinds, text))

@@ -22,8 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from verl_omni.models.tiny import MAKERS, make_tiny_sd3
+from verl_omni.models.tiny import MAKERS
 from verl_omni.pipelines.registry import training_adapter
+from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 from verl_omni.workers.actor import parallel, shard_loading, tensor_files
 from verl_omni.workers.actor.precision import Precision
 from verl_omni.workers.actor.tensor_files import FILE, TensorFiles

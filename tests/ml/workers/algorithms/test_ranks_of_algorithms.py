@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ml.workers.tiny_actor import model_settings
-from verl_omni.models.tiny import make_tiny_sd3, make_tiny_wan
+from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
+from verl_omni.pipelines.wan.tiny_model import make_tiny_wan
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.update import rank_rows
 from verl_omni.workers.actor import parallel
