@@ -100,7 +100,7 @@ class LanguageModelMode(ModelMode):
 
     @override
     async def clear_cache(self, engine: Any) -> None:
-        # The one call of AsyncOmni that clears the cache; its `reset_prefix_cache` does nothing yet.
+        # Unlike `reset_prefix_cache`, it also clears what encoders computed from pictures.
         await engine.pause_generation(mode="keep", clear_cache=True)
 
     @override
