@@ -12,13 +12,13 @@ from e2e import chart_values
 from tools import (
     algorithms_table,
     crd_file,
+    families_table,
     init_jobs,
     job_page,
     metrics_page,
     other_defaults,
     python_page,
     scorers_table,
-    setting_names,
     settings_page,
     troubleshooting_page,
 )
@@ -29,13 +29,13 @@ GENERATORS: tuple[Callable[[Sequence[str]], int], ...] = (
     chart_values.main,
     job_page.main,
     troubleshooting_page.main,
-    setting_names.main,
     settings_page.main,
     other_defaults.main,
     metrics_page.main,
     python_page.main,
     scorers_table.main,
     algorithms_table.main,
+    families_table.main,
     init_jobs.main,
 )
 

@@ -17,7 +17,7 @@ import yaml
 from omegaconf import DictConfig
 
 from tools import settings_page
-from verl_omni.utils.reference_settings import Renamed, find_rule
+from verl_omni.settings_schema.reference_settings import Renamed, find_rule
 
 # Evaluations have the settings of training samples, unless the first group has others.
 EVALUATIONS = "actor_rollout_ref.rollout.val_kwargs.pipeline."

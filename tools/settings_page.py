@@ -20,11 +20,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tools.generated_file import write_or_check
+from verl_omni.settings_schema import engine_settings
+from verl_omni.settings_schema.declarations import OPEN_GROUPS, SETTINGS
+from verl_omni.settings_schema.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
 from verl_omni.trainer.settings import cpu_values
-from verl_omni.trainer.settings.configuration import OPEN, defaults
-from verl_omni.trainer.settings.supported_values import SUPPORTED
-from verl_omni.utils import engine_settings
-from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
+from verl_omni.trainer.settings.configuration import defaults
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 PAGE = Path("docs/reference/settings.md")
@@ -33,7 +33,7 @@ HEADER = """\
 # Settings of the reference
 
 For users of verl-omni: all {total} settings of its trainer, and what becomes of each here. Written by `make crds`
-from the trainer's configuration and `verl_omni/utils/reference_settings.yaml`; tests compare every line with
+from the trainer's configuration and `verl_omni/settings_schema/reference_settings.yaml`; tests compare every line with
 what the trainer does. Names and defaults of the reference are those of verl-omni of September 2026.
 
 | what happens to a value | settings |
@@ -105,8 +105,8 @@ def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None
     """(kind, what becomes of the setting); None if the trainer does not know it."""
     if found := [(config, text) for config in configs if (text := default_here(config, name)) is not None]:
         text = f"{_used(found, len(configs))}; default {' or '.join(dict.fromkeys(text for _, text in found))}"
-        if name in SUPPORTED:
-            text += f"; only {_listed(SUPPORTED[name].values)}: {SUPPORTED[name].advice}"
+        if name in SETTINGS and SETTINGS[name].values:
+            text += f"; only {_listed(SETTINGS[name].values)}: {SETTINGS[name].advice}"
         return KINDS[0], text
     match find_rule(name):
         case Renamed(name=target) | Copied(name=target):
@@ -119,7 +119,7 @@ def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None
             pass
     if name.removeprefix(f"{engine_settings.GROUP}.") in engine_settings.SETTINGS:
         return KINDS[0], f"used: [{ENGINE_TITLE}](#{ENGINE_TITLE.lower().replace(' ', '-')})"
-    if any(name.startswith(f"{group}.") for group in OPEN):
+    if any(name.startswith(f"{group}.") for group in OPEN_GROUPS):
         return KINDS[0], "used; one of a group whose names the user chooses"
     return None
 

@@ -107,6 +107,10 @@ class ScoredSamples:
     """Why samples could not be scored, in their order; only of those."""
     statistics: Sequence[ImageStatistics] = ()
     """Statistics of the pixels, [B]; empty for latents."""
+    times_lost: int = 0
+    """How often a sample of the batch was lost with its replica, and generated again."""
+    times_aborted: int = 0
+    """How often a request of the batch was aborted, and sent again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,19 @@ def test_the_root_does_not_hide_the_standard_library(root: Path) -> None:
     assert found.stdout.strip() == "5"
 
 
+def test_the_schema_of_settings_needs_no_library_but_yaml(root: Path) -> None:
+    blocked = (*HEAVY, "omegaconf", "hydra", "pydantic", "kopf", "kubernetes")
+    code = (
+        f"import sys; sys.modules |= dict.fromkeys({blocked!r})\n"
+        "import importlib, pkgutil, verl_omni.settings_schema as schema\n"
+        "for each in pkgutil.iter_modules(schema.__path__): importlib.import_module(f'{schema.__name__}.{each.name}')\n"
+        "print(len(schema.layout.common_layout().names) > 150, len(schema.reference_settings.rules()) > 100)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout.strip()) == (0, "True True"), found.stderr[-2000:]
+
+
 @pytest.mark.slow
 def test_the_control_side_loads_without_the_training_stack(root: Path, modules: list[Any]) -> None:
     names = [module.name for module in modules if module.name.startswith("omni_operator")]

@@ -87,10 +87,10 @@ def test_an_example_with_a_released_model_fits(name: str) -> None:
 
 
 def test_reserved_settings_exist_in_the_trainer() -> None:
-    from omni_operator.api.overrides.reserved import RESERVED
+    from verl_omni.settings_schema.declarations import FIELDS
     from verl_omni.trainer.settings import configuration
 
     required = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
     config = configuration.load(required)
     missing = object()
-    assert [name for name in RESERVED if OmegaConf.select(config, name, default=missing) is missing] == []
+    assert [name for name in FIELDS if OmegaConf.select(config, name, default=missing) is missing] == []

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from omni_operator.api.overrides.override_names import describe_unsupported
-from omni_operator.api.overrides.reserved import owner_of
 from omni_operator.cli.machine import machine_facts
 from omni_operator.cli.main import app
 from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
+from verl_omni.settings_schema.declarations import field_of
 from verl_omni.trainer.memory_estimate import advice
 from verl_omni.trainer.settings import configuration
 
@@ -120,5 +120,5 @@ def test_a_job_can_carry_out_every_advice() -> None:
     )
     advised = [change.setting for change in advice.changes(config)]
     assert len(advised) > 5
-    refused = [name for name in advised if not owner_of(name) and describe_unsupported(name, "1", "flow_grpo")]
+    refused = [name for name in advised if not field_of(name) and describe_unsupported(name, "1", "flow_grpo")]
     assert refused == []

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from control.cli.document_blocks import PAGES, ROOT, blocks, inline_commands
-from omni_operator.api.overrides.setting_names import BY_LOSS
-from verl_omni.trainer.settings import configuration
+from verl_omni.settings_schema.layout import names_of_algorithms
 
 # Generated from the names themselves.
 LEFT_OUT = {"docs/reference/settings.md", "docs/reference/job.md"}
@@ -82,15 +80,7 @@ def field_names() -> frozenset[str]:
 @cache
 def setting_names() -> frozenset[str]:
     """Dotted names of all settings of the trainer, and of those of the reference."""
-    found: set[str] = set()
-
-    def walk(config: Any, name: str) -> None:
-        found.add(name)
-        for key, inner in config.items() if isinstance(config, dict) else ():
-            walk(inner, f"{name}.{key}")
-
-    for loss in BY_LOSS:
-        walk(OmegaConf.to_container(configuration.defaults(loss), resolve=False), "")
+    found = {"", *(f".{name}" for name in names_of_algorithms())}
     page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     section = ""
     for line in page.splitlines():

@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from omni_operator import plan
 from omni_operator.api import JobError, load_job
-from omni_operator.api.overrides.setting_names import REQUIRED
 from omni_operator.api.rules import override_rules
 from omni_operator.api.spec.training import LOSSES
 from omni_operator.cli.main import app
 from verl_omni.trainer.settings import configuration
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
+from verl_omni.workers.algorithms.description import DROPPED
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 from verl_omni.workers.algorithms.registered.diffusion_nft import DECAY_SCHEDULES
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
@@ -84,10 +85,11 @@ OTHER: dict[str, object] = {
 def of_algorithms() -> list[tuple[str, str, object]]:
     """An algorithm, a setting that must have one value with it, and another value."""
     return [
-        (algorithm, name, OTHER.get(name, not needed if isinstance(needed, bool) else 0.5))
-        for name, needed, _, losses in REQUIRED
+        (algorithm, each.name, OTHER.get(each.name, not each.value if isinstance(each.value, bool) else 0.5))
         for algorithm, loss in LOSSES.items()
-        if loss in losses and name != "algorithm.adv_estimator"  # which overrides may not set
+        for each in ALGORITHMS[loss].required
+        # Which overrides may not set, and what the trainer sets itself.
+        if each.name not in ("algorithm.adv_estimator", *DROPPED)
     ]
 
 

@@ -160,8 +160,8 @@ def test_settings_of_users_load_in_the_trainer_and_become_a_job(
 ) -> None:
     from omegaconf import OmegaConf
 
+    from verl_omni.settings_schema.reference_settings import Rejected, find_rule
     from verl_omni.trainer.settings import configuration
-    from verl_omni.utils.reference_settings import Rejected, find_rule
 
     arguments = command_line(recipe, given)
     config = configuration.load(arguments)

@@ -13,7 +13,7 @@ from omni_operator.cli import sample_size
 from omni_operator.cli.local.preflight import file_problems
 from verl_omni.models.tiny import MAKERS
 from verl_omni.pipelines.sample_shapes import size_check
-from verl_omni.trainer.settings.number_ranges import AT_MOST
+from verl_omni.settings_schema.declarations import out_of_range
 
 JOB = """
 apiVersion: diffusionrl.io/v1alpha1
@@ -68,7 +68,7 @@ def test_a_job_of_a_local_model_is_refused_with_the_field(tmp_path: Path) -> Non
 
 
 def test_a_rank_is_at_most_the_trainers() -> None:
-    most, _ = AT_MOST["actor_rollout_ref.model.lora_rank"]
+    most = next(rank for rank in range(1, 10_000) if out_of_range("actor_rollout_ref.model.lora_rank", rank + 1))
     text = JOB.format(model="./model")
     assert read_job(text, "job.yaml", [f"spec.model.lora.rank={most}"]).job.spec.model.lora.rank == most
     with pytest.raises(JobError, match=f"{most}"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported
-from omni_operator.api.overrides.setting_names import BY_LOSS, COMMON
+from verl_omni.settings_schema.layout import algorithms
+from verl_omni.settings_schema.reference_settings import Copied, Renamed, rules
 from verl_omni.trainer.settings import configuration
-from verl_omni.utils.reference_settings import Copied, Renamed, rules
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
@@ -24,7 +24,7 @@ def refused_by_trainer(override: str, loss: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", sorted(BY_LOSS))
+@pytest.mark.parametrize("loss", algorithms())
 @pytest.mark.parametrize(
     ("mark", "name"),
     [
@@ -115,8 +115,3 @@ def test_an_override_may_not_set_by_another_name_what_a_field_sets() -> None:
     )
     assert describe_reserved("actor_rollout_ref.model.pipeline.height")
     assert describe_reserved("actor_rollout_ref.actor.optim.clip_grad") is None
-
-
-def test_no_name_is_in_two_lists() -> None:
-    assert len(COMMON) > 150
-    assert [name for names in BY_LOSS.values() for name in names if name in COMMON] == []

@@ -51,6 +51,7 @@ from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS
 from verl_omni.utils.metrics.image_statistics import ImageStatistics, measure
 from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.sample_store import SampleWriter
+from verl_omni.workers.rollout.diffusion_output import TIMES_ABORTED, TIMES_LOST
 
 # An actor runs at most 1000 calls at a time (Ray's default), and must still have room to answer whether it is alive.
 CALLS_OF_A_REWARD_WORKER = 900
@@ -266,6 +267,7 @@ class DiffusionAgentLoopWorker:
     ) -> _InternalDiffusionAgentLoopOutput:
         check_loop_output(output)
         batch = kwargs.get(BATCH) or BatchRun()
+        counts = {name: output.extra_fields.pop(name, 0) for name in (TIMES_LOST, TIMES_ABORTED)}
         fields = pad_fields(output.extra_fields, self.max_prompt_embed_length)
         fields["raw_prompt"] = kwargs["raw_prompt"]
         ids, mask = pad_prompt(self.tokenizer, output.prompt_ids, self.rollout_config.prompt_length)
@@ -284,7 +286,7 @@ class DiffusionAgentLoopWorker:
             fields = {name: fields[name] for name in FOR_THE_DRIVER if name in fields}
             fields["stored"] = number
             log_probs = None
-        fields |= {FAILURE: failure, STATISTICS: statistics}
+        fields |= {FAILURE: failure, STATISTICS: statistics, **counts}
         if batch.score_later:
             fields["tool_extra_fields"] = self._scorer_fields(output)
             fields["loop_score"] = output.reward_score

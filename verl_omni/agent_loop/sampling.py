@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_omni.settings_schema.reference_settings import Rejected, find_rule
 from verl_omni.utils.pixels import BOTH
-from verl_omni.utils.reference_settings import Rejected, find_rule
 from verl_omni.utils.seeds import row_seed, sample_seeds, window_seed
 
 

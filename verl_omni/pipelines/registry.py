@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from verl_omni import pipelines
 from verl_omni.pipelines.description import Family, FamilyDescription, FamilySizes
-from verl_omni.utils.engine_settings import GROUP
+from verl_omni.settings_schema.engine_settings import GROUP
 from verl_omni.utils.registry import Registry, load
 
 if TYPE_CHECKING:

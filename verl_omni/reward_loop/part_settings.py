@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 TRAINER = "trainer"  # value of a scorer's `device`: the same device as the trained model
 COMBINED = "combined"  # what the weighted mean or sum is called among the scores
-OWN_SETTINGS = ("path", "name", "weight", "required")
+OWN_SETTINGS = ("path", "name", "weight", "required", "use")
+EVALUATION = "evaluation"  # value of `use`: scored in evaluations only, and in no reward
+USES = ("training", EVALUATION)
 
 
 def part_problems(key: str, given: Any) -> Iterator[str]:
@@ -26,9 +28,25 @@ def part_problems(key: str, given: Any) -> Iterator[str]:
         yield f"{where}.weight: must be a finite number, not {weight}"
     if not isinstance(required, bool):
         yield f"{where}.required: must be true or false, not {required}"
+    if given.get("use", USES[0]) not in USES:
+        yield f"{where}.use: {given['use']!r} is not one of {', '.join(USES)}"
+    if only_evaluates(given):
+        for name in ("weight", "required"):
+            if name in given:
+                yield f"{where}.{name}: is not read with use={EVALUATION}, whose scores are in no reward; remove it"
 
 
-def weight_problem(weights: Collection[float]) -> str | None:
-    """Why the scores cannot be combined with these weights."""
-    total = sum(weights)
+def only_evaluates(given: Mapping[str, Any]) -> bool:
+    """Whether a part scores the samples of evaluations only."""
+    return given.get("use") == EVALUATION
+
+
+def held_out_scorers(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The keys of parts that score the samples of evaluations only."""
+    return [key for key, given in parts.items() if only_evaluates(given)]
+
+
+def weight_problem(parts: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Why the scores cannot be combined with the parts' weights."""
+    total = sum(given.get("weight", 1.0) for given in parts.values() if not only_evaluates(given))
     return None if total > 0 else f"reward.reward_functions: the weights must add up to more than 0, not {total:g}"

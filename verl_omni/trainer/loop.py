@@ -59,6 +59,9 @@ class TrainingLoop:
             self._start(first)
             for step in range(first + 1, self.total + 1):
                 self.checkpoints.stop_if_wanted()
+                if self.recorder.warnings.ends_early:
+                    self._end_early(step - 1)
+                    break
                 self._train(step)
             self.recorder.check_learning()
             self.checkpoints.save_last()
@@ -78,6 +81,11 @@ class TrainingLoop:
             metrics = recorded | {"step": step, "weights/version": step, **served}
             self.recorder.record(metrics | self.evaluation.evaluate(step))
         self.batches.start(step)
+
+    def _end_early(self, step: int) -> None:
+        self.batches.stop()
+        text = f"ending after step {step} of {self.total}: the reward is exploited (reward.early_stopping_patience)"
+        self.folder.event("phase", text=text)
 
     def _train(self, step: int) -> None:
         began = time.perf_counter()
@@ -107,6 +115,7 @@ def _durations(batch: GeneratedBatch, seconds: float) -> dict[str, float]:
     durations = {"timing_s/step": seconds}
     if batch.samples is not None:
         durations["timing_s/generate"] = batch.samples.seconds
+        durations["rollout/idle_share"] = max(0.0, 1 - batch.samples.seconds / seconds)
         durations["images_per_s"] = len(batch.samples.scores) / seconds
         if batch.samples.scoring_seconds is not None:
             durations["timing_s/reward"] = batch.samples.scoring_seconds

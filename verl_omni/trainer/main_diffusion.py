@@ -144,6 +144,7 @@ def _check_files(config: Any) -> dict[str, str]:
     if problems := [
         *reward_settings.find_problems(config.reward),
         *reward_settings.normalization_problems(config),
+        *reward_settings.evaluation_problems(config),
         *reward_settings.sample_problems(config),
     ]:
         raise ValueError("\n".join(problems))
@@ -243,9 +244,11 @@ def _recorded(
             _report(folder)
         if at_once:
             return code
-        code = _send_last(results, folder, checkpoints.latest(folder.path / "checkpoints"), code)
+        newest = checkpoints.latest(folder.path / "checkpoints")
+        code = _send_last(results, folder, newest, code)
     if code == OK:
-        folder.event("done", step=int(config.trainer.total_training_steps), report=str(folder.path / "report.html"))
+        step = int(config.trainer.total_training_steps) if newest is None else checkpoints.step_of(newest)
+        folder.event("done", step=step, report=str(folder.path / "report.html"))
     for line in errors:
         print(line, file=sys.stderr, flush=True)
     return code
@@ -344,12 +347,14 @@ def build_loop(
         pairs: the training data as preference pairs, where no samples are generated.
     """
     # After Ray's start: they load Ray.
+    from verl_omni.reward_loop.part_settings import held_out_scorers
     from verl_omni.trainer.data.prompt_dataset import PromptOrder
     from verl_omni.trainer.generation.engines import Engines
     from verl_omni.trainer.generation.evaluation import Evaluation
     from verl_omni.trainer.generation.sample_generator import SampleGenerator
     from verl_omni.trainer.generation.training_batches import TrainingBatches
     from verl_omni.trainer.loop import TrainingLoop
+    from verl_omni.trainer.metrics.run_warnings import RunWarnings
     from verl_omni.trainer.metrics.step_recorder import StepRecorder
     from verl_omni.trainer.replicas.replica_reports import report_pools
     from verl_omni.trainer.run.checkpoint_saver import saver_of_run
@@ -357,7 +362,9 @@ def build_loop(
     from verl_omni.trainer.update.policy_update import PolicyUpdate
 
     total = int(config.trainer.total_training_steps)
-    recorder = StepRecorder(folder, total, tracking=tracking)
+    held_out_keys = held_out_scorers(config.reward.reward_functions)
+    warnings = RunWarnings(folder, held_out_keys, config.reward.early_stopping_patience)
+    recorder = StepRecorder(folder, total, tracking=tracking, warnings=warnings)
     saver = saver_of_run(config, stack.workers, folder)
     checkpoints = StepCheckpoints(
         saver, requests, every=config.trainer.save_freq, total=total, before_save=recorder.record_pending

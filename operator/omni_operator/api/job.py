@@ -33,6 +33,7 @@ NO_VENDOR = (
     "is not given: the pods request no accelerator and train on the CPU; write NVIDIA or Ascend, or CPU to confirm"
 )
 NO_CLAIM = "needs spec.checkpoint.claimName: another attempt resumes from a checkpoint that must outlive the pods"
+NO_HELD_OUT = "a scorer with use Evaluation needs held-out prompts; write spec.data.validation"
 COMPARES = "must be at least 2: the algorithm compares samples of one prompt"
 NO_NOISE = f"must be more than 0: {', '.join(ESTIMATORS)} learn from the sampler's noise"
 NO_WINDOW = "must be given: MixGRPO trains on a window of the steps"
@@ -123,6 +124,12 @@ class Spec(StrictModel):
 
     cel = (
         Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", NO_CLAIM, ".backoffLimit"),
+        Cel(
+            "self.reward.scorers.all(scorer, scorer.use == 'Training') || "
+            "has(self.data.validation) && size(self.data.validation) > 0",
+            NO_HELD_OUT,
+            ".reward.scorers",
+        ),
         *STORAGE_RULES,
         *ACCELERATOR_RULES,
         Cel(
@@ -249,6 +256,9 @@ class Spec(StrictModel):
     def _cluster_rules(self) -> Iterator[Violation]:
         for found in self.storage.find_problems(s3=self.uses_s3, hub=self.sends_to_hub):
             yield Violation(("storage", *found.at), found.text)
+        for place, scorer in enumerate(self.reward.scorers):
+            if not scorer.is_trained and not self.data.validation:
+                yield Violation(("reward", "scorers", place, "use"), NO_HELD_OUT)
         if self.backoff_limit and self.checkpoint.claim_name is None:
             yield Violation(("backoffLimit",), NO_CLAIM)
 

@@ -124,6 +124,9 @@ class Progress(LenientModel):
     reward: float | None = Field(default=None, description="Mean reward of the last step.")
     reward_summary: Short | None = Field(default=None, description="The reward, rounded, for kubectl get.")
     validation_reward: float | None = Field(default=None, description="Mean reward of the last evaluation.")
+    held_out_scores: Annotated[dict[Short, float], Field(max_length=32)] | None = Field(
+        default=None, description="Mean score of each scorer with use Evaluation in the last evaluation, by its name."
+    )
     samples: Count | None = Field(
         default=None, description="Samples generated in this attempt, since its trainer last started."
     )

@@ -35,6 +35,8 @@ def convert_recipe(
 ) -> None:
     """Convert a recipe of verl-omni to a job.
 
+    Example: drl convert run_sd35.sh > job.yaml
+
     Prints the job. Settings without a field become overrides; those that have no effect here, or are not supported,
     are left out and named, on standard error and at the end of the job. The exit code is 1 if a setting is not
     supported or the job is not complete.

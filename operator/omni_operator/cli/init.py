@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from omni_operator.api import JobError, read_job
-from omni_operator.api.spec.scorers import BUILTIN, asks_judge, settings_model
+from omni_operator.api.spec.scorers import asks_judge, builtin_scorers, is_builtin, settings_model
 from verl_omni import pipelines
 from verl_omni.pipelines.description import EXAMPLE_FILE
 from verl_omni.pipelines.registry import FOLDERS
@@ -82,9 +82,9 @@ def _scorer(reward: str, family: str) -> dict[str, Any]:
     if reward.endswith(".py"):
         return {"name": "own", "function": {"path": reward}}
     taken = modalities(family)
-    offered = [name for name in BUILTIN if modality(name) in taken and not _required_settings(name)]
+    offered = [name for name in builtin_scorers() if modality(name) in taken and not _required_settings(name)]
     if reward not in offered:
-        if reward not in BUILTIN:
+        if not is_builtin(reward):
             problem = f"no scorer {reward!r}"
         elif modality(reward) not in taken:
             problem = f"the scorer {reward} cannot judge samples of {family}"

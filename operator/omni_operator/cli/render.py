@@ -44,6 +44,8 @@ def render(
 ) -> None:
     """Print what a job becomes: overrides, or Kubernetes objects.
 
+    Example: drl render job.yaml --cluster --attempt 2
+
     Without --cluster, prints the overrides that the trainer gets, one per line. With --cluster, prints the objects
     that the operator applies.
     """

@@ -24,6 +24,8 @@ def report(
 ) -> None:
     """Write the report of a run, or compare several runs.
 
+    Example: drl report colors-grpo
+
     The report is report.html in the run folder; the run need not have ended.
     """
     if all(_is_run(Path(name)) for name in names):

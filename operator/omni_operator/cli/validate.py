@@ -47,6 +47,8 @@ def validate(
 ) -> None:
     """Check jobs without running them.
 
+    Example: drl validate job.yaml
+
     Prints every problem with file, line, field and, for a misspelt name, the nearest valid one. Without --cluster,
     model, prompts and reward functions must exist on this machine. With --cluster, checks what the operator would
     refuse instead.

@@ -31,7 +31,6 @@ from .queues import scheduler_entries
 from .rayjob import render_ray_job
 from .rolled_fields import without_rolled
 from .run_layout import resolve_paths
-from .yaml_writer import dump_yaml
 
 Object = dict[str, Any]
 Part = TypeVar("Part", bound=BaseModel)
@@ -82,6 +81,8 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
 
 def render_files(job: DiffusionRLJob, attempt: int) -> dict[str, str]:
     """The job and its overrides, by the annotation of the trainer pods that has them."""
+    from .yaml_writer import dump_yaml  # imports PyYAML, which `drl validate --cluster` of a small job does not need
+
     made, layout = resolve_for_pods(job)
     named = resolve_paths(job, job.spec.runtime.working_dir)  # its models have their ids and URLs
     document = {

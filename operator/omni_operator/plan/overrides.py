@@ -202,6 +202,8 @@ def _reward(reward: Reward) -> Settings:
     settings = _scorers(reward.scorers)
     if reward.replicas:
         settings["reward.num_workers"] = reward.replicas
+    if reward.early_stopping_patience:
+        settings["reward.early_stopping_patience"] = reward.early_stopping_patience
     if reward.max_failed_share is not None:
         settings["reward.max_failed_share"] = reward.max_failed_share
     return settings
@@ -223,7 +225,10 @@ def _scorers(scorers: Sequence[Scorer]) -> Settings:
     for scorer in scorers:
         function = scorer.function
         which: Settings = {"path": function.path, "name": function.name} if function else {"name": scorer.scorer}
-        part = {**which, "weight": scorer.weight, "required": scorer.required, **_arguments(scorer)}
+        own: Settings = {"weight": scorer.weight, "required": scorer.required}
+        if not scorer.is_trained:
+            own = {"use": "evaluation"}
+        part = {**which, **own, **_arguments(scorer)}
         settings |= {f"reward.reward_functions.{scorer.name}.{name}": value for name, value in part.items()}
     return settings
 

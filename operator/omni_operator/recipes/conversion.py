@@ -15,10 +15,11 @@ from omni_operator.api.overrides.override_names import (
     has_no_effect,
     parse_value,
 )
-from omni_operator.api.overrides.setting_names import ELSEWHERE, REGISTERED
 from omni_operator.api.spec.model import ALL_LINEAR
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
-from verl_omni.pipelines.registry import missing_family
+from verl_omni.pipelines.registry import FAMILIES, missing_family
+from verl_omni.settings_schema.layout import default_of
+from verl_omni.settings_schema.reference_settings import target_of
 
 from .fields import (
     ACTOR,
@@ -57,6 +58,8 @@ from .one_line import in_one_line, is_template
 from .reference_scorers import published_scorer, scorer_field, scorer_settings
 
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>(?:--)?[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
+ARCHITECTURE = f"{MODEL}.architecture"
+AGENT_LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 JUDGE = "reward.reward_model"
 # Settings of a judge that become fields of spec.reward.model.
 JUDGE_FIELDS = tuple(
@@ -147,7 +150,7 @@ def convert(arguments: Sequence[str]) -> Conversion:
             made.refused.append((argument, reason))
             continue
         for own_name, text in settings_in(match["name"], match["value"]):
-            name = ELSEWHERE.get(own_name, own_name)
+            name = target_of(own_name)
             if name != own_name and any(each.lstrip("+").startswith(f"{name}=") for each in arguments):
                 made.without_effect.append(argument)  # the setting itself is given too
                 continue
@@ -263,14 +266,21 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         or (name == LOG_PROBS and value is not ((algorithm or "FlowGRPO") in ESTIMATORS) and isinstance(value, bool))
     ):
         made.without_effect.append(f"{name}={text}")
-    elif name in REGISTERED and not made.extended and value not in (None, *REGISTERED[name]):
-        raise Refusal(f"{value} is not supported; write {' or '.join(REGISTERED[name])}")
+    elif not made.extended and value is not None and value not in (registered := _registered(name) or (value,)):
+        raise Refusal(f"{value} is not supported; write {' or '.join(registered)}")
     elif reason := describe_reserved(name) or describe_unsupported(name, text, LOSSES.get(algorithm or "")):
         raise Refusal(reason.removeprefix(f"{name}={text} ").removeprefix(f"{name} ").removeprefix(f"{name}: "))
     elif "\n" in text and not (name == TEMPLATE and is_template(text)):
         raise Refusal("a job's override is one line; write the value as one")
     else:
         made.overrides.append(f"{name}={in_one_line(text) if chr(10) in text else text}")
+
+
+def _registered(name: str) -> tuple[Any, ...]:
+    """What this project registers of what a setting names; nothing for other settings."""
+    if name == ARCHITECTURE:
+        return tuple(sorted(FAMILIES))
+    return (default_of(name),) if name == AGENT_LOOP else ()
 
 
 def _estimator(made: _Made, values: Mapping[str, Any]) -> None:

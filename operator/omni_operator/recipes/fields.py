@@ -179,6 +179,7 @@ FIELDS: dict[str, FieldOf] = {
     "trainer.logger": FieldOf("observability.tracking.loggers", texts),
     "trainer.project_name": FieldOf("observability.tracking.project", text),
     "trainer.log_val_generations": FieldOf("observability.tracking.images", number),
+    "reward.early_stopping_patience": FieldOf("reward.earlyStoppingPatience", number),
     "reward.num_workers": FieldOf("reward.replicas", number),
     "reward.max_failed_share": FieldOf("reward.maxFailedShare", number),
     f"{ROLLOUT}.n": FieldOf("rollout.samplesPerPrompt", number),

@@ -187,10 +187,14 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("backoffLimit", (0, 1)),
     ("checkpoint", ({"claimName": "runs"}, {"everySteps": 0})),
     ("runtime", ({"image": "a"}, {"image": "a", "rayVersion": "2.60.0"}, {"rayVersion": "2"})),
+    ("data.validation", ([], ["held-out.jsonl"])),
     (
         "reward.scorers",
         (
             [{"name": "jpeg", "weight": 0}],
+            [{"name": "jpeg"}, {"name": "shapes", "use": "Evaluation"}],
+            [{"name": "jpeg", "use": "Evaluation", "weight": 0.5}],
+            [{"name": "jpeg"}, {"name": "shapes", "use": "Evaluation", "required": False}],
             [{"name": "jpeg"}, {"name": "jpeg"}],
             [],
             [{"name": "x", "http": {"url": "http://h:99999/"}}],

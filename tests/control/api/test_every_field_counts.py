@@ -57,6 +57,7 @@ FULL: dict[str, Any] = {
     "data": {"train": ["train.jsonl"], "validation": ["val.jsonl"], "promptLength": 12},
     "reward": {
         "maxFailedShare": 0.25,
+        "earlyStoppingPatience": 3,
         "replicas": 2,
         "model": {"base": "owner/judge", "placement": "Colocated", "replicas": 1, "tensorParallelSize": 2},
         "scorers": [
@@ -73,7 +74,8 @@ FULL: dict[str, Any] = {
                     "protocol": "JSON",
                 },
             },
-            {"name": "server", "http": {"url": "http://server:80/", "protocol": "Pickle"}},
+            {"name": "server", "http": {"url": "http://server:80/", "protocol": "Pickle"}, "use": "Training"},
+            {"name": "brightness", "use": "Evaluation"},
         ],
     },
     "trainer": {

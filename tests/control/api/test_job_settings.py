@@ -8,7 +8,7 @@ import pytest
 
 from control.api.small_job import GOOD, problems
 from omni_operator.api import read_job
-from omni_operator.api.overrides.reserved import RESERVED
+from verl_omni.settings_schema.declarations import FIELDS
 
 JUDGE = "model: m, base_url: 'http://judge:80/v1'"
 
@@ -80,7 +80,7 @@ def test_overrides_of_a_custom_algorithm_select_it() -> None:
     assert "trainer.seed is reserved: spec.seed sets it" in found
 
 
-@pytest.mark.parametrize("setting", [*RESERVED, "reward", "+trainer.seed", "reward.custom_reward_function.path"])
+@pytest.mark.parametrize("setting", [*FIELDS, "reward", "+trainer.seed", "reward.custom_reward_function.path"])
 def test_an_override_of_a_reserved_setting_is_refused(setting: str) -> None:
     (found,) = problems(GOOD + f"  algorithm:\n    overrides:\n    - data.shuffle=false\n    - {setting}=1\n")
     assert found.startswith("job.yaml:18: spec.algorithm.overrides[1]: ")

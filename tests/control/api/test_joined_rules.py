@@ -123,4 +123,4 @@ def test_a_rule_of_the_spec_is_one_of_creations_and_one_of_changes_that_spares_w
     texts = [text for text in moved["messageExpression"].split('"')[1::2] if text]
     assert texts == [text for text in of_spec[0]["messageExpression"].split('"')[1::2] if text]
     assert not re.search(r"\bself\.(?!(spec|status)\b)", moved["rule"] + moved["messageExpression"])
-    assert "[self.spec].all(spec, [spec.storage].all(storage, " in moved["rule"]
+    assert "([self.spec].all(spec, " in moved["rule"] and "[spec.storage].all(storage, " in moved["rule"]

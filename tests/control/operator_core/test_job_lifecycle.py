@@ -280,6 +280,17 @@ async def test_retain_keeps_the_objects_of_a_failed_attempt(simulation: Any) -> 
     assert simulation.attempts() == ["red-a01"]
 
 
+async def test_a_rayjob_that_kuberay_refuses_is_deleted_because_it_holds_quota_of_a_queue(simulation: Any) -> None:
+    simulation.submit()
+    await simulation.settle()
+    refused = {"jobDeploymentStatus": "ValidationFailed", "message": "RAY_REDIS_ADDRESS is set"}
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status=refused)
+    await simulation.settle()
+    failed = simulation.condition("Failed")
+    assert (failed.status, failed.reason) == ("True", "InvalidConfig")
+    assert simulation.attempts() == []
+
+
 async def test_texts_of_a_spec_cannot_control_the_terminal_of_who_reads_the_status(simulation: Any) -> None:
     simulation.submit(trainer={"totalSteps": 10, "podTemplate": {"spec": {"\x1b]0;title\x07 \x9b2J": 1}}})
     await simulation.settle()

@@ -30,6 +30,15 @@ async def test_reports_update_the_progress_with_few_writes(simulation: Any) -> N
     assert 580 <= status.usage.accelerator_seconds <= 600
 
 
+async def test_scores_of_held_out_scorers_stay_until_the_next_evaluation(simulation: Any) -> None:
+    await simulation.submit_running()
+    simulation.report(step=4, **{"val/reward/mean": 0.5, "val/held_out_scores": {"aesthetic": 5.5, "hps": 0.25}})
+    simulation.report(step=5, **{"reward/mean": 0.5})
+    simulation.report(step=8, **{"val/held_out_scores": {"aesthetic": None, "hps": 0.5}})
+    await simulation.after(20)
+    assert simulation.status().progress.held_out_scores == {"aesthetic": 5.5, "hps": 0.5}
+
+
 async def test_the_startup_phase_is_the_message_until_training_starts(simulation: Any) -> None:
     await simulation.submit_running()
     for text in ("starting the rollout engine", "evaluating"):

@@ -8,8 +8,8 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, read_job
-from omni_operator.api.overrides.reserved import RESERVED, owner_of
 from omni_operator.api.spec.training import Algorithm
+from verl_omni.settings_schema.declarations import FIELDS, field_of
 
 BASE = """
 apiVersion: diffusionrl.io/v1alpha1
@@ -117,6 +117,16 @@ def test_several_scorers_are_weighted() -> None:
     assert made["reward.reward_functions.red.required"] is False
     assert made["reward.reward_functions.mine.path"] == "/r.py"
     assert made["reward.reward_functions.mine.k"] == [1]
+
+
+def test_a_scorer_of_evaluations_has_no_weight_and_may_end_the_run() -> None:
+    made = settings(
+        "spec.reward={scorers: [{name: jpeg}, {name: red, builtin: color, use: Evaluation}], earlyStoppingPatience: 3}"
+    )
+    assert made["reward.reward_manager.name"] == "MultiVisualRewardManager"
+    assert made["reward.early_stopping_patience"] == 3
+    given = {name.rpartition(".")[2]: value for name, value in made.items() if ".reward_functions.red." in name}
+    assert given == {"name": "color", "use": "evaluation"}
 
 
 NUMBERS = ("spec.rollout.agentLoop.workers=2", "spec.rollout.engine.maxConcurrentRequests=9", "spec.reward.replicas=3")
@@ -239,6 +249,9 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every |= settings("spec.observability.tracking={loggers: [tensorboard], project: p}")
     every |= settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=bfloat16")
     every |= settings(*NUMBERS)
+    every |= settings(
+        "spec.reward={scorers: [{name: jpeg}, {name: shapes, use: Evaluation}], earlyStoppingPatience: 1}"
+    )
     every |= settings("spec.model.lora.startFrom=sft")
     every |= settings("spec.output={url: s3://b/runs}", "spec.storage={endpoint: 'http://h:9000', region: eu}")
     trainer = "spec.trainer.accelerator={vendor: Mock}"
@@ -248,8 +261,8 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     judge = job(trainer, f"spec.reward.model={{base: judge, placement: Separate, {other}}}")
     every |= plan.render_settings(*plan.resolve_for_pods(judge))
     # No field sets it: it is left out where an override has it.
-    assert [name for name in every if owner_of(name) is None] == ["algorithm.rollout_correction.bypass_mode"]
-    assert [name for name in RESERVED if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
+    assert [name for name in every if field_of(name) is None] == ["algorithm.rollout_correction.bypass_mode"]
+    assert [name for name in FIELDS if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
 
 
 def test_the_users_overrides_come_last_and_unchanged() -> None:

@@ -11,9 +11,9 @@ import pytest
 from control.recipes.recipe_arguments import ACTOR, REQUIRED, ROLLOUT, refused
 from omni_operator import plan
 from omni_operator.api import load_job, read_job
-from omni_operator.api.overrides.setting_names import ELSEWHERE
 from omni_operator.recipes import convert
 from omni_operator.recipes.fields import FIELDS, IMPLIED, REFERENCE_DEFAULTS, SCORERS, TOGETHER
+from verl_omni.settings_schema.reference_settings import target_of
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml"))
@@ -58,7 +58,7 @@ def test_every_setting_is_somewhere() -> None:
         text = plan.dump_yaml(made.document)
         named = {argument.partition("=")[0] for argument in made.without_effect}
         named |= {argument.partition("=")[0] for argument, _ in made.refused}
-        here = ELSEWHERE.get(name, name)
+        here = target_of(name)
         placed = (
             here in FIELDS
             or here in TOGETHER

@@ -163,6 +163,16 @@ async def test_results_have_the_documented_keys_and_shapes(worker: Any, batch: A
     )
 
 
+async def test_samples_carry_statistics_and_how_often_they_were_lost(worker: Any, batch: Any, engine: Any) -> None:
+    output = await worker(engine=engine(times_lost=2)).generate_sequences(batch(["a", "b"]))
+    columns = output.non_tensor_batch
+    assert [each.luminance for each in columns["image_statistics"]] == pytest.approx([0.0, 1 / 255])
+    assert (list(columns["times_lost"]), list(columns["times_aborted"])) == ([2, 2], [0, 0])
+    made = worker("actor_rollout_ref.rollout.pipeline.output_type=latent")
+    latents = await made.generate_sequences(batch(["a"]))
+    assert list(latents.non_tensor_batch["image_statistics"]) == [None]
+
+
 async def test_embeddings_longer_than_configured_are_an_error(worker: Any, batch: Any, engine: Any) -> None:
     made = worker(engine=engine(prompt_embeds=torch.ones(7, 5)))
     with pytest.raises(SampleFailed, match="prompt_embeds sequence length 7 exceeds max_prompt_embed_length=6"):

@@ -12,6 +12,7 @@ from verl_omni.trainer import startup
 
 startup.prepare_environment(has_accelerator=False)
 from verl_omni.platforms.cpu.fork_server import ForkingCluster, can_fork_workers  # noqa: E402
+from verl_omni.platforms.cpu.fork_server.head import IDLE_AGENT  # noqa: E402
 
 assert can_fork_workers()
 cluster = ForkingCluster(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1")
@@ -52,6 +53,8 @@ assert ray.get(two.about.remote(), timeout=60)[0] == other
 everyone = psutil.Process().children(recursive=True)
 idle = [p.pid for p in everyone if "ray::IDLE" in p.cmdline() and p.ppid() != cluster._server]
 assert not idle, "Ray has started workers that are no forks, which no actor can use"
+assert len([p for p in everyone if IDLE_AGENT in p.cmdline()]) == 1
+assert not [p for p in everyone if "DashboardAgent" in " ".join(p.cmdline()[:1])], "its agent imports 130 MiB"
 cluster.stop()
 deadline = time.monotonic() + 30
 while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in everyone) and time.monotonic() < deadline:

@@ -302,6 +302,23 @@ async def test_a_part_without_weight_may_fail_and_is_counted(settings: Settings,
     assert found[FAILURE].text.startswith(PINK) and found[FAILURE].required
 
 
+async def test_a_part_of_evaluations_scores_only_their_samples_and_never_fails_one(
+    settings: Settings, sample: Sample
+) -> None:
+    functions = {
+        "bright": {"name": "brightness"},
+        "green": {"name": "color", "color": "green", "use": "evaluation"},
+        "hue": {"name": "color", "color": "pink", "use": "evaluation"},
+    }
+    manager = multi(settings(reward_functions=functions))
+    trained = await manager.run_single(sample())
+    assert trained["reward_extra_info"] == {"reward/bright": DARK, "reward/combined": DARK} and FAILURE not in trained
+    evaluated = await manager.run_single(sample(validate=True))
+    scores = {"reward/bright": DARK, "reward/green": NOTHING, "reward/combined": DARK}
+    assert evaluated["reward_score"] == DARK and evaluated["reward_extra_info"] == scores
+    assert evaluated[FAILURE].text.startswith(PINK) and not evaluated[FAILURE].required
+
+
 async def test_of_several_failures_the_first_required_one_counts(settings: Settings, sample: Sample) -> None:
     functions = {
         "first": {"name": "color", "color": "grey", "required": False},
@@ -332,6 +349,10 @@ def test_a_setting_that_no_scorer_takes_is_refused(settings: Settings) -> None:
         ({"jpeg": {"weight": "x"}}, r"reward\.reward_functions\.jpeg\.weight: must be a finite number, not x"),
         ({"jpeg": {"weight": math.nan}}, r"reward\.reward_functions\.jpeg\.weight: must be a finite number, not nan"),
         ({"jpeg": {"required": "no"}}, r"reward\.reward_functions\.jpeg\.required: must be true or false, not no"),
+        ({"jpeg": {"use": "test"}}, r"reward\.reward_functions\.jpeg\.use: 'test' is not one of training, evaluation"),
+        ({"jpeg": {"use": "evaluation"}}, "the weights must add up to more than 0, not 0"),
+        ({"jpeg": {}, "color": {"use": "evaluation", "weight": 1}}, r"color\.weight: is not read with use=evaluation"),
+        ({"jpeg": {}, "color": {"use": "evaluation", "required": True}}, r"color\.required: is not read with"),
         (
             {"combined": {"name": "jpeg"}},
             r"reward\.reward_functions\.combined: the reward of all scorers has this name",

@@ -1,4 +1,11 @@
-"""Wan, text to video."""
+"""Wan, text to video.
+
+Wan 2.2 A14B has a second transformer for noise levels below `boundary_ratio` (with 15 steps the last 8). Both are
+trained, each on the steps that it sampled, so weights take twice the memory. A window of high noise levels trains the
+first only. Load the second adapter with
+`pipe.load_lora_weights(FOLDER + "/transformer_2", load_into_transformer_2=True)`. Examples:
+`examples/wan22-5b-dance-grpo.yaml`, `examples/wan22-a14b-dance-grpo.yaml`.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,13 @@ from typing import Any
 from typing_extensions import override
 from verl import DataProto
 
-from verl_omni.reward_loop.part_settings import COMBINED, OWN_SETTINGS, part_problems, weight_problem
+from verl_omni.reward_loop.part_settings import (
+    COMBINED,
+    OWN_SETTINGS,
+    only_evaluates,
+    part_problems,
+    weight_problem,
+)
 from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, resolve
 from verl_omni.reward_loop.rewards import get_scorer
 from verl_omni.reward_loop.rewards.python import package_of
@@ -23,28 +29,33 @@ AGGREGATIONS = ("weighted_mean", "weighted_sum", "normalized_sum")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A scorer with its weight."""
+    """A scorer with its weight.
+
+    Attributes:
+        evaluates: it scores the samples of evaluations only; its weight is 0, and it is not required.
+    """
 
     key: str
     function: Callable[..., Any]
     weight: float
     required: bool
+    evaluates: bool
     settings: dict[str, Any]
 
 
 class MultiVisualRewardManager(VisualRewardManager):
-    """`reward.reward_functions`: {key: {name or path + name, weight, required, further settings}}.
+    """`reward.reward_functions`: {key: {name or path + name, weight, required or use, further settings}}.
 
     The reward is sum(weight * score), and with `reward.aggregation: weighted_mean` that over sum(weight), as
     with `normalized_sum`, for which the trainer normalizes each score in its group and adds them. Extra fields:
     `reward/<key>`, `reward/<key>/<field>` for a scorer that returns a dict, and `reward/combined`. A part that fails
     has no fields. If its weight is not 0, the sample has no reward. With `required: false` its failures do not count in
-    `reward.max_failed_share`.
+    `reward.max_failed_share`. A part with `use: evaluation` scores the samples of evaluations only, and is not in
+    their reward.
 
     Raises:
-        ValueError: there is no part, one is no group of settings, a weight is no finite number, `required` is neither
-            true nor false, a part is called `combined`, the weights do not add up to something positive, `aggregation`
-            is unknown, a scorer does not exist, or one does not take its settings.
+        ValueError: there is no part, one has invalid settings (`part_problems`), the weights do not add up to something
+            positive, `aggregation` is unknown, a scorer does not exist, or one does not take its settings.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -55,13 +66,12 @@ class MultiVisualRewardManager(VisualRewardManager):
         if problems := [line for key, settings in functions.items() for line in part_problems(key, settings)]:
             raise ValueError("\n".join(problems))
         self.parts = [_load_part(key, dict(settings)) for key, settings in functions.items()]
-        weights = [part.weight for part in self.parts]
-        if problem := weight_problem(weights):
+        if problem := weight_problem(functions):
             raise ValueError(problem)
         aggregation = config.reward.get("aggregation", AGGREGATIONS[0])
         if aggregation not in AGGREGATIONS:
             raise ValueError(f"reward.aggregation: {aggregation!r} is not one of {', '.join(AGGREGATIONS)}")
-        self.divisor = 1.0 if aggregation == "weighted_sum" else sum(weights)
+        self.divisor = 1.0 if aggregation == "weighted_sum" else sum(part.weight for part in self.parts)
 
     @override
     async def run_single(self, data: DataProto) -> dict[str, Any]:
@@ -72,10 +82,13 @@ class MultiVisualRewardManager(VisualRewardManager):
             the failure. With several failures, the first required one is returned.
         """
         sample = self.arguments(data)
+        is_evaluation = bool(data.meta_info.get("validate"))
         extra: dict[str, Any] = {}
         failures: list[ScoringFailure] = []
         combined = 0.0
         for part in self.parts:
+            if part.evaluates and not is_evaluation:
+                continue
             one = await self._score_part(part, sample)
             score = one["reward_score"]
             if FAILURE in one:
@@ -116,10 +129,12 @@ def _load_part(key: str, settings: dict[str, Any]) -> Part:
     check_settings(function, given, f"reward.reward_functions.{key}")
     if not path and (settings.get("name") or key) == "python":
         function, given = resolve("python", given)
+    evaluates = only_evaluates(settings)
     return Part(
         key=key,
         function=function,
-        weight=float(settings.get("weight", 1.0)),
-        required=bool(settings.get("required", True)),
+        weight=0.0 if evaluates else float(settings.get("weight", 1.0)),
+        required=not evaluates and bool(settings.get("required", True)),
+        evaluates=evaluates,
         settings=given,
     )

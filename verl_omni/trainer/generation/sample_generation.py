@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig
 
 from verl_omni.algos import advantages
+from verl_omni.reward_loop.part_settings import only_evaluates
 from verl_omni.reward_loop.scorer_results import TooManyUnscored, failures_allowed, too_many_text
 from verl_omni.samples import SampleRequest, SampleRequests, ScoredSamples
 from verl_omni.trainer.generation import late_scoring, verl_batches
@@ -113,7 +114,7 @@ def training_scores(samples: ScoredSamples, reward: DictConfig) -> ScoredSamples
     columns = []
     weights = []
     for key, part in reward.reward_functions.items():
-        if float(part.get("weight", 1.0)) == 0:
+        if only_evaluates(part) or float(part.get("weight", 1.0)) == 0:
             continue  # a sample has a reward without its score
         if f"reward/{key}" not in samples.extras:
             raise KeyError(f"no scores of reward.reward_functions.{key}; samples have {sorted(samples.extras)}")

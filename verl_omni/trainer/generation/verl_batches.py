@@ -17,6 +17,7 @@ from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, failur
 from verl_omni.samples import SAMPLE, SampleRequests, ScoredSamples, TrainingBatch
 from verl_omni.utils.columns import objects
 from verl_omni.utils.pixels import as_pixels
+from verl_omni.workers.rollout.diffusion_output import TIMES_ABORTED, TIMES_LOST
 
 
 def requests_to_verl(batch: SampleRequests, *, failures_allowed: int = 0, score_later: bool = False) -> DataProto:
@@ -91,6 +92,8 @@ def samples_from_verl(
         stored=stored,
         failures=_failures(scores, columns.get(FAILURE, [None] * len(output)), batch.prompts()),
         statistics=[] if any(each is None for each in statistics) else list(statistics),
+        times_lost=sum(columns.get(TIMES_LOST, ())),
+        times_aborted=sum(columns.get(TIMES_ABORTED, ())),
     )
 
 

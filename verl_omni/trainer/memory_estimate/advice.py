@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.settings_schema import engine_settings
 from verl_omni.trainer.settings import pool_settings, scorer_devices
-from verl_omni.utils import engine_settings
 from verl_omni.workers.algorithms.base import training_algorithm
 
 MODEL = "actor_rollout_ref.model"

@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from verl_omni.settings_schema import engine_settings
 from verl_omni.trainer.memory_estimate import engine_memory, evaluations, reward_memory, trainer_memory
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
@@ -27,7 +28,6 @@ from verl_omni.trainer.memory_estimate.sharding import FLOAT32
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 from verl_omni.trainer.settings import async_settings, pool_settings, scorer_devices, tensor_split
 from verl_omni.trainer.settings.process_counts import BATCHES_IN_FLIGHT
-from verl_omni.utils import engine_settings
 from verl_omni.workers.algorithms.base import training_algorithm
 
 

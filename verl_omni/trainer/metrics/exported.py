@@ -10,7 +10,13 @@ from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
 # Metrics of a step's line that are exported, if they were measured in it.
 GAUGES = {"step": exported.STEP, "reward/mean": exported.REWARD, "val/reward/mean": exported.VALIDATION_REWARD}
-COUNTERS = {"actor/optimizer_steps": exported.OPTIMIZER_STEPS, "actor/skipped_steps": exported.SKIPPED_STEPS}
+COUNTERS = {
+    "actor/optimizer_steps": exported.OPTIMIZER_STEPS,
+    "actor/skipped_steps": exported.SKIPPED_STEPS,
+    "reward/constant_prompts": exported.CONSTANT_PROMPTS,
+    "rollout/samples_lost": exported.SAMPLES_LOST,
+    "rollout/requests_aborted": exported.REQUESTS_ABORTED,
+}
 
 
 class TrainerMetrics:

@@ -1,7 +1,7 @@
 """Warnings about what a run learns, from its metrics.
 
-A constant reward, collapsed samples, images that degrade, a diverging policy, and a clip range that excludes one sign
-of the advantage.
+A constant reward, one that is exploited, collapsed samples, images that degrade, a diverging policy, and a clip range
+that excludes one sign of the advantage.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_omni.reward_loop.scorer_results import ScoringFailure
-from verl_omni.trainer.metrics import collapse, degradation, policy_drift, step_metrics
+from verl_omni.trainer.metrics import collapse, degradation, overoptimization, policy_drift, step_metrics
 from verl_omni.trainer.metrics.recent_averages import WINDOW
 from verl_omni.trainer.run.run_folder import RunFolder
 
@@ -78,13 +78,21 @@ def clipping_text(metrics: Mapping[str, float | None]) -> str | None:
 
 @dataclass
 class RunWarnings:
-    """Gives each warning once, as an event of the run folder."""
+    """Gives each warning once, as an event of the run folder.
+
+    Args:
+        held_out: keys of the scorers that score evaluations only.
+        patience: evaluations in a row with a fall of such a scorer after which the run ends; None: it goes on.
+    """
 
     folder: RunFolder
+    held_out: Sequence[str] = ()
+    patience: int | None = None
     _collapse: collapse.CollapseState = field(default_factory=collapse.CollapseState, init=False)
     _drift: policy_drift.DriftState = field(default_factory=policy_drift.DriftState, init=False)
     _degradation: degradation.DegradationState = field(default_factory=degradation.DegradationState, init=False)
     _reward: RewardState = field(default_factory=RewardState, init=False)
+    _held_out: dict[str, overoptimization.HeldOutState] = field(default_factory=dict, init=False)
     _one_sided: bool = field(default=False, init=False)
     _named: set[str] = field(default_factory=set, init=False)  # what scorers did not return: failures, extras
 
@@ -93,12 +101,19 @@ class RunWarnings:
         """Whether the samples count as collapsed."""
         return self._collapse.collapsed
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether the reward is exploited for so long that the run ends."""
+        return self.patience is not None and any(state.falls >= self.patience for state in self._held_out.values())
+
     def observe(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Take the metrics of a step, of which each number counts once."""
         self._collapse, collapsed = collapse.observe(self._collapse, metrics)
         self._drift, diverged = policy_drift.observe(self._drift, metrics)
         self._degradation, degraded = degradation.observe(self._degradation, metrics)
         self._reward, constant = observe_reward(self._reward, metrics)
+        for message in self._observe_held_out(metrics):
+            self.folder.event("warning", reason=overoptimization.REASON, message=message, step=step)
         one_sided = None if self._one_sided else clipping_text(metrics)
         if one_sided is not None:
             self._one_sided = True
@@ -111,6 +126,15 @@ class RunWarnings:
             self.folder.event("warning", reason=degradation.REASON, message=degraded, step=step)
         for message in diverged:
             self.folder.event("warning", reason=policy_drift.REASON, message=message, step=step)
+
+    def _observe_held_out(self, metrics: Mapping[str, float | None]) -> list[str]:
+        messages = []
+        for scorer in self.held_out:
+            state = self._held_out.get(scorer, overoptimization.HeldOutState())
+            self._held_out[scorer], message = overoptimization.observe(state, scorer, metrics)
+            if message is not None:
+                messages.append(message)
+        return messages
 
     def observe_scores(
         self, step: int, failures: Sequence[ScoringFailure], extras: Mapping[str, Sequence[Any]]
@@ -133,4 +157,5 @@ class RunWarnings:
             self._drift, _ = policy_drift.observe(self._drift, line)
             self._degradation, _ = degradation.observe(self._degradation, line)
             self._reward, _ = observe_reward(self._reward, line)
+            self._observe_held_out(line)
             self._one_sided |= clipping_text(line) is not None

@@ -92,22 +92,35 @@ def _numbers(values: Sequence[Any]) -> list[float]:
 
 
 def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Metrics of an evaluation: mean, standard error, number of samples with a reward, and means of the extras."""
+    """Metrics of an evaluation: mean, standard error, number of samples with a reward, and means of the extras.
+
+    The score of each of several scorers, `reward/<key>`, has a standard error too.
+    """
     made = rewards(scores, extras, prefix="val/")
     spread = made.pop("val/reward/std", None)
     error = {} if spread is None else {"val/reward/stderr": spread / math.sqrt(len(scored(scores)))}
+    for name, values in extras.items():
+        numbers = [value for value in _numbers(values) if math.isfinite(value)]
+        if name.startswith("reward/") and name.count("/") == 1 and len(numbers) > 1:
+            error[f"val/{name}/stderr"] = float(np.std(numbers, ddof=1)) / math.sqrt(len(numbers))
     named = {name.replace("val/reward/", "val/") if name.count("/") > 2 else name: v for name, v in made.items()}
     return {**named, **error, "val/n": len(scored(scores))}
 
 
 def reward_spread(scores: Tensor, groups: Sequence[str]) -> dict[str, float]:
-    """Mean over prompts of the standard deviation of their samples' rewards; empty where no prompt has two rewards."""
+    """How the rewards of a prompt's samples differ; empty where no prompt has two rewards.
+
+    The mean over prompts of their standard deviation, and the number of prompts whose samples all have the same one.
+    """
     by_prompt: dict[str, list[float]] = {}
     for group, score in zip(groups, scores.tolist(), strict=True):
         if not math.isnan(score):
             by_prompt.setdefault(group, []).append(score)
-    spreads = [float(np.std(own)) for own in by_prompt.values() if len(own) > 1]
-    return {collapse.REWARD_SPREAD: float(np.mean(spreads))} if spreads else {}
+    compared = [own for own in by_prompt.values() if len(own) > 1]
+    if not compared:
+        return {}
+    spread = float(np.mean([np.std(own) for own in compared]))
+    return {collapse.REWARD_SPREAD: spread, "reward/constant_prompts": sum(len(set(own)) == 1 for own in compared)}
 
 
 def image_statistics(

@@ -19,14 +19,20 @@ class StepRecorder:
 
     Args:
         total: steps of the run.
+        warnings: those of the run; None: without scorers of evaluations only.
     """
 
     def __init__(
-        self, folder: RunFolder, total: int, exported: TrainerMetrics | None = None, tracking: Trackers | None = None
+        self,
+        folder: RunFolder,
+        total: int,
+        exported: TrainerMetrics | None = None,
+        tracking: Trackers | None = None,
+        warnings: RunWarnings | None = None,
     ) -> None:
         self.exported = exported or TrainerMetrics()
         self.tracking = tracking
-        self.warnings = RunWarnings(folder)
+        self.warnings = warnings or RunWarnings(folder)
         self._folder = folder
         self._total = total
         self._step_seconds: list[float] = []
@@ -48,8 +54,9 @@ class StepRecorder:
         self.exported.generated(count)
         self.observe_scores(step, samples)
         rewards = step_metrics.rewards(samples.scores, samples.extras)
+        counts = {"rollout/samples_lost": samples.times_lost, "rollout/requests_aborted": samples.times_aborted}
         images = step_metrics.image_statistics(samples.statistics, samples.groups)
-        return rewards | step_metrics.reward_spread(samples.scores, samples.groups) | images
+        return rewards | step_metrics.reward_spread(samples.scores, samples.groups) | images | counts
 
     def observe_scores(self, step: int, samples: Any) -> None:
         """Warn of `ScoredSamples` that scorers could not score."""
@@ -74,7 +81,12 @@ class StepRecorder:
 
     def record(self, metrics: dict[str, Any], eta_s: float | None = None) -> None:
         """Record metrics of a step, or of an evaluation after it."""
-        new = self._folder.step(metrics, eta_s, samples=self._samples, unscored=self._unscored)
+        held_out = {
+            scorer: metrics[name]
+            for scorer in self.warnings.held_out
+            if (name := f"val/reward/{scorer}/mean") in metrics
+        }
+        new = self._folder.step(metrics, eta_s, samples=self._samples, unscored=self._unscored, held_out=held_out)
         if self.tracking is not None:
             self.tracking.log(data=new, step=metrics["step"])
         self.warnings.observe(metrics["step"], new)

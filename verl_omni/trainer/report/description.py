@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from verl_omni.reward_loop.part_settings import held_out_scorers, only_evaluates
 from verl_omni.trainer.report.run_data import Machine, Run
 from verl_omni.trainer.report.statements import duration, number, recorded
 
@@ -21,12 +22,16 @@ def describe(run: Run) -> dict[str, str]:
         "Model": _model(settings),
         "Algorithm": text(_get(settings, f"{ACTOR}.diffusion_loss.loss_mode")),
         "Reward": _reward(settings),
+        "Held-out scorers": ", ".join(held_out_scorers(_get(settings, "reward.reward_functions") or {})),
         "Learning rate": _learning_rate(settings),
         "Samples per step": _samples(settings),
+        "Training samples": _sampling(_get(settings, f"{ROLLOUT}.pipeline")),
+        "Evaluation samples": _sampling(_evaluation_pipeline(settings)),
         "Seeds": _seeds(settings),
         "Machine": _machine(run.machine, settings),
         "Version": _version(run.versions),
         "Duration": _duration(run),
+        "Cost": _cost(run),
     }
     return {label: value for label, value in rows.items() if value}
 
@@ -58,7 +63,11 @@ def _model(settings: Mapping[str, Any]) -> str:
 def _reward(settings: Mapping[str, Any]) -> str:
     functions = _get(settings, "reward.reward_functions")
     if isinstance(functions, Mapping) and functions:
-        parts = [f"{key} (weight {text(part.get('weight', 1.0))})" for key, part in functions.items()]
+        parts = [
+            f"{key} (weight {text(part.get('weight', 1.0))})"
+            for key, part in functions.items()
+            if not only_evaluates(part)
+        ]
         aggregation = _get(settings, "reward.aggregation") or "weighted_mean"  # runs older than this setting lack it
         return f"{' + '.join(parts)}, {text(aggregation).replace('_', ' ')}"
     path = _get(settings, "reward.custom_reward_function.path")
@@ -87,6 +96,30 @@ def _samples(settings: Mapping[str, Any]) -> str:
     if prompts and _get(settings, "algorithm.sample_source") == "offline":
         return f"{2 * prompts} ({prompts} pairs of the data set)"
     return f"{prompts * each} ({prompts} prompts, {each} samples each)" if prompts and each else ""
+
+
+def _evaluation_pipeline(settings: Mapping[str, Any]) -> Any:
+    """The pipeline's settings in evaluations, which override those of the training."""
+    own = _get(settings, f"{ROLLOUT}.val_kwargs.pipeline") or {}
+    shared = _get(settings, f"{ROLLOUT}.pipeline") or {}
+    return {**shared, **{name: value for name, value in own.items() if value is not None}}
+
+
+def _sampling(pipeline: Any) -> str:
+    """Steps, guidance and size of samples."""
+    if not isinstance(pipeline, Mapping):
+        return ""
+    parts = []
+    if steps := pipeline.get("num_inference_steps"):
+        parts.append(f"{steps} steps")
+    for name, label in (("guidance_scale", "guidance"), ("true_cfg_scale", "true CFG")):
+        if (value := pipeline.get(name)) is not None:
+            parts.append(f"{label} {text(value)}")
+    if pipeline.get("height") and pipeline.get("width"):
+        parts.append(f"{pipeline['width']} × {pipeline['height']} pixels")
+    if (frames := pipeline.get("num_frames") or 1) > 1:
+        parts.append(f"{frames} frames")
+    return ", ".join(parts)
 
 
 def _seeds(settings: Mapping[str, Any]) -> str:
@@ -124,6 +157,30 @@ def _duration(run: Run) -> str:
     if evaluations:
         parts.append(f"{duration(sum(line['timing_s/eval'] or 0.0 for line in evaluations))} in evaluations")
     return ", ".join(parts)
+
+
+def _cost(run: Run) -> str:
+    """Images, and hours of all accelerators of trainer and rollout replicas; of CPU cores where there are none."""
+    seconds = sum(line.get(f"timing_s/{name}") or 0.0 for line in run.lines for name in ("step", "eval"))
+    if not seconds:
+        return ""
+    images = sum((line.get("images_per_s") or 0.0) * (line.get("timing_s/step") or 0.0) for line in run.lines)
+    images += sum(line.get("val/n") or 0.0 for line in run.lines)
+    parts = [f"{images:,.0f} images"] if images else []
+    if run.machine is not None:
+        accelerators = _accelerators(run.settings)
+        own = sum(run.machine.accelerators.values())
+        count = accelerators if own else run.machine.cores * (_get(run.settings, "trainer.nnodes") or 1)
+        parts.append(f"{number(count * seconds / 3600)} {'accelerator' if own else 'CPU core'} hours")
+    return ", ".join(parts)
+
+
+def _accelerators(settings: Mapping[str, Any]) -> int:
+    """Accelerators of the trainer and of standalone replicas; those of judges are not known here."""
+    pools = ("trainer", ROLLOUT)
+    return sum(
+        (_get(settings, f"{pool}.nnodes") or 0) * (_get(settings, f"{pool}.n_gpus_per_node") or 0) for pool in pools
+    )
 
 
 def _get(settings: Mapping[str, Any], path: str) -> Any:

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from verl_omni.reward_loop.part_settings import held_out_scorers
 from verl_omni.trainer.report import plots, statements
 from verl_omni.trainer.report.description import describe, describe_evaluations
 from verl_omni.trainer.report.run_data import Image, Line, Run, load
@@ -41,7 +42,15 @@ ACTOR_LABELS = {
 DIVERSITY_LABELS = {
     "diversity/reward_std_within_prompt": "Standard deviation of the rewards within a prompt",
     "diversity/images": "Pixel standard deviation across held-out images",
+    "reward/constant_prompts": "Prompts whose samples all had the same reward",
 }
+ROLLOUT_LABELS = {
+    "rollout/idle_share": "Share of a step in which the engines were idle",
+    "rollout/samples_lost": "Samples generated again, because their replica was lost",
+    "rollout/requests_aborted": "Requests aborted and repeated",
+}
+# Metrics that are 0 where the policy is compared with itself.
+TO_OLD = ("actor/distance_to_old", "actor/ratio_distance", "actor/kl_to_old")
 IMAGE_LABELS = {
     "images/luminance": "Luminance",
     "images/dark": "Share of dark pixels",
@@ -101,6 +110,7 @@ def render(run: Run) -> str:
             description=describe(run),
             reward=_reward(run),
             reward_notes=_reward_notes(run),
+            held_out=_held_out_plots(run),
             columns=columns,
             rows=image_rows(run, columns),
             size=image_size(run),
@@ -116,8 +126,10 @@ def render(run: Run) -> str:
             sync=_plot("Seconds of each weight sync", steps, {"timing_s/sync": "seconds"}),
             agreement=statements.agreement(steps),
             difference=_plot("Difference of log-probabilities", steps, DIFFERENCES, logarithmic=True),
-            actor=_plots(steps, _changing(steps)),
-            constants=_constants(steps),
+            rollout=_plots(steps, _changing(steps, _recorded(steps, ROLLOUT_LABELS))),
+            rollout_constants=_constants(steps, _recorded(steps, ROLLOUT_LABELS)),
+            actor=_plots(steps, _changing(steps, _actor_labels(steps))),
+            constants=_constants(steps, _actor_labels(steps)),
             plotly_js=plotly_js(),
         )
     )
@@ -185,6 +197,21 @@ def _scorers(run: Run) -> list[Plot]:
             name.removeprefix("reward/").removesuffix("/mean"), plots.reward_curve(run.steps(), run.evaluations(), name)
         )
         for name in plots.scorer_metrics(run.lines)
+        if name not in _held_out(run)
+    ]
+
+
+def _held_out(run: Run) -> dict[str, str]:
+    """Metric -> label of each scorer that scores evaluations only."""
+    parts = (run.settings.get("reward") or {}).get("reward_functions") or {}
+    return {f"reward/reward/{key}/mean": key for key in held_out_scorers(parts)}
+
+
+def _held_out_plots(run: Run) -> list[Plot]:
+    return [
+        as_plot(label, plots.reward_curve([], run.evaluations(), metric))
+        for metric, label in _held_out(run).items()
+        if metric in plots.scorer_metrics(run.lines)
     ]
 
 
@@ -217,17 +244,26 @@ def _actor_labels(steps: Sequence[Line]) -> dict[str, str]:
     return known | {name: name for name in names if name not in known}
 
 
-def _changing(steps: Sequence[Line]) -> dict[str, str]:
-    labels = _actor_labels(steps)
+def _recorded(steps: Sequence[Line], labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: label for name, label in labels.items() if statements.recorded(steps, name)}
+
+
+def _changing(steps: Sequence[Line], labels: Mapping[str, str]) -> dict[str, str]:
     return {name: label for name, label in labels.items() if statements.constant(steps, name) is None}
 
 
-def _constants(steps: Sequence[Line]) -> list[str]:
-    return [
-        f"{label}: {statements.number(value)} at every step."
-        for name, label in _actor_labels(steps).items()
-        if (value := statements.constant(steps, name)) is not None
-    ]
+def _constants(steps: Sequence[Line], labels: Mapping[str, str]) -> list[str]:
+    """Sentences on the metrics that never changed."""
+    sentences = []
+    for name, label in labels.items():
+        value = statements.constant(steps, name)
+        if value is None:
+            continue
+        same = ": the old policy was the current one, as with one optimizer step in each update"
+        sentences.append(
+            f"{label}: {statements.number(value)} at every step{same if name in TO_OLD and value == 0 else ''}."
+        )
+    return sentences
 
 
 def _plots(lines: Sequence[Line], labels: Mapping[str, str]) -> list[Plot]:

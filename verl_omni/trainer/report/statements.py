@@ -14,6 +14,7 @@ COLLAPSED = "SamplesCollapsed"
 EXPLANATIONS = {
     "PolicyDiverged": "The updates of this run move its policy too far, so that later samples may be worse than those "
     "of the base model.",
+    "RewardOveroptimized": "The trained reward rises while a held-out scorer falls: the model exploits the reward.",
     "SamplesNotScored": "A scorer gave no score for some samples. They are not trained on, and in no mean.",
     "RewardConstant": "The reward of this run told no two samples of a prompt apart, so the model learned nothing.",
     "SamplesDegraded": "The training images of this run became much darker, flatter, noisier or more alike than in its "
@@ -124,6 +125,8 @@ def ending(run: Run) -> str:
             return f"Failed at {reached}: {event.message or 'no message'}"
         if event.event == "stopped":
             return f"Stopped at {reached}. Run the same command to resume from the last checkpoint."
+        if event.event == "done" and total is not None and last < total:
+            return f"Ended early, at {reached}: the reward was exploited (reward.early_stopping_patience)."
     if total is None or last < total:
         return f"At {reached}: still running, or ended without a final event."
     return "Completed its only step." if total == 1 else f"Completed all {total} steps."

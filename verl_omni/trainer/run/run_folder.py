@@ -127,7 +127,12 @@ class RunFolder:
         self._record({"event": event, **fields})
 
     def step(
-        self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None, unscored: int = 0
+        self,
+        metrics: Mapping[str, float],
+        eta_s: float | None = None,
+        samples: int | None = None,
+        unscored: int = 0,
+        held_out: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
         """Append the metrics of a step, including `step`, and an event; they replace earlier metrics of the same step.
 
@@ -136,6 +141,7 @@ class RunFolder:
         Args:
             eta_s: estimated seconds to the end. samples: number of training samples since this process started.
             unscored: number of those without a reward.
+            held_out: mean scores of scorers that score evaluations only, by scorer.
 
         Returns:
             The metrics that the step did not have before.
@@ -148,7 +154,10 @@ class RunFolder:
         else:
             self._append("metrics.jsonl", line)
         self._newest = line["step"]
-        self._record({"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored})
+        event = {"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored}
+        if held_out:
+            event["val/held_out_scores"] = {scorer: _plain(value) for scorer, value in held_out.items()}
+        self._record(event)
         return {name: value for name, value in metrics.items() if name not in before}
 
     def samples(self, step: int, samples: Sequence[Sample], fps: float) -> None:

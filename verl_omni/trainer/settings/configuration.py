@@ -2,57 +2,41 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import pickle
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from hydra import compose, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_omni.trainer.settings import (
-    cpu_values,
-    reference_modules,
-    registered_names,
-    setting_groups,
-    supported_values,
-    unused_values,
-    value_types,
+from verl_omni.settings_schema import engine_settings, layout
+from verl_omni.settings_schema.declarations import OPEN_GROUPS
+from verl_omni.settings_schema.layout import Layout
+from verl_omni.settings_schema.nearest_names import nearest_setting
+from verl_omni.settings_schema.reference_settings import (
+    Copied,
+    Rejected,
+    Renamed,
+    WithoutEffect,
+    copied_group,
+    find_rule,
 )
-from verl_omni.trainer.settings.extension_settings import EXTERNAL_LIB, import_extensions, store_settings
-from verl_omni.utils import engine_settings
-from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, copied_group, find_rule
+from verl_omni.settings_schema.setting import plain_value
+from verl_omni.trainer.settings import cpu_values, reference_modules, registered_names, supported_values, unused_values
+from verl_omni.trainer.settings.extension_settings import EXTERNAL_LIB, default_settings, import_extensions
 from verl_omni.workers.algorithms import registry
-from verl_omni.workers.algorithms.description import plain_value
 from verl_omni.workers.algorithms.other_names import LOSS, resolve
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
-CONFIG_NAME = "diffusion_trainer"
 ENGINE = engine_settings.GROUP
-# Groups whose keys the user chooses; supported_values.py and reward_settings.py check some of them.
-OPEN = (
-    "data.apply_chat_template_kwargs",
-    "data.mm_processor_kwargs",
-    "reward.reward_functions",
-    "reward.scorer_kwargs",
-    "reward.custom_reward_function.reward_kwargs",
-    ENGINE,
-    "actor_rollout_ref.rollout.val_kwargs.pipeline",
-    "actor_rollout_ref.rollout.val_kwargs.algo",
-    "actor_rollout_ref.actor.optim.override_optimizer_config",
-    "actor_rollout_ref.model.extra_tokenizers",
-    "ray_kwargs.ray_init",
-)
 _SHORT_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}
 _KEY = re.compile(r"^(?P<mark>[+~]{0,2})(?P<key>[^=@]+)(?:=(?P<value>.*)|$)", re.DOTALL)
 
@@ -70,20 +54,20 @@ def load(overrides: Sequence[str]) -> DictConfig:
     """
     loss, others = _loss(_joined(overrides))
     config = defaults(loss)
-    known, groups = _layout(loss) if ALGORITHMS[loss].like is None else _layout_of(config)
-    own = _translate(others, known, loss)
-    if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known)))]:
+    known = _layout(loss, config)
+    own = _translate(others, known.names, loss)
+    if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known.names)))]:
         # A recipe of a family that is missing has settings of it, which no other value makes work.
         raise SettingsError("\n".join([*registered_names.problems_of(_given(own.overrides)), *unknown]))
     try:
         _apply(config, [_opened(override) for override in own.overrides])
-        if wrong := setting_groups.find_problems(config, groups):
+        if wrong := list(_wrong_groups(config, known)):
             raise SettingsError("\n".join(wrong))
         _read_engine(config.actor_rollout_ref.rollout)
         given = [match["key"] for override in own.overrides if (match := _KEY.match(override))]
-        if wrong := list(value_types.find_problems(config, _kinds(ALGORITHMS[loss].like or loss), given)):
+        if wrong := list(_wrong_types(config, known, given)):
             raise SettingsError("\n".join(wrong))
-        _check(config, known, own)
+        _check(config, known.names, own)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(str(error)) from error
     return config
@@ -108,7 +92,7 @@ def _spelled(override: str) -> str:
     return f"{match['mark']}{engine_settings.full_name(match['key'])}{value}"
 
 
-def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
+def _check(config: DictConfig, known: Collection[str], own: _Translated) -> None:
     """Name built-in scorers and data sets for the reference's; refuse values that are missing, or do not go together.
 
     Raises:
@@ -157,11 +141,36 @@ def _installed_trackers() -> frozenset[str]:
     return frozenset(package for package in packages if importlib.util.find_spec(package) is not None)
 
 
+def _wrong_groups(config: DictConfig, known: Layout) -> Iterator[str]:
+    """Messages about groups that were replaced by a value that is no group; an empty group that is null becomes one."""
+    wrong: list[str] = []
+    for name, empty in known.groups.items():
+        if name.startswith(tuple(f"{group}." for group in wrong)):
+            continue
+        value = OmegaConf.select(config, name)
+        if empty and value is None:
+            OmegaConf.update(config, name, {})
+        elif not OmegaConf.is_dict(value):
+            wrong.append(name)
+            yield f"{name}: {known.wrong_group(name, value)}"
+
+
+def _wrong_types(config: DictConfig, known: Layout, given: Sequence[str]) -> Iterator[str]:
+    """A line for each value of another type, of the settings that overrides give by their own name or their group's."""
+    for setting in dict.fromkeys(given):
+        for name in known.kinds:
+            if name == setting or name.startswith(f"{setting}."):
+                value = supported_values.select(config, name)
+                if text := known.wrong_type(name, value):
+                    yield f"{name}: {text}" + ("; a variable of the script may be empty" if value == "" else "")
+
+
 def defaults(loss: str) -> DictConfig:
     """The default settings with an algorithm; interpolations are not resolved."""
     # A user's algorithm may be registered again with other settings; built-in algorithms are files.
-    if ALGORITHMS[loss].like is not None:
-        return _compose(loss)
+    entry = ALGORITHMS[loss]
+    if entry.like is not None:
+        return _composed(default_settings(loss, entry))
     config: DictConfig = pickle.loads(_files(loss))
     return config
 
@@ -169,31 +178,20 @@ def defaults(loss: str) -> DictConfig:
 @cache
 def _files(loss: str) -> bytes:
     """The settings of an algorithm of this package, pickled: reading them is six times as fast as a deep copy."""
-    return pickle.dumps(_compose(loss))
+    return pickle.dumps(_composed(layout.algorithm_defaults(loss)))
 
 
-@cache
-def _layout(loss: str) -> tuple[tuple[str, ...], dict[str, bool]]:
-    return _layout_of(defaults(loss))
+def _composed(own: Mapping[str, Any]) -> DictConfig:
+    """The settings with an algorithm's defaults, as Hydra composes them: unknown names are refused."""
+    config = OmegaConf.create(layout.defaults(own))
+    OmegaConf.set_struct(config, True)
+    return config
 
 
-def _layout_of(config: DictConfig) -> tuple[tuple[str, ...], dict[str, bool]]:
-    """Names of all settings and groups, and what `setting_groups` knows of groups."""
-    return tuple(_names(config)), dict(setting_groups.groups(config))
-
-
-@cache
-def _kinds(loss: str) -> dict[str, type]:
-    """Types of the settings of an algorithm of this package; `SUPPORTED` has all values of the others."""
-    config = defaults(loss)
-    return value_types.kinds(config, (name for name in _names(config) if name not in supported_values.SUPPORTED))
-
-
-def _compose(loss: str) -> DictConfig:
-    store_settings(loss)
-    GlobalHydra.instance().clear()
-    with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
-        return compose(CONFIG_NAME, overrides=[f"loss={loss}"])
+def _layout(loss: str, config: DictConfig) -> Layout:
+    if ALGORITHMS[loss].like is None:
+        return layout.layout(loss)
+    return layout.layout_of(OmegaConf.to_container(config, resolve=False))  # type: ignore[arg-type]
 
 
 def _apply(config: DictConfig, overrides: Sequence[str]) -> None:
@@ -228,7 +226,7 @@ def without_effect(
     found = {name: rule.reason for name in given if isinstance(rule := find_rule(name), WithoutEffect)}
     if config is not None:
         loss = config.actor_rollout_ref.actor.diffusion_loss.loss_mode
-        known = set(_names(config))
+        known = _layout(loss, config).names
         found |= {name: f"loss_mode={loss} does not read it" for name in given if _is_of_another_loss(name, known)}
         found |= unused_values.find(config, given)
     return found if has_accelerator else found | cpu_values.find(given)
@@ -248,7 +246,7 @@ class _Translated:
     problems: list[str] = field(default_factory=list)
 
 
-def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Translated:
+def _translate(overrides: Sequence[str], known: Collection[str], loss: str) -> _Translated:
     found = _Translated()
     names = [match["key"] for override in overrides if (match := _KEY.match(override))]
     for override in overrides:
@@ -280,14 +278,7 @@ def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Tr
 
 def _is_of_another_loss(name: str, known: Collection[str]) -> bool:
     """Whether only other algorithms than the one of `known` have a setting: the reference has one section for all."""
-    return name not in known and name in _settings_of_losses()
-
-
-@cache
-def _settings_of_losses() -> frozenset[str]:
-    """Names of the settings that an algorithm of this package has."""
-    own = (loss for loss, entry in ALGORITHMS.items() if entry.like is None)
-    return frozenset(name for loss in own for name in _names(defaults(loss)))
+    return name not in known and name in layout.names_of_algorithms()
 
 
 def _given(overrides: Sequence[str]) -> dict[str, Any]:
@@ -344,17 +335,6 @@ def _external_lib(overrides: Sequence[str]) -> Any:
     return _parsed(given[-1]["value"] or "null") if given else None
 
 
-def _names(config: Any, prefix: str = "") -> Iterator[str]:
-    """Names of all settings and groups."""
-    for key in config:
-        name = f"{prefix}{key}"
-        yield name
-        if not OmegaConf.is_missing(config, key) and isinstance(config._get_node(key), DictConfig):
-            node = config._get_node(key)
-            if not node._is_none():
-                yield from _names(node, f"{name}.")
-
-
 def _missing(config: DictConfig, prefix: str = "") -> Iterator[str]:
     """Names of settings that are still `???`; one that interpolates a missing setting does not count."""
     for key in config:
@@ -365,7 +345,7 @@ def _missing(config: DictConfig, prefix: str = "") -> Iterator[str]:
             yield from _missing(node, f"{prefix}{key}.")
 
 
-def _unknown(override: str, known: Sequence[str]) -> str | None:
+def _unknown(override: str, known: Collection[str]) -> str | None:
     match = _KEY.match(override)
     if match is None:
         return f"{override!r} is not an override; write name=value"
@@ -381,11 +361,11 @@ def _unknown(override: str, known: Sequence[str]) -> str | None:
     for group in (key, key.rpartition(".")[0]):
         if group not in known and (target := copied_group(group)):
             return f"{key}: unknown setting; write {target}"
-    near = _nearest(key, [*known, *_of_evaluations(known)])
+    near = nearest_setting(key, [*known, *_of_evaluations(known)])
     return f"{key}: unknown setting" + (f"; did you mean {near}?" if near else "")
 
 
-def _of_evaluations(known: Sequence[str]) -> Iterator[str]:
+def _of_evaluations(known: Collection[str]) -> Iterator[str]:
     """Names of settings of evaluations, whose groups are empty by default."""
     rollout = "actor_rollout_ref.rollout."
     for name in known:
@@ -393,20 +373,8 @@ def _of_evaluations(known: Sequence[str]) -> Iterator[str]:
             yield f"{rollout}val_kwargs.{name.removeprefix(rollout)}"
 
 
-def _nearest(key: str, known: Sequence[str]) -> str | None:
-    """The most similar name whose last part is similar too, or one with the same last part; None: there is none."""
-    last = key.rpartition(".")[2]
-    parts = {name: name.rpartition(".")[2] for name in known}
-    similar = (
-        name
-        for name in difflib.get_close_matches(key, known, n=10, cutoff=0.5)
-        if difflib.SequenceMatcher(None, last, parts[name]).ratio() >= 0.6
-    )
-    return next(similar, next((name for name, part in parts.items() if part == last), None))
-
-
 def _is_open(key: str) -> bool:
-    return any(key.startswith(f"{name}.") for name in OPEN)
+    return any(key.startswith(f"{name}.") for name in OPEN_GROUPS)
 
 
 def _opened(override: str) -> str:
@@ -418,5 +386,5 @@ def _opened(override: str) -> str:
     match = _KEY.match(override)
     if match is None or match["mark"] not in ("", "+"):
         return override
-    is_open = match["key"] in OPEN or _is_open(match["key"])
+    is_open = match["key"] in OPEN_GROUPS or _is_open(match["key"])
     return f"++{override.removeprefix('+')}" if match["mark"] or is_open else override

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.utils.engine_settings import GROUP as ENGINE
+from verl_omni.settings_schema.engine_settings import GROUP as ENGINE
 from verl_omni.workers.rollout.cpu_settings import NEEDED
 
 ROLLOUT = "actor_rollout_ref.rollout"

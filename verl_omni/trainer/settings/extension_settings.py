@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib.resources import files
 from typing import Any
 
-import yaml
-from hydra.core.config_store import ConfigStore
-
+from verl_omni.settings_schema.layout import algorithm_defaults
 from verl_omni.utils.registry import import_modules, load
 from verl_omni.workers.algorithms.description import RegisteredAlgorithm
-from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 
@@ -44,17 +40,11 @@ def import_extensions(named: Any) -> None:
             raise ExtensionFailed(f"{EXTERNAL_LIB}: the import of {module} failed: {said}") from error
 
 
-def store_settings(name: str) -> None:
-    """Make the settings of a user's algorithm known to Hydra as `loss=<name>`; built-in algorithms are files."""
-    entry = ALGORITHMS[name]
-    if entry.like is not None:
-        ConfigStore.instance().store(group="loss", name=name, node=default_settings(name, entry), package="_global_")
-
-
 def default_settings(name: str, entry: RegisteredAlgorithm) -> dict[str, Any]:
     """The settings file of the algorithm given as `like`, with the fields of its settings type as `diffusion_loss`."""
-    source = files("verl_omni.trainer.config").joinpath("loss", f"{entry.like}.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(source)
+    if entry.like is None:
+        raise ValueError(f"{name} is an algorithm of this package")
+    found = algorithm_defaults(entry.like)
     group = found["actor_rollout_ref"]
     if entry.loss is None:
         kind = load(entry.implementation).settings

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer.settings.number_ranges import AT_MOST
+from verl_omni.settings_schema.declarations import out_of_range
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio, model_folder
 from verl_omni.weight_sync.errors import summarize_names
 
@@ -148,11 +148,8 @@ def continue_from_adapter(model: DictConfig, base: Path, not_adapted: str | None
                 f"{value}; leave the setting out"
             )
         model[name] = value
-    most, reason = AT_MOST[RANK]
-    if adapter.rank > most:
-        raise saved_adapter.AdapterNotUsable(
-            f"{ADAPTER_PATH}: its rank is {adapter.rank}, above {most}: {reason}; {saved_adapter.FUSE}"
-        )
+    if wrong := out_of_range(RANK, adapter.rank):
+        raise saved_adapter.AdapterNotUsable(f"{ADAPTER_PATH}: its rank {wrong}; {saved_adapter.FUSE}")
     if not_adapted and (unreached := [layer for layer in adapter.layers if re.fullmatch(not_adapted, layer)]):
         raise saved_adapter.AdapterNotUsable(
             f"{ADAPTER_PATH}: the engine cannot adapt {summarize_names(unreached)}; {saved_adapter.FUSE}"

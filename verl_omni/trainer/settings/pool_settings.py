@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from omegaconf import DictConfig
 
+from verl_omni.settings_schema.declarations import COLOCATED, NETWORK, VERL_BACKENDS
+
 ROLLOUT = "actor_rollout_ref.rollout"
 HYBRID = "actor_rollout_ref.hybrid_engine"
-NETWORK = "omni_tcp"
-COLOCATED = "naive"
-# verl's backends for standalone replicas. Weights go over the network of `NETWORK` with each of them.
-VERL_BACKENDS = ("nccl", "hccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")
 RAY_RESOURCES = ("GPU", "NPU")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.judge_client import SERVED
-from verl_omni.reward_loop.part_settings import OWN_SETTINGS, TRAINER, weight_problem
+from verl_omni.reward_loop.part_settings import EVALUATION, OWN_SETTINGS, TRAINER, held_out_scorers, weight_problem
 from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, modality, setting_problems
 from verl_omni.reward_loop.scorer_signature import (
     Signature,
@@ -61,6 +61,15 @@ def normalization_problems(config: DictConfig) -> Iterator[str]:
         yield f"{setting} does not go with algorithm.sample_source=offline, which trains on preferences, not on scores"
 
 
+def evaluation_problems(config: DictConfig) -> Iterator[str]:
+    """Messages about scorers of evaluations, and what depends on them, in a run that has none."""
+    held_out = held_out_scorers(config.reward.reward_functions)
+    if held_out and not config.data.val_files:
+        yield f"reward.reward_functions.{held_out[0]}.use: {EVALUATION} needs held-out prompts; write data.val_files"
+    if config.reward.early_stopping_patience is not None and not held_out:
+        yield f"reward.early_stopping_patience: is not read without a scorer with use={EVALUATION}"
+
+
 def sample_problems(config: DictConfig) -> Iterator[str]:
     """Messages about scorers of a modality that the model does not generate: audio, or images if it makes videos.
 
@@ -99,7 +108,7 @@ def _of_several(reward: DictConfig) -> Iterator[str]:
     parts: dict[str, Any] = OmegaConf.to_container(reward.reward_functions, resolve=True)  # type: ignore[assignment]
     if not parts:
         yield f"reward.reward_functions: must have a scorer with {SEVERAL}"
-    elif problem := weight_problem([given.get("weight", 1.0) for given in parts.values()]):
+    elif problem := weight_problem(parts):
         yield problem
     served = bool(reward.reward_model.enable)
     for key, given in parts.items():

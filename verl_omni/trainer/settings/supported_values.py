@@ -1,20 +1,21 @@
-"""PURE: values of settings that this trainer supports, and what to write instead of the others."""
+"""PURE: values of settings that this trainer does not support, alone (`settings_schema`) or with others."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.part_settings import part_problems
 from verl_omni.reward_loop.scorer_signature import nearest_name
-from verl_omni.trainer.settings import async_settings, judge_settings, number_ranges, pool_settings, scorer_devices
-from verl_omni.utils import engine_settings
+from verl_omni.settings_schema import engine_settings
+from verl_omni.settings_schema.declarations import SETTINGS, out_of_range
+from verl_omni.settings_schema.setting import is_number, plain_value
+from verl_omni.trainer.settings import async_settings, judge_settings, pool_settings, scorer_devices
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 STEPS = "trainer.total_training_steps"
 EPOCHS = "trainer.total_epochs"
@@ -24,9 +25,6 @@ DATA = "data"
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 OPTIM = "actor_rollout_ref.actor.optim"
 CORRECTION = "algorithm.rollout_correction"
-FLOAT32 = ("float32", "fp32")
-DTYPES = ("float32", "bfloat16", "fp32", "bf16")
-RESUME_MODES = ("auto", "disable", "resume_path", "enable")
 # verl's trackers (verl.utils.tracking.Tracking), each with the package that it imports.
 TRACKER_PACKAGES: dict[str, str | None] = {
     "clearml": "clearml",
@@ -59,97 +57,15 @@ REPOSITORY_URL = re.compile(r"^hf://[^/]+/[^/]+/[^/]+")
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-@dataclass(frozen=True, slots=True)
-class SupportedValues:
-    """The values that a setting of the reference may have here.
-
-    Attributes:
-        advice: why the others are refused, or what to do instead.
-    """
-
-    values: tuple[Any, ...]
-    advice: str
-
-
-SUPPORTED = {
-    "algorithm.adv_estimator": SupportedValues(
-        ("flow_grpo", "dance_grpo", "mix_grpo"), "advantages are group-relative"
-    ),
-    "algorithm.sample_source": SupportedValues(
-        ("online", "offline"), "the engine generates the samples, or the training data have pairs of images"
-    ),
-    f"{CORRECTION}.bypass_mode": SupportedValues((False, True), "true takes the engine's log-probabilities as old"),
-    f"{CORRECTION}.loss_type": SupportedValues(("ppo_clip",), "the loss is PPO's clipped one"),
-    f"{CORRECTION}.rollout_is": SupportedValues(
-        (None, "token", "sequence"), "weights are of a recorded step (token), or of a sample (sequence)"
-    ),
-    f"{CORRECTION}.rollout_is_batch_normalize": SupportedValues((False,), "weights are not divided by their mean"),
-    pool_settings.HYBRID: SupportedValues(
-        (True, False), f"false is for engines with accelerators of their own ({ROLLOUT}.nnodes > 0)"
-    ),
-    f"{DATA}.return_raw_chat": SupportedValues((True,), "agent loops take the raw prompt"),
-    f"{DATA}.truncation": SupportedValues(
-        ("error", "right"),
-        f"a prompt longer than {DATA}.max_prompt_length ends the run, or loses its end; drop it "
-        f"with {DATA}.filter_overlong_prompts=true",
-    ),
-    f"{MODEL}.lora": SupportedValues(({},), f"{MODEL}.lora_rank and {MODEL}.lora_alpha set the adapter"),
-    f"{MODEL}.lora_dtype": SupportedValues(
-        (None, *FLOAT32), f"trained weights are float32; {FSDP}.mixed_precision.param_dtype sets the computation"
-    ),
-    f"{MODEL}.lora_init_weights": SupportedValues(
-        ("gaussian", "orthogonal", True, False),
-        "others change the weights that the adapter is added to, which the "
-        "engine and users of the adapter do not have, or need data that the trainer does not give them",
-    ),
-    f"{FSDP}.model_dtype": SupportedValues((None, *DTYPES), "other dtypes need a loss scale"),
-    f"{FSDP}.mixed_precision.param_dtype": SupportedValues((None, *DTYPES), "other dtypes need a loss scale"),
-    f"{FSDP}.mixed_precision.reduce_dtype": SupportedValues(FLOAT32, "sums of gradients in 16 bits lose terms"),
-    f"{FSDP}.mixed_precision.buffer_dtype": SupportedValues((None, *DTYPES), "the model runs in no other dtype"),
-    "actor_rollout_ref.actor.strategy": SupportedValues(("fsdp2", "fsdp"), "both mean FSDP2"),
-    f"{OPTIM}.lr_scheduler_type": SupportedValues(("constant", "cosine"), "both begin with lr_warmup_steps"),
-    f"{ROLLOUT}.dtype": SupportedValues((None, "bfloat16", "float32"), "engine and trainer share these dtypes"),
-    f"{ROLLOUT}.name": SupportedValues(("vllm_omni",), "there is one engine"),
-    f"{ROLLOUT}.mode": SupportedValues(("async",), "a diffusion rollout is asynchronous"),
-    f"{ROLLOUT}.pipeline.output_type": SupportedValues(("image", "pt", "np", "latent"), "image, pt and np are pixels"),
-    f"{ROLLOUT}.load_format": SupportedValues(
-        ("auto", "safetensors", "dummy"), "the engine loads the model's own weights"
-    ),
-    f"{ROLLOUT}.disaggregation.enabled": SupportedValues((False,), "a diffusion model has no prefill"),
-    f"{ROLLOUT}.prometheus.enable": SupportedValues(
-        (False,), "the engine exports no metrics; the operator does, and trainer.logger takes trackers"
-    ),
-    f"{ROLLOUT}.checkpoint_engine.backend": SupportedValues(
-        (None, pool_settings.COLOCATED, pool_settings.NETWORK, *pool_settings.VERL_BACKENDS),
-        f"weights reach the engine over IPC, or over TCP with {ROLLOUT}.nnodes > 0",
-    ),
-    f"{ROLLOUT}.val_kwargs.n": SupportedValues((1,), "an evaluation generates one sample of each prompt"),
-    "reward.reward_model.rollout.name": SupportedValues(("vllm",), "vLLM serves the judge"),
-    "reward.aggregation": SupportedValues(
-        ("weighted_mean", "weighted_sum", "normalized_sum"), "scores are added by their weights"
-    ),
-    "trainer.v1.trainer_mode": SupportedValues(
-        ("sync", async_settings.ASYNC), f"with {ROLLOUT}.nnodes > 0, separate_async overlaps generation and update"
-    ),
-    "trainer.v1.sampler.max_off_policy_strategy": SupportedValues(
-        ("wait", async_settings.DROP),
-        "beyond max_off_policy_threshold, wait refuses the run, and drop generates fewer batches ahead",
-    ),
-    "trainer.resume_mode": SupportedValues(
-        RESUME_MODES, "resume_path starts from trainer.resume_from_path, and enable means auto"
-    ),
-}
-
-
 def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
     """Messages about unsupported settings.
 
     Args:
         installed: packages of `TRACKER_PACKAGES` that can be imported.
     """
-    trackers = [*_trackers(config.trainer.logger, installed), *_pictures(config.trainer)]
     own = [
-        *number_ranges.find_problems(config),
+        *_limits(config),
+        *_numbers(config),
         *_length(config),
         *pool_settings.find_problems(config),
         *judge_settings.find_problems(config),
@@ -158,7 +74,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         *engine_settings.conflicts(
             config.actor_rollout_ref.rollout, trains_adapter=config.actor_rollout_ref.model.lora_rank > 0
         ),
-        *_rewards(config.reward),
+        *(line for key, part in config.reward.reward_functions.items() for line in part_problems(key, part)),
         *_optimizer(config.actor_rollout_ref.actor.optim),
     ]
     return [
@@ -168,18 +84,48 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         *_paths(config),
         *_output(config),
         *_resume(config),
-        *trackers,
+        *_trackers(config.trainer.logger, installed),
     ]
 
 
+def select(config: DictConfig, name: str) -> Any:
+    """The value of a setting as in YAML; None if there is no such setting."""
+    value = OmegaConf.select(config, name)
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
 def _values(config: DictConfig) -> Iterator[str]:
-    for name, supported in SUPPORTED.items():
-        value = OmegaConf.select(config, name)
-        plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-        allowed = (*supported.values, *(ESTIMATORS.registered if name == "algorithm.adv_estimator" else ()))
-        if not any(plain == other and isinstance(plain, type(other)) for other in allowed):
-            values = " or ".join(str(other) for other in allowed)
-            yield f"{name}: {plain} is not supported; write {values}: {supported.advice}"
+    for name, setting in SETTINGS.items():
+        registered = tuple(ESTIMATORS.registered) if name == "algorithm.adv_estimator" else ()
+        value = select(config, name)
+        if setting.values and not setting.accepts(value, registered):
+            values = " or ".join(map(plain_value, (*setting.values, *registered)))
+            yield f"{name}: {plain_value(value)} is not supported; write {values}: {setting.advice}"
+
+
+def _limits(config: DictConfig) -> Iterator[str]:
+    """Numbers out of range; of a setting that copies another one, the other is named."""
+    for name, setting in SETTINGS.items():
+        group, _, key = name.rpartition(".")
+        node = OmegaConf.select(config, group)
+        if not setting.limits or node is None or key not in node or OmegaConf.is_interpolation(node, key):
+            continue
+        if text := out_of_range(name, node[key]):
+            yield f"{name}: {text}"
+
+
+def _numbers(config: DictConfig) -> Iterator[str]:
+    """Numbers whose range depends on other settings."""
+    algorithm = ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
+    # A user's estimator of advantages may take one sample.
+    own_estimator = config.algorithm.adv_estimator in SETTINGS["algorithm.adv_estimator"].values
+    if config.actor_rollout_ref.rollout.n == 1 and algorithm.row == "sample" and own_estimator:
+        yield f"{ROLLOUT}.n: must be at least 2: an advantage compares the samples of a prompt, and would be 0"
+    if not is_number(config.actor_rollout_ref.rollout.val_kwargs.seed):
+        yield f"{ROLLOUT}.val_kwargs.seed: must be a number: every evaluation draws the same noise from it"
+    model = config.actor_rollout_ref.model
+    if is_number(model.lora_rank) and model.lora_rank > 0 and is_number(model.lora_alpha) and not model.lora_alpha > 0:
+        yield f"{MODEL}.lora_alpha: must be positive: {model.lora_alpha}; the adapter is multiplied by it"
 
 
 def _open_groups(config: DictConfig) -> Iterator[str]:
@@ -208,9 +154,6 @@ def _optimizer(optim: DictConfig) -> Iterator[str]:
     for name in own or ():
         if name not in ADAMW:
             yield f"{OPTIM}.override_optimizer_config.{name}: is not one of {', '.join(ADAMW)}"
-    for name in ("lr_warmup_steps_ratio", "min_lr_ratio"):
-        if not 0 <= optim[name] <= 1:
-            yield f"{OPTIM}.{name}: must be from 0 to 1: {optim[name]}"
     if optim.lr_warmup_steps > 0 and optim.lr_warmup_steps_ratio > 0:
         yield f"{OPTIM}.lr_warmup_steps_ratio: is not read with lr_warmup_steps={optim.lr_warmup_steps}; write one"
 
@@ -224,21 +167,7 @@ def _paths(config: DictConfig) -> Iterator[str]:
                 yield f"{name}: {path} is a URL, and the trainer reads files; copy it here and write its path{hub_id}"
 
 
-def _rewards(reward: DictConfig) -> Iterator[str]:
-    """Numbers of the reward, and the parts of `reward.reward_functions`."""
-    if not isinstance(reward.batch_size, int) or reward.batch_size < 1:
-        yield f"reward.batch_size: must be an integer of at least 1, not {reward.batch_size}"
-    limits = {"deadline_seconds": reward, "reward_model.deadline_seconds": reward.reward_model}
-    for name, group in limits.items():
-        seconds = group.deadline_seconds
-        if seconds is None or not 0 < seconds < math.inf:
-            yield f"reward.{name}: must be a positive number of seconds, not {seconds}"
-    for key, part in reward.reward_functions.items():
-        yield from part_problems(key, part)
-
-
 def _output(config: DictConfig) -> Iterator[str]:
-    output = config.trainer.output
     url = str(config.trainer.output.url or "")
     if url.startswith("hf://"):
         if not REPOSITORY_URL.match(url):
@@ -247,8 +176,6 @@ def _output(config: DictConfig) -> Iterator[str]:
         yield (
             f"trainer.output.url: {url} is no store; write s3://BUCKET/PREFIX, hf://OWNER/NAME/FOLDER or file:///FOLDER"
         )
-    if output.deadline_s <= 0:
-        yield f"trainer.output.deadline_s: must be positive: {output.deadline_s}"
 
 
 def _resume(config: DictConfig) -> Iterator[str]:
@@ -258,13 +185,6 @@ def _resume(config: DictConfig) -> Iterator[str]:
         yield "trainer.resume_from_path: must be given with trainer.resume_mode=resume_path: a folder step_NNNNNN"
     if mode != "resume_path" and path:
         yield f"trainer.resume_from_path: is not read with trainer.resume_mode={mode}; write resume_path"
-
-
-def _pictures(trainer: DictConfig) -> Iterator[str]:
-    if not 0 < trainer.video_fps <= 1000:
-        yield f"trainer.video_fps: must be positive, and at most 1000: {trainer.video_fps}"
-    if trainer.log_val_generations < 0:
-        yield f"trainer.log_val_generations: must not be negative: {trainer.log_val_generations}"
 
 
 def _trackers(loggers: Sequence[str] | str | None, installed: frozenset[str]) -> Iterator[str]:
@@ -280,9 +200,6 @@ def _length(config: DictConfig) -> Iterator[str]:
     trainer = config.trainer
     if trainer.total_training_steps is None and trainer.total_epochs is None:
         yield f"{STEPS}: must be given, or {EPOCHS}"
-    for name, value in ((STEPS, trainer.total_training_steps), (EPOCHS, trainer.total_epochs)):
-        if value is not None and value <= 0:
-            yield f"{name}: must be positive: {value}"
     if trainer.total_epochs is not None and config.data.filter_overlong_prompts:
         yield (
             f"{EPOCHS}: with data.filter_overlong_prompts=true the number of prompts is known only after the start; "

@@ -8,12 +8,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.algos import window_bounds
-from verl_omni.trainer.settings.pool_settings import NETWORK, VERL_BACKENDS
+from verl_omni.settings_schema import engine_settings
+from verl_omni.settings_schema.declarations import NETWORK, VERL_BACKENDS
+from verl_omni.settings_schema.reference_settings import Copied, find_rule
+from verl_omni.settings_schema.setting import is_number
 from verl_omni.trainer.settings.reference_modules import is_placeholder, replaced
 from verl_omni.trainer.settings.supported_values import TRACKERS_WITH_PICTURES
-from verl_omni.trainer.settings.value_types import is_number
-from verl_omni.utils import engine_settings
-from verl_omni.utils.reference_settings import Copied, find_rule
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 MODEL = "actor_rollout_ref.model"

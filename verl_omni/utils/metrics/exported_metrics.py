@@ -50,6 +50,18 @@ OPTIMIZER_STEPS = ExportedMetric("omni_optimizer_steps_total", "counter", "", "O
 SKIPPED_STEPS = ExportedMetric(
     "omni_optimizer_steps_skipped_total", "counter", "", "Optimizer steps skipped because the gradient was not finite."
 )
+CONSTANT_PROMPTS = ExportedMetric(
+    "omni_prompts_constant_total", "counter", "", "Prompts whose training samples all had the same reward."
+)
+SAMPLES_LOST = ExportedMetric(
+    "omni_samples_lost_total", "counter", "", "Training samples lost with their replica, and generated again."
+)
+REQUESTS_ABORTED = ExportedMetric(
+    "omni_rollout_requests_aborted_total",
+    "counter",
+    "",
+    "Requests for training samples that were aborted and repeated.",
+)
 PHASE_SECONDS = ExportedMetric(
     "omni_phase_seconds_total",
     "counter",
@@ -113,11 +125,20 @@ IN_FLIGHT = ExportedMetric(
     "Requests that a replica has accepted and not answered, with those that wait while it sleeps.",
     ("replica",),
 )
+IDLE_SECONDS = ExportedMetric(
+    "omni_rollout_idle_seconds_total",
+    "counter",
+    "seconds",
+    "Time in which a replica had no request, asleep or awake; counted when the next request begins.",
+    ("replica",),
+)
 
 # Only in runs that send their results to a store, use standalone replicas, or have a judge on dedicated accelerators.
 OF_A_STORE = (OUTPUT_STEP, OUTPUT_FAILURES)
 OF_STANDALONE_REPLICAS = (REPLICAS, REPLICAS_ADDED, REPLICAS_REMOVED, REPLICAS_LOST, QUEUED)
 OF_A_JUDGE = (JUDGE_QUEUED,)
+# Counters that have no series until the first of what they count.
+OF_FAULTS = (SKIPPED_STEPS, CONSTANT_PROMPTS, SAMPLES_LOST, REQUESTS_ABORTED)
 TRAINER = (
     STEP,
     STEPS,
@@ -127,11 +148,11 @@ TRAINER = (
     GENERATED,
     TRAINED,
     OPTIMIZER_STEPS,
-    SKIPPED_STEPS,
+    *OF_FAULTS,
     PHASE_SECONDS,
     *OF_A_STORE,
     PUBLISHED,
     *OF_STANDALONE_REPLICAS,
     *OF_A_JUDGE,
 )
-ROLLOUT = (SERVED, RECEIVED_BYTES, IN_FLIGHT)
+ROLLOUT = (SERVED, RECEIVED_BYTES, IN_FLIGHT, IDLE_SECONDS)

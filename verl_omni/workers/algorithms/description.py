@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_omni.algos import rejection_settings
+from verl_omni.settings_schema.setting import plain_value
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -15,6 +16,8 @@ ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 CORRECTION = "algorithm.rollout_correction"
+# Settings whose value the trainer replaces by the one that the algorithm requires, and says so (`unused_values.py`).
+DROPPED = (f"{ROLLOUT}.calculate_log_probs", f"{ACTOR}.use_kl_loss")
 UNREAD_THRESHOLD = 2.0  # default of rollout_is_threshold
 
 
@@ -33,11 +36,6 @@ class RequiredSetting:
         given = plain_value(found)
         needed = plain_value(self.value)
         return f"{self.name}: {given} does not go with {loss}: {self.reason}; it needs {needed}"
-
-
-def plain_value(value: Any) -> str:
-    """A value as users write it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +80,11 @@ class RegisteredAlgorithm:
     near_base: str | None = None
     like: str | None = None
     loss: str | None = None
+
+    def conflict(self, setting: str, value: Any, name: str) -> str | None:
+        """Why the algorithm, by its name, cannot use a value of a setting; None: it can, or the trainer drops it."""
+        wrong = (each.conflict(value, name) for each in self.required if each.name == setting)
+        return None if setting in DROPPED else next((text for text in wrong if text), None)
 
     @property
     def on_recorded_steps(self) -> bool:

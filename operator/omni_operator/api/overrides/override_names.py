@@ -7,16 +7,19 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from omni_operator.api.suggestions import nearest_setting
-
-from .reserved import owner_of
-from .setting_names import BY_LOSS, COMMON, ELSEWHERE, EMPTY_GROUPS, OPEN, REJECTED, REQUIRED, WITHOUT_EFFECT
+from verl_omni.settings_schema import engine_settings
+from verl_omni.settings_schema.declarations import OPEN_GROUPS, SETTINGS, field_of
+from verl_omni.settings_schema.layout import common_layout, layout, names_of_algorithms
+from verl_omni.settings_schema.nearest_names import nearest_setting
+from verl_omni.settings_schema.reference_settings import Rejected, WithoutEffect, find_rule, target_of
+from verl_omni.settings_schema.setting import plain_value
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 DEFAULT_LOSS = "flow_grpo"
 CORRECTION = "algorithm.rollout_correction"
-ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni"
+ENGINE = engine_settings.GROUP
 BYPASS = f"{CORRECTION}.bypass_mode"
-_REJECTED = {name: (accepted, advice) for accepted, advice, names in REJECTED for name in names}
+_WORDS = {"true": True, "false": False, "null": None}
 
 
 def setting_here(name: str) -> str:
@@ -24,15 +27,12 @@ def setting_here(name: str) -> str:
 
     Settings of the engine may be spelled with hyphens, and some of the reference have other names.
     """
-    if name.startswith(f"{ENGINE}."):
-        own, dot, inner = name.removeprefix(f"{ENGINE}.").partition(".")
-        name = f"{ENGINE}.{own.replace('-', '_')}{dot}{inner}"
-    return ELSEWHERE.get(name, name)
+    return target_of(engine_settings.full_name(name))
 
 
 def describe_reserved(name: str) -> str | None:
     """Why an override may not set `name`, whichever trainer runs; None if it may."""
-    owner = owner_of(setting_here(name))
+    owner = field_of(setting_here(name))
     return f"{name} is reserved: {owner} sets it" if owner else None
 
 
@@ -44,21 +44,15 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
     Args:
         loss: the trainer's name of the algorithm; None if it is not known, or one of the user's.
     """
-    if name.startswith(f"{ENGINE}."):
-        name = setting_here(name)
+    name = engine_settings.full_name(name)
     if name == ENGINE and value.lstrip().startswith("{"):
         inner = (describe_unsupported(f"{ENGINE}.{own}", "null", loss) for own in _names_in(value))
         return next((text for text in inner if text), None)
-    if name not in _REJECTED and any(name.startswith(f"{group}.") for group in OPEN):
-        return None
-    known = {*COMMON, *BY_LOSS[loss or DEFAULT_LOSS]}
-    rule = name if name in known else _reference_rule(name)
-    if rule is not None:
-        setting = ELSEWHERE.get(rule, rule)
-        rejected = _describe_rejected(name, value, *_REJECTED[setting]) if setting in _REJECTED else None
-        return rejected or _describe_conflict(setting, value, loss)
-    if any(name in names for names in BY_LOSS.values()):
-        return None  # the trainer names it as a setting that this algorithm does not read
+    known = layout(loss or DEFAULT_LOSS).names
+    if name in known or find_rule(name) is not None:
+        return _describe_value(name, value, loss)
+    if _is_open(name) or name in names_of_algorithms():
+        return None  # the trainer names a setting that this algorithm does not read
     rollout = "actor_rollout_ref.rollout."
     of_samples = (each for each in known if each.startswith((f"{rollout}pipeline.", f"{rollout}algo.")))
     of_evaluations = (f"{rollout}val_kwargs.{each.removeprefix(rollout)}" for each in of_samples)
@@ -77,7 +71,15 @@ def limits_older_samples(loss: str | None) -> bool:
 
 def has_no_effect(name: str) -> bool:
     """Whether a setting of the reference does nothing here."""
-    return name not in COMMON and _reference_rule(setting_here(name)) in WITHOUT_EFFECT
+    return name not in common_layout().names and isinstance(find_rule(setting_here(name)), WithoutEffect)
+
+
+def _is_open(name: str) -> bool:
+    """Whether the user chooses the name: in an open group, but for the engine's settings, whose names are known."""
+    if name.startswith(f"{ENGINE}."):
+        own, dot, _ = name.removeprefix(f"{ENGINE}.").partition(".")
+        return bool(dot) and own in engine_settings.SETTINGS and engine_settings.SETTINGS[own].kind is dict
+    return any(name.startswith(f"{group}.") for group in OPEN_GROUPS)
 
 
 def _names_in(mapping: str) -> Iterator[str]:
@@ -88,46 +90,41 @@ def _names_in(mapping: str) -> Iterator[str]:
     yield from re.findall(r"(?:^|,)\s*([A-Za-z_][A-Za-z0-9_-]*)\s*:", text)
 
 
-def _reference_rule(name: str) -> str | None:
-    """The longest name among the reference's settings that matches; None if it has none, or it exists here."""
-    parts = name.split(".")
-    candidates = [name, *(".".join(parts[:count]) + ".*" for count in range(len(parts), 0, -1))]
-    return next((one for one in candidates if one in ELSEWHERE or one in WITHOUT_EFFECT or one in _REJECTED), None)
-
-
-def _describe_rejected(name: str, value: str, accepted: list[object], advice: str) -> str | None:
+def _describe_value(name: str, value: str, loss: str | None) -> str | None:
+    """Why a value is refused, alone or with the algorithm, in the trainer's words."""
+    setting = target_of(name)
     if "${" in value:  # the value of another setting
         return None
     parsed = parse_value(value)
-    if parsed is None and name in EMPTY_GROUPS:  # null is an empty group to the trainer
+    if parsed is None and common_layout().groups.get(setting):  # null is an empty group to the trainer
         return None
-    if any(parsed == other and isinstance(parsed, bool) == isinstance(other, bool) for other in accepted):
-        return None
-    values = " or ".join(_plain(other) for other in accepted)
-    return f"{name}={value} is not supported; write {values}: {advice}"
+    accepted, advice = _accepted(setting)
+    if accepted and not Rejected(accepted, advice).accepts(parsed):
+        return f"{name}={value} is not supported; write {' or '.join(map(plain_value, accepted))}: {advice}"
+    return ALGORITHMS[loss].conflict(setting, parsed, loss) if loss is not None else None
 
 
-def _describe_conflict(name: str, value: str, loss: str | None) -> str | None:
-    """Why the algorithm cannot use a supported value, in the trainer's words."""
-    if "${" in value:
-        return None
-    parsed = parse_value(value)
-    for setting, needed, reason, losses in REQUIRED:
-        if setting == name and loss in losses and parsed != needed:
-            return f"{name}: {_plain(parsed)} does not go with {loss}: {reason}; it needs {_plain(needed)}"
-    return None
+def _accepted(setting: str) -> tuple[tuple[Any, ...], str]:
+    """The only values of a setting, and why not others; none if it takes all of its type."""
+    if setting in SETTINGS and SETTINGS[setting].values:
+        return SETTINGS[setting].values, SETTINGS[setting].advice
+    engine = engine_settings.SETTINGS.get(setting.removeprefix(f"{ENGINE}."))
+    if engine is not None and engine.choices and setting.startswith(f"{ENGINE}."):
+        return (None, *engine.choices), engine.meaning
+    rule = find_rule(setting)
+    return (rule.accepted, rule.advice) if isinstance(rule, Rejected) else ((), "")
 
 
 def parse_value(text: str) -> Any:
     """A value as the trainer reads it: YAML's, and numbers like 1e-5, which are text in YAML 1.1."""
-    import yaml  # most jobs have no overrides
+    if text in _WORDS:
+        return _WORDS[text]
+    if re.fullmatch(r"[1-9][0-9]*|0", text):
+        return int(text)
+    import yaml  # most values that are compared are words and whole numbers, for which PyYAML is not worth its import
 
     with contextlib.suppress(ValueError):
         return yaml.safe_load(text) if text.strip().lstrip("+-").isdigit() else float(text)
     with contextlib.suppress(yaml.YAMLError):
         return yaml.safe_load(text)
     return text
-
-
-def _plain(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,10 +8,10 @@ from typing import Any
 
 from omni_operator.api.base import Violation
 from omni_operator.api.overrides.override_names import ENGINE, setting_here
-from omni_operator.api.overrides.override_values import find_wrong_values, is_number, read_value
-from omni_operator.api.overrides.setting_names import BY_LOSS, COMMON
+from omni_operator.api.overrides.override_values import find_wrong_values, read_value
 from omni_operator.api.spec.rollout import Rollout
 from omni_operator.api.spec.training import ENTRYPOINT, ESTIMATORS, LOSSES, OVERRIDE, SOURCE, Algorithm, Trainer
+from verl_omni.settings_schema.setting import is_number
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -57,7 +57,7 @@ def override_violations(algorithm: Algorithm, trainer: Trainer, rollout: Rollout
             if "${" not in match[3]:
                 given[name] = _Given(place, read_value(match[3]))
     values = {name: one.value for name, one in given.items()}
-    wrong = dict(find_wrong_values(values, {*COMMON, *BY_LOSS.get(LOSSES.get(algorithm.name, ""), ())}))
+    wrong = dict(find_wrong_values(values, LOSSES.get(algorithm.name)))
     yield from (
         Violation(("algorithm", "overrides", given[name].place), f"{name}: {text}") for name, text in wrong.items()
     )
@@ -76,10 +76,6 @@ def override_violations(algorithm: Algorithm, trainer: Trainer, rollout: Rollout
 
 
 def _ranges(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
-    for name in (WARMUP_SHARE, f"{ACTOR}.optim.min_lr_ratio"):
-        value = _value(given, name, 0)
-        if not is_number(value) or not 0 <= value <= 1:
-            yield name, f"must be from 0 to 1: {value}"
     steps = _value(given, WARMUP, 0)
     share = _value(given, WARMUP_SHARE, 0)
     if is_number(steps) and is_number(share) and steps > 0 and share > 0:

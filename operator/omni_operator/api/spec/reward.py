@@ -15,12 +15,15 @@ from verl_omni.reward_loop.rewards import UNAVAILABLE
 from verl_omni.reward_loop.setting_types import SERVER_URL
 
 from .judge import JudgeModel
-from .scorers import BUILTIN, asks_judge, setting_paths, setting_violations, settings_model
+from .scorers import asks_judge, builtin_scorers, is_builtin, setting_paths, setting_violations, settings_model
 
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
 COMBINED = "combined"  # the trainer's name of the reward of several scorers
-RESERVED_SETTINGS = frozenset({"name", "path", "weight", "required", "url", "timeout", "attempts"})
+RESERVED_SETTINGS = frozenset({"name", "path", "weight", "required", "use", "url", "timeout", "attempts"})
+NO_REWARD = "must not be given with use Evaluation, whose scores are in no reward; remove it"
+NO_SCORER = "has no effect without a scorer with use Evaluation; remove it, or add one"
+NOTHING_TRAINED = "all weights are 0, so there is no reward; give one scorer with use Training a weight above 0"
 NO_JUDGE = "must be given: the judge's URL up to and with /v1; or give spec.reward.model, a judge that the job serves"
 NO_URL = "write the path of a Python file, or pkg://module"
 
@@ -106,6 +109,11 @@ class Scorer(StrictModel):
         description="false: samples that this scorer fails for do not count in maxFailedShare. They have no reward "
         "either, unless weight is 0.",
     )
+    use: Literal["Training", "Evaluation"] = Field(
+        default="Training",
+        description="Evaluation: it scores the held-out prompts of evaluations only. Its scores are in no reward, its "
+        "failures never count, and weight and required must not be given.",
+    )
     settings: Annotated[dict[Key, Setting], NullFree, WithJsonSchema(_SETTINGS)] = Field(
         default_factory=dict,
         max_length=64,
@@ -117,7 +125,14 @@ class Scorer(StrictModel):
             "has(self.http) ? !has(self.function) && !has(self.builtin) : !has(self.function) || !has(self.builtin)",
             "a scorer has only one of builtin, function and http",
         ),
+        Cel("self.use == 'Training' || self.weight == 1.0", NO_REWARD, ".weight"),
+        Cel("self.use == 'Training' || self.required", NO_REWARD, ".required"),
     )
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether its scores are part of the reward."""
+        return self.use == "Training"
 
     @property
     def scorer(self) -> str:
@@ -148,6 +163,10 @@ class Scorer(StrictModel):
     def violations(self) -> Iterator[Violation]:
         if self.name == COMBINED:
             yield Violation(("name",), "the reward of all scorers has this name; choose another one")
+        if not self.is_trained and self.weight != 1:
+            yield Violation(("weight",), NO_REWARD)
+        if not self.is_trained and not self.required:
+            yield Violation(("required",), NO_REWARD)
         kinds = [name for name in ("builtin", "function", "http") if getattr(self, name) is not None]
         if len(kinds) > 1:
             yield Violation((kinds[1],), f"a scorer is one thing: remove all but one of {', '.join(kinds)}")
@@ -167,11 +186,12 @@ class Scorer(StrictModel):
                 "of your own",
             )
             return
-        if self.scorer not in BUILTIN:
+        if not is_builtin(self.scorer):
+            names = builtin_scorers()
             yield Violation(
                 (named_by,),
-                f"unknown scorer {self.scorer!r}; write one of {', '.join(BUILTIN)}, or add function or http"
-                f"{did_you_mean(self.scorer, BUILTIN)}",
+                f"unknown scorer {self.scorer!r}; write one of {', '.join(names)}, or add function or http"
+                f"{did_you_mean(self.scorer, names)}",
             )
             return
         try:
@@ -214,6 +234,13 @@ class Reward(StrictModel):
         description="Share of the samples of a step or an evaluation, rounded up, that may have no score: they are not "
         "trained on. With more, or without any reward, the run stops. Default: 0.1. See docs/reference/rewards.md.",
     )
+    early_stopping_patience: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Evaluations in a row, in which a scorer with use Evaluation has fallen while the trained reward "
+        "has risen, after which the run ends. Default: it goes on, with the warning RewardOveroptimized.",
+    )
     model: JudgeModel | None = Field(
         default=None,
         description="A vision-language judge that the job serves. Default: none. See docs/reference/rewards.md.",
@@ -226,7 +253,14 @@ class Reward(StrictModel):
     )
 
     cel = (
-        Cel("self.scorers.exists(scorer, scorer.weight > 0.0)", "all weights are 0, so there is no reward", ".scorers"),
+        Cel(
+            "self.scorers.exists(scorer, scorer.use == 'Training' && scorer.weight > 0.0)", NOTHING_TRAINED, ".scorers"
+        ),
+        Cel(
+            "!has(self.earlyStoppingPatience) || self.scorers.exists(scorer, scorer.use == 'Evaluation')",
+            NO_SCORER,
+            ".earlyStoppingPatience",
+        ),
     )
 
     @override
@@ -234,8 +268,10 @@ class Reward(StrictModel):
         for name, count in Counter(scorer.name for scorer in self.scorers).items():
             if count > 1:
                 yield Violation(("scorers",), f"{count} scorers are called {name!r}; names must differ")
-        if not sum(scorer.weight for scorer in self.scorers):
-            yield Violation(("scorers",), "all weights are 0, so there is no reward; give one scorer a weight above 0")
+        if not sum(scorer.weight for scorer in self.scorers if scorer.is_trained):
+            yield Violation(("scorers",), NOTHING_TRAINED)
+        if self.early_stopping_patience is not None and all(scorer.is_trained for scorer in self.scorers):
+            yield Violation(("earlyStoppingPatience",), NO_SCORER)
         for place, scorer in enumerate(self.scorers):
             yield from (Violation(("scorers", place, *at), text) for at, text in self._judge_problems(scorer))
 

@@ -15,7 +15,16 @@ from .model import MODEL_ID, NO_HOME
 
 # Scorers that a job writes as fields: http, and function.
 AS_FIELDS = ("http", "http_batch", "python")
-BUILTIN = tuple(name for name in SCORERS if name not in AS_FIELDS)
+
+
+def is_builtin(scorer: str) -> bool:
+    """Whether a job may name the scorer alone."""
+    return scorer not in AS_FIELDS and scorer in SCORERS
+
+
+def builtin_scorers() -> tuple[str, ...]:
+    """All scorers that a job may name alone."""
+    return tuple(name for name in SCORERS if name not in AS_FIELDS)
 
 
 class ScorerSettings(StrictModel):
@@ -33,7 +42,7 @@ def settings_model(scorer: str) -> type[ScorerSettings]:
 
 def asks_judge(scorer: str) -> bool:
     """Whether it is a built-in scorer that asks a vision-language model."""
-    return scorer in BUILTIN and "base_url" in settings_model(scorer).model_fields
+    return is_builtin(scorer) and "base_url" in settings_model(scorer).model_fields
 
 
 def setting_paths(scorer: str, given: Mapping[str, Any]) -> dict[str, str]:

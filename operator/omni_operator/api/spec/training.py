@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
 from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported, parse_value
-from omni_operator.api.overrides.reserved import OF_THE_ALGORITHM, RESERVED
+from verl_omni.settings_schema.declarations import FIELDS, OF_THE_ALGORITHM
 from verl_omni.workers.algorithms.registered import job_names
 
 from .pod_template import PodTemplate
@@ -37,9 +37,9 @@ _RESERVED_MESSAGE = (
 
 def _no_reserved() -> str:
     """CEL rule: no override sets a reserved setting, a setting inside one, or a group around one."""
-    around = {name.rpartition(".")[0] for name in RESERVED} - {""}
+    around = {name.rpartition(".")[0] for name in FIELDS} - {""}
     around |= {parent.rpartition(".")[0] for parent in around} - {""}
-    always = {f"{name}{end}" for name in RESERVED if name not in OF_THE_ALGORITHM for end in "=."}
+    always = {f"{name}{end}" for name in FIELDS if name not in OF_THE_ALGORITHM for end in "=."}
     algorithm = _none_begins({f"{name}{end}" for name in OF_THE_ALGORITHM for end in "=."})
     return f"{_none_begins(always | {f'{name}=' for name in around})} && (self.name == 'Custom' || {algorithm})"
 

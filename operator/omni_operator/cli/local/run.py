@@ -45,6 +45,8 @@ def run(
 ) -> None:
     """Run a job on this machine. Run the same command to resume a stopped run from its last checkpoint.
 
+    Example: drl run examples/colors-grpo.yaml --steps 10
+
     Ctrl-C stops after the current step and writes a checkpoint; a second Ctrl-C stops at once.
     """
     short = {"spec.trainer.totalSteps": steps, "spec.seed": seed}

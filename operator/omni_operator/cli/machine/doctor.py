@@ -38,6 +38,8 @@ def doctor(
 ) -> None:
     """Check that this machine can run a job.
 
+    Example: drl doctor --json
+
     Prints what is missing, with its remedy.
     """
     here = machine_facts.inspect_machine(Path("runs"))

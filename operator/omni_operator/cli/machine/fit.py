@@ -60,6 +60,8 @@ def fit(
 ) -> None:
     """Estimate a job's peak memory, without running it.
 
+    Example: drl fit job.yaml --device h100-80g
+
     The estimate is for each accelerator and host. Reads only the configuration files of the model. Exit code 1: the
     job does not fit.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omni_operator.api.overrides.reserved import owner_of
+from verl_omni.settings_schema.declarations import field_of
 
 TIB = 1 << 40
 GIB = 1 << 30
@@ -129,7 +129,7 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
 def change_text(setting: str, value: Any) -> str:
     """A trainer setting as a job's author writes it: the field of the spec, or an additional override."""
     shown = str(value).lower() if isinstance(value, bool) else value
-    owner = owner_of(setting)
+    owner = field_of(setting)
     if owner == "spec.model.lora":
         return f"spec.model.lora: {{enabled: true, rank: {shown}}}"
     return f"{owner}: {shown}" if owner else f"add to spec.algorithm.overrides: {setting}={shown}"

@@ -26,7 +26,10 @@ Seed = Annotated[int, typer.Option(help="Seed of the random weights.", min=0, ma
 
 @app.command()
 def tiny(family: FamilyName, path: NewFolder, seed: Seed = 0) -> None:
-    """Create a tiny model with random weights, for tests. Takes about half a minute."""
+    """Create a tiny model with random weights, for tests. Takes about half a minute.
+
+    Example: drl model tiny sd3 models/tiny
+    """
     if family not in MAKERS:
         console.refuse(f"no model family {family!r}; choose {', '.join(sorted(MAKERS))}")
     _make_folder(path)
@@ -43,7 +46,10 @@ def shapes(
         float, typer.Option(help="Share of the captions' color words that are random.", min=0, max=1, metavar="SHARE")
     ] = 0.0,
 ) -> None:
-    """Train the model of the examples, a small SD3 that draws shapes. Takes minutes."""
+    """Train the model of the examples, a small SD3 that draws shapes. Takes minutes.
+
+    Example: drl model shapes models/shapes-sd3
+    """
     _make_folder(path)
     options = {"--steps": steps, "--seed": seed, "--wrong-colors": wrong_colors}
     training_stack.exec_module(
@@ -54,6 +60,8 @@ def shapes(
 @app.command()
 def prompts(path: Annotated[Path, typer.Argument(help="Folder to write the files to.", metavar="PATH")]) -> None:
     """Write the prompts of the examples.
+
+    Example: drl model prompts prompts
 
     Writes shapes_train.jsonl and shapes_heldout.jsonl, and objects_train.jsonl and objects_heldout.jsonl, whose prompts
     name one kind of object.

@@ -28,6 +28,8 @@ def fetch(
 ) -> None:
     """Copy the results of a job from a cluster.
 
+    Example: drl fetch my-job --to results
+
     They are report, metrics, logs, samples and adapter. Reads them in a running pod of the job. If there is none, a
     pod is made that mounts the job's claim for reading; it is deleted at the end.
     """

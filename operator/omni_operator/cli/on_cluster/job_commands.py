@@ -19,7 +19,10 @@ def why(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Say what holds a job on a cluster, since when, and what to do."""
+    """Say what holds a job on a cluster, since when, and what to do.
+
+    Example: drl why my-job
+    """
     with cluster_client(namespace, context, kubeconfig, name) as client:
         from omni_operator.client.explanation import explain
         from omni_operator.client.surroundings import read_surroundings
@@ -39,6 +42,8 @@ def suspend(
 ) -> None:
     """Suspend a job on a cluster.
 
+    Example: drl suspend my-job
+
     The operator follows spec.suspendPolicy, such as saving a checkpoint, then deletes the pods.
     """
     with cluster_client(namespace, context, kubeconfig) as client:
@@ -54,7 +59,10 @@ def resume(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Resume a suspended job on a cluster from its last checkpoint."""
+    """Resume a suspended job on a cluster from its last checkpoint.
+
+    Example: drl resume my-job
+    """
     with cluster_client(namespace, context, kubeconfig) as client:
         changed = client.suspend(name, suspended=False)
         text = f"{name}: resumed" if changed else f"{name}: not suspended"
@@ -70,6 +78,8 @@ def scale(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Change the number of rollout pods of a job on a cluster.
+
+    Example: drl scale my-job --replicas 4
 
     Also while it runs. The job needs spec.rollout.placement: Separate.
     """

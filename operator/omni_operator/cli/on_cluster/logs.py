@@ -45,6 +45,8 @@ def logs(
 ) -> None:
     """Print the output of a job on a cluster.
 
+    Example: drl logs my-job --follow
+
     The output comes from the trainer's pods, with all ranks, or from the pods that --pod names. After the pods are
     gone, prints train.log from the job's claim, by a pod that mounts it and is deleted at the end. With --json, prints
     an object for each line: its pod, which is null for train.log, and its text.

@@ -33,6 +33,8 @@ def open_dashboard(
 ) -> None:
     """Open the Ray dashboard, or the report, of a job on a cluster.
 
+    Example: drl open my-job --report
+
     Forwards a local port to the dashboard of a running job until Ctrl-C. Prints the URL, and where the token is
     that the dashboard asks for. With --report it opens the report instead, also after the end of the job.
     """

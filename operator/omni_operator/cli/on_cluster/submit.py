@@ -41,6 +41,8 @@ def submit(
 ) -> None:
     """Create a job on a cluster.
 
+    Example: drl submit job.yaml --watch
+
     Checks it first, as drl validate --cluster does. The same job again changes nothing; another job of that name is
     refused.
     """

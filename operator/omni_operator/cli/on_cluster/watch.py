@@ -36,6 +36,8 @@ def watch(
 ) -> None:
     """Show progress and events of a job on a cluster until it ends.
 
+    Example: drl watch my-job
+
     The exit code is 1 if the job fails. With --json, prints a line for each change. Ctrl-C stops watching; the job
     goes on.
     """

@@ -233,7 +233,8 @@ def _finished(facts: JobFacts, observed: Observation, status: Status, now: datet
     expires = ended + facts.ttl if facts.ttl is not None else None
     if expires is not None and now >= expires:
         return Decision(Finished(), (DeleteSelf(),))
-    live = () if facts.retain else tuple(job for job in observed.rayjobs if not (_ended(job) or job.deleting))
+    kept = ("Complete", "Failed")  # KubeRay deletes their pods; one that it refused holds quota of a queue
+    live = tuple(job for job in observed.rayjobs if not (facts.retain or job.deployment in kept or job.deleting))
     return Decision(Finished(), tuple(_delete(rayjob) for rayjob in live), expires)
 
 
@@ -248,7 +249,3 @@ def _seconds(facts: JobFacts) -> int:
 
 def _delete(rayjob: ObservedRayJob) -> DeleteRayJob:
     return DeleteRayJob(rayjob.name, rayjob.uid)
-
-
-def _ended(rayjob: ObservedRayJob) -> bool:
-    return rayjob.deployment in ("Complete", "Failed", "ValidationFailed")

@@ -271,6 +271,7 @@ class TrainerReport:
     samples: int | None = None
     unscored: int | None = None
     validation_reward: float | None = None
+    held_out_scores: Mapping[str, float] | None = None
     images_per_second: float | None = None
     checkpoint: str | None = None
     checkpoint_step: int | None = None

@@ -29,8 +29,10 @@ Count = Annotated[int, Field(ge=0, le=COUNT_LIMIT)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # seconds, or a rate per second
 Line = Annotated[str, StringConstraints(max_length=1024)]
+Key = Annotated[str, StringConstraints(max_length=63)]
 Host = Annotated[str, StringConstraints(max_length=64)]
 REPLICAS_LIMIT = 1024
+SCORERS_LIMIT = 32
 # The only reasons of failures that a trainer may name; the operator itself observes the others.
 TRAINER_REASONS: frozenset[FailureReason] = frozenset(
     {
@@ -62,6 +64,9 @@ class ReportEvent(BaseModel):
     total_steps: Count | None = None
     reward_mean: Number | None = Field(default=None, alias="reward/mean")
     validation_reward: Number | None = Field(default=None, alias="val/reward/mean")
+    held_out_scores: Annotated[dict[Key, Number | None], Field(max_length=SCORERS_LIMIT)] | None = Field(
+        default=None, alias="val/held_out_scores"
+    )
     version: Count | None = Field(default=None, alias="weights/version")
     min_version: Count | None = Field(default=None, alias="weights/min_replica_version")
     max_version: Count | None = Field(default=None, alias="weights/max_replica_version")
@@ -134,6 +139,9 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         )
         if (value := getattr(event, name)) is not None
     }
+    if event.held_out_scores is not None:
+        known = {scorer: score for scorer, score in event.held_out_scores.items() if score is not None}
+        values["held_out_scores"] = {**(base.held_out_scores or {}), **known}
     if event.event == "start":
         # A queue may stop an attempt and start it again: what the trainer said before is no reason of a later failure.
         values.update(samples=0, unscored=0, error=None, error_kind=None)

@@ -283,6 +283,14 @@ WARNINGS = {
         action="Look at scores and images in the report; check the scorer, and the ground truths that it compares "
         "with. If it is right, take easier or harder prompts, or a reward with more than two values.",
     ),
+    "RewardOveroptimized": Reason(
+        shown=("warning",),
+        meaning="The trained reward rises while a scorer with `use: Evaluation` falls: the model exploits the reward. "
+        "The message has the numbers.",
+        look=STATUS,
+        action="Look at the images in the report. Start again from an earlier checkpoint, hold the policy to the base "
+        "model (`actor.use_kl_loss`), or train on several scorers.",
+    ),
     "SamplesNotScored": Reason(
         shown=("warning",),
         meaning="A scorer gave no score for some samples. They are not trained on; `status.progress.unscoredSamples` "

@@ -31,6 +31,7 @@ def update_progress(previous: Progress, report: TrainerReport | None, facts: Job
         validation_reward=report.validation_reward
         if report.validation_reward is not None
         else previous.validation_reward,
+        held_out_scores=dict(report.held_out_scores) if report.held_out_scores else previous.held_out_scores,
         samples=report.samples if report.samples is not None else previous.samples,
         unscored_samples=(report.unscored if report.unscored is not None else previous.unscored_samples) or None,
         images_per_second=report.images_per_second

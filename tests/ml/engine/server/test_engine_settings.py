@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verl_omni.utils.engine_settings import GROUP, SETTINGS
+from verl_omni.settings_schema.engine_settings import GROUP, SETTINGS
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

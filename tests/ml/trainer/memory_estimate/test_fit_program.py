@@ -10,8 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.ml import smallest_job
-from tools.setting_names import setting_names
 from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
+from verl_omni.settings_schema.layout import layout
 from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import advice, engine_memory, estimate, job_estimate, trainer_memory
@@ -50,7 +50,7 @@ def test_a_job_that_does_not_fit_is_told_what_to_change(tiny: Path) -> None:
     large = [f"actor_rollout_ref.rollout.pipeline.{side}=1024" for side in ("height", "width")]
     document = program.describe(job(tiny, *large), None, accelerator=True)
     assert (document["fits"], document["advice"]) == (None, [])
-    known = setting_names("flow_grpo")
+    known = layout("flow_grpo").names
     capacity = int(0.7 * document["peak"] / (1 - estimate.RESERVE))
     document = program.describe(job(tiny, *large), capacity, accelerator=True)
     assert document["fits"] is False

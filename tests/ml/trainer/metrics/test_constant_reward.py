@@ -50,6 +50,13 @@ def test_one_sample_that_differs_in_one_of_the_first_steps_is_enough() -> None:
     assert warnings([other, *[same] * 20]) == [], "that is a collapse"
 
 
+def test_prompts_whose_samples_all_have_the_same_reward_are_counted() -> None:
+    assert line([0.0] * 6 + [0.2] * 6)["reward/constant_prompts"] == 2
+    assert line([0.0] * 6 + [0.2] * 5 + [0.3])["reward/constant_prompts"] == 1
+    one_each = step_metrics.reward_spread(torch.tensor([0.1, 0.2]), ["a", "b"])
+    assert one_each == {}, "samples are compared with others of their prompt"
+
+
 def test_lines_without_a_spread_do_not_count() -> None:
     """Evaluations, steps of one sample per prompt, and steps that train on pairs of a data set."""
     assert warnings([{"val/reward/mean": 0.0}, {REWARD_SPREAD: None}, NONE, {REWARD_SPREAD: float("nan")}] * 9) == []

@@ -14,7 +14,7 @@ from verl_omni.trainer.run.run_folder import RunFolder, Sample
 
 PROMPTS = ("a <b>cat</b>", 'a "dog" & a cat')
 SETTINGS = {
-    "trainer": {"seed": 3, "nnodes": 1},
+    "trainer": {"seed": 3, "nnodes": 1, "n_gpus_per_node": 2},
     "data": {"seed": 4, "train_batch_size": 4},
     "actor_rollout_ref": {
         "model": {"path": "/models/tiny-sd3", "architecture": "StableDiffusion3Pipeline", "lora_rank": 16},
@@ -22,7 +22,11 @@ SETTINGS = {
             "diffusion_loss": {"loss_mode": "flow_grpo"},
             "optim": {"lr": 0.004, "lr_scheduler_type": "constant", "lr_warmup_steps": 5},
         },
-        "rollout": {"n": 8, "val_kwargs": {"seed": 42}},
+        "rollout": {
+            "n": 8,
+            "pipeline": {"num_inference_steps": 10, "guidance_scale": 4.5, "height": 64, "width": 32},
+            "val_kwargs": {"seed": 42, "pipeline": {"num_inference_steps": 40, "guidance_scale": None}},
+        },
     },
     "reward": {"scorer": "color", "scorer_kwargs": {"color": "red"}},
 }

@@ -25,10 +25,13 @@ def test_the_table_of_a_run(run: Path) -> None:
         "Reward": "color (color: red)",
         "Learning rate": "0.004, constant, 5 warm-up steps",
         "Samples per step": "32 (4 prompts, 8 samples each)",
+        "Training samples": "10 steps, guidance 4.5, 32 × 64 pixels",
+        "Evaluation samples": "40 steps, guidance 4.5, 32 × 64 pixels",
         "Seeds": "training 3, data 4, evaluation 42",
         "Machine": "16 cores of Xeon, 128 GiB memory, 2 × NVIDIA H200",
         "Version": "0.1.0, commit abc123 with local changes",
         "Duration": "14 s in steps, 1 min 30 s in evaluations",
+        "Cost": "83 images, 0.05778 accelerator hours",
     }
     header = render(found).partition("</header>")[0]
     assert all(f"<dt>{label}</dt><dd>{value}</dd>" in header for label, value in describe(found).items())

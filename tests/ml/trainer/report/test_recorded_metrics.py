@@ -25,6 +25,10 @@ STATEMENTS = {
     "val/correct/mean": ["correct images", ">correct<", '"held-out correct"'],
     "reward/unscored": ["training samples could not be scored"],
     "val/reward/unscored": ["held-out samples could not be scored"],
+    "reward/constant_prompts": ["Prompts whose samples all had the same reward"],
+    "rollout/samples_lost": ["Samples generated again, because their replica was lost"],
+    "rollout/requests_aborted": ["Requests aborted and repeated"],
+    "rollout/idle_share": ["Share of a step in which the engines were idle"],
     "images_per_s": ["Throughput"],
     "timing_s/generate": [">generate<", '"generate"'],
     "timing_s/update": [">update<", '"update"'],
@@ -91,8 +95,15 @@ def test_without_a_metric_the_page_says_nothing_about_it(metric: str, complete: 
         assert statement.lower() not in text
 
 
+def test_an_old_policy_that_equals_the_current_one_is_named() -> None:
+    lines: list[Line] = [{"step": step, "actor/distance_to_old": 0.0, "actor/kl": 0.0} for step in (1, 2)]
+    text = render(Run("run", lines=lines))
+    assert "Distance to the old policy: 0 at every step: the old policy was the current one" in text
+    assert "KL to the base model: 0 at every step." in text
+
+
 def test_every_metric_that_the_report_reads_is_in_this_test() -> None:
-    kinds = r'"((?:reward|val|actor|timing_s|rollout_corr|diversity|weights|images)/[\w/]+|images_per_s)"'
+    kinds = r'"((?:reward|val|actor|timing_s|rollout_corr|diversity|weights|images|rollout)/[\w/]+|images_per_s)"'
     sources = Path(report.__file__).parent
     text = "".join(file.read_text() for file in sources.rglob("*") if file.suffix in (".py", ".j2"))
     named = set(re.findall(kinds, text))

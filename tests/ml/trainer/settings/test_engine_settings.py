@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from verl_omni.settings_schema import engine_settings
+from verl_omni.settings_schema.engine_settings import GROUP, SETTINGS
+from verl_omni.settings_schema.reference_settings import rules
 from verl_omni.trainer.memory_estimate.advice import changes
 from verl_omni.trainer.settings import configuration
-from verl_omni.utils import engine_settings
-from verl_omni.utils.engine_settings import GROUP, SETTINGS
-from verl_omni.utils.reference_settings import rules
 
 REQUIRED = [
     "data.train_files=t",

@@ -11,8 +11,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from tests.ml import smallest_job
+from verl_omni.settings_schema.reference_settings import find_rule
 from verl_omni.trainer.settings import configuration, cpu_values, judge_settings, pool_settings, reward_settings
-from verl_omni.utils.reference_settings import find_rule
 
 RM = "reward.reward_model"
 ON = f"{RM}.enable=true"

@@ -267,8 +267,8 @@ def test_compiled_layers_are_refused_with_sequence_parallelism(tmp_path: Path) -
 
 
 def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="No model family for architecture 'FluxPipeline'"):
-        fitted(tmp_path, "FluxPipeline")
+    with pytest.raises(ValueError, match="No model family for architecture 'MyPipeline'"):
+        fitted(tmp_path, "MyPipeline")
 
 
 def test_a_second_transformer_is_refused_where_it_could_not_be_trained(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from tests.ml import smallest_job
 from tests.ml.smallest_job import refusal
 from tools import settings_page
+from verl_omni.settings_schema.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
 from verl_omni.trainer.settings import configuration
-from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
 
 ROOT = Path(__file__).parents[4]
 ACTOR = "actor_rollout_ref.actor"
@@ -196,8 +196,8 @@ def test_the_actors_rollout_correction_is_that_of_the_algorithm(given: list[str]
     ("given", "said"),
     [
         ("loss_type=reinforce", f"{CORRECTION}.loss_type: reinforce is not supported; write ppo_clip"),
-        ("rollout_is_batch_normalize=true", f"{CORRECTION}.rollout_is_batch_normalize: True is not supported; write"),
-        ("rollout_is=geometric", f"{CORRECTION}.rollout_is: geometric is not supported; write None or token or seq"),
+        ("rollout_is_batch_normalize=true", f"{CORRECTION}.rollout_is_batch_normalize: true is not supported; write"),
+        ("rollout_is=geometric", f"{CORRECTION}.rollout_is: geometric is not supported; write null or token or seq"),
         ("rollout_is_threshold=3", f"{CORRECTION}.rollout_is_threshold: 3 is not read without {CORRECTION}.rollout_is"),
         ("rollout_rs_threshold=2", f"{CORRECTION}.rollout_rs_threshold: 2 is not read without {CORRECTION}.rollout_rs"),
         ("rollout_rs=all", f"{CORRECTION}.rollout_rs: "),

@@ -149,9 +149,9 @@ def test_a_reward_that_would_fail_is_refused_by_the_name_of_its_setting(override
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("reward.batch_size=0", "reward.batch_size: must be an integer of at least 1, not 0"),
-        ("reward.batch_size=1.5", "reward.batch_size: must be an integer of at least 1, not 1.5"),
-        ("reward.deadline_seconds=0", "reward.deadline_seconds: must be a positive number of seconds, not 0"),
+        ("reward.batch_size=0", "reward.batch_size: must be an integer of at least 1: 0"),
+        ("reward.batch_size=1.5", "reward.batch_size: must be an integer of at least 1: 1.5"),
+        ("reward.deadline_seconds=0", "reward.deadline_seconds: must be a positive number of seconds: 0"),
         ("reward.deadline_seconds=null", "reward.deadline_seconds: null is not supported; write a number"),
         ("reward.reward_model.deadline_seconds=nan", "reward.reward_model.deadline_seconds: must be a positive number"),
         ("reward.reward_functions={jpeg: null}", "reward.reward_functions.jpeg: must be a group of settings, such as"),

@@ -10,6 +10,7 @@ import pytest
 
 from tests.ml import smallest_job
 from verl_omni.models.tiny import MAKERS
+from verl_omni.settings_schema.declarations import out_of_range
 from verl_omni.trainer import startup
 from verl_omni.trainer.settings import configuration
 
@@ -148,10 +149,9 @@ def test_the_rank_of_an_adapter_is_at_most_the_engines() -> None:
 
     from vllm.config.lora import MaxLoRARanks
 
-    from verl_omni.trainer.settings.number_ranges import AT_MOST
-
     rank = "actor_rollout_ref.model.lora_rank"
-    assert AT_MOST[rank][0] == max(get_args(MaxLoRARanks))
+    largest = max(get_args(MaxLoRARanks))
+    assert (out_of_range(rank, largest), bool(out_of_range(rank, largest + 1))) == (None, True)
     given = ["data.train_files=a", "actor_rollout_ref.model.path=b", "trainer.total_training_steps=1"]
     with pytest.raises(configuration.SettingsError, match=rf"{rank}: must be at most 512: 513"):
         configuration.load([*given, f"{rank}=513"])

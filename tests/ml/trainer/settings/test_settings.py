@@ -22,7 +22,7 @@ GIVEN = [
 
 def test_the_result_is_that_of_hydra() -> None:
     with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
-        expected = compose(configuration.CONFIG_NAME, overrides=["loss=diffusion_nft", *REQUIRED, *GIVEN])
+        expected = compose("diffusion_trainer", overrides=["loss=diffusion_nft", *REQUIRED, *GIVEN])
     loss = "actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_nft"
     found = smallest_job.load(loss, *GIVEN)
     assert OmegaConf.to_container(found) == OmegaConf.to_container(expected)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from omegaconf import OmegaConf
 
-from verl_omni.trainer.settings import configuration, value_types
+from verl_omni.settings_schema.declarations import may_be_null
+from verl_omni.settings_schema.layout import layout
+from verl_omni.settings_schema.setting import Kind
+from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.registry import DEFAULT
 
 MODEL = "actor_rollout_ref.model"
@@ -33,7 +35,7 @@ def problem(*given: str) -> str:
         ("trainer.total_training_steps=many", "the text 'many' is not supported; write a number"),
         ("trainer.val_before_train=no", "the text 'no' is not supported; write true or false"),
         (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not supported; write two numbers, such as [0,5]"),
-        (f"{MODEL}.lora_rank=true", "True is not supported; write a number"),
+        (f"{MODEL}.lora_rank=true", "true is not supported; write a number"),
         (f"{MODEL}.path=5", "5 is not supported; write a path"),
         ("data.train_files=5", f"5 is not supported; write {FILES}"),
         ("data.train_files=[null]", f"[null] is not supported; write {FILES}"),
@@ -54,20 +56,18 @@ def test_a_setting_of_a_group_that_is_given_as_a_whole_is_checked() -> None:
     assert said == f"{ROLLOUT}.algo.noise_level: the text 'much' is not supported; write a number"
 
 
-@pytest.mark.parametrize("value", ["", "text", "null"])
-def test_no_number_or_switch_stops_with_another_error(value: str) -> None:
+@pytest.mark.parametrize("value", ["", "text", None])
+def test_no_number_or_switch_stops_with_another_error(value: str | None) -> None:
     """Every setting whose values are checked; those that may be null load."""
-    config = configuration.defaults(DEFAULT)
-    known = value_types.kinds(config, configuration._names(config))
-    assert len(known) > 120
-    for name, kind in known.items():
-        if value == "null" and (kind is tuple or name in value_types.NUMBERS or name.startswith(value_types.NULLABLE)):
+    known = layout(DEFAULT)
+    assert len(known.kinds) > 120
+    for name, kind in known.kinds.items():
+        if value is None and may_be_null(name):
             continue
-        if (kind in (str, list) and value == "text") or (name == "data.val_files" and value != "text"):
+        if (kind in (Kind.PATH, Kind.PATHS) and value == "text") or (name == "data.val_files" and value != "text"):
             continue
-        OmegaConf.update(config := configuration.defaults(DEFAULT), name, {"text": "text", "": "", "null": None}[value])
-        (said,) = value_types.find_problems(config, {name: kind}, [name])
-        assert said.startswith(f"{name}: ") and "; write " in said
+        said = known.wrong_type(name, value)
+        assert said is not None and "; write " in said
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from omegaconf import open_dict
 from safetensors.torch import load_file, save_file
 
 from ml.workers.tiny_actor import model_settings
-from verl_omni.trainer.settings import configuration, number_ranges
+from verl_omni.settings_schema.declarations import SETTINGS
+from verl_omni.settings_schema.setting import Limit, Setting
+from verl_omni.trainer.settings import configuration
 from verl_omni.trainer.settings import model_settings as driver
 from verl_omni.utils.adapter_folder import DIFFUSERS_FILE, PEFT_FILE, PEFT_SETTINGS
 from verl_omni.workers.actor import saved_adapter
@@ -325,8 +327,9 @@ def test_a_rank_that_the_engine_does_not_support_is_refused(
     model_folder: Path, before: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_peft(before, tmp_path / "adapter")
-    monkeypatch.setitem(number_ranges.AT_MOST, f"{MODEL}.lora_rank", (RANK - 1, "so says the engine"))
-    with pytest.raises(saved_adapter.AdapterNotUsable, match=r"its rank is 4, above 3: so says the engine; fuse it"):
+    limit = Limit(f"must be at most {RANK - 1}", lambda value: value < RANK, "so says the engine")
+    monkeypatch.setitem(SETTINGS, f"{MODEL}.lora_rank", Setting(f"{MODEL}.lora_rank", limits=(limit,)))
+    with pytest.raises(saved_adapter.AdapterNotUsable, match=r"must be at most 3: 4; so says the engine; fuse it"):
         filled(model_folder, folder)
 
 

@@ -19,7 +19,7 @@ from verl.base_config import BaseConfig
 
 import verl_omni
 from tests.ml.workers.config.test_reference_sections import SECTIONS as KINDS
-from verl_omni.utils.reference_settings import rules
+from verl_omni.settings_schema.reference_settings import rules
 from verl_omni.workers import algorithms, config
 
 PACKAGE = Path(verl_omni.__file__).parent
@@ -93,7 +93,7 @@ def engine_fields() -> set[str]:
 
 
 def has_rule(kind: type, name: str) -> bool:
-    """Whether the reference has the setting and `utils/reference_settings.yaml` says what becomes of it.
+    """Whether the reference has the setting and `settings_schema/reference_settings.yaml` says what becomes of it.
 
     What the types do with those is in test_reference_sections.py.
     """

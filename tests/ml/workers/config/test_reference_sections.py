@@ -18,7 +18,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from tools import settings_page
 from verl_omni.agent_loop.sampling import row_params
-from verl_omni.utils.reference_settings import WithoutEffect, find_rule
+from verl_omni.settings_schema.reference_settings import WithoutEffect, find_rule
 from verl_omni.workers import config
 from verl_omni.workers.config.diffusion.reference_fields import check_copies
 

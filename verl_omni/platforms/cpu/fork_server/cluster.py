@@ -26,7 +26,18 @@ logger = logging.getLogger(__name__)
 RAY_TESTED = frozenset({"2.60.0"})
 END_SECONDS = 20
 HEAD_STARTS = 3
-BEFORE_RAY = ("torch", "transformers", "diffusers", "peft")
+# Modules that do not import Ray: the head starts meanwhile.
+BEFORE_RAY = (
+    "torch",
+    "transformers",
+    "diffusers",
+    "peft",
+    "datasets",
+    "vllm.engine.arg_utils",
+    "vllm.lora.lora_model",
+    "vllm.entrypoints.openai.cli_args",
+    "vllm.v1.structured_output",
+)
 WORKERS_NEED = (
     "verl.experimental.agent_loop.agent_loop",
     "verl.experimental.reward_loop.reward_loop",

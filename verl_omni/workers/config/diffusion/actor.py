@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from verl.base_config import BaseConfig
 
-from verl_omni.utils.reference_settings import Rejected, find_rule
+from verl_omni.settings_schema.reference_settings import Rejected, find_rule
 from verl_omni.utils.registry import load
 from verl_omni.workers.algorithms import registry
 from verl_omni.workers.algorithms.other_names import canonical

@@ -1,6 +1,6 @@
 """Fields of the typed settings that exist because the reference's sections have them.
 
-`utils/reference_settings.yaml` says what becomes of each; the trainer takes its overrides by the same list.
+`settings_schema/reference_settings.yaml` says what becomes of each; the trainer takes its overrides by the same list.
 """
 
 from __future__ import annotations
@@ -12,8 +12,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_omni.utils.engine_settings import full_name
-from verl_omni.utils.reference_settings import GROUP, Copied, Rejected, WithoutEffect, copied_group, find_rule, rules
+from verl_omni.settings_schema.engine_settings import full_name
+from verl_omni.settings_schema.reference_settings import (
+    GROUP,
+    Copied,
+    Rejected,
+    WithoutEffect,
+    copied_group,
+    find_rule,
+    rules,
+)
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from verl.workers.config import RolloutConfig
 
 from verl_omni.algos.sde import SDE_TYPES
 from verl_omni.algos.window_bounds import SCATTERED_PROGRESSIVE
-from verl_omni.utils import engine_settings
+from verl_omni.settings_schema import engine_settings
 from verl_omni.workers.config.diffusion import reference_fields
 
 ROLLOUT_ADAPTERS = ("default", "old")
@@ -134,8 +134,8 @@ class DiffusionRolloutConfig(RolloutConfig):
         seed: determines the noise of training samples; None: the run's seed (`trainer.seed`).
         rollout_attn_backend: attention backend of the pipeline, by vLLM-Omni's name, unless `engine_kwargs.vllm_omni`
             sets one.
-        engine_kwargs: `vllm_omni` has settings of the engine's stage by name (`utils/engine_settings.py`); afterwards
-            only those that it is handed, in their types.
+        engine_kwargs: `vllm_omni` has settings of the engine's stage by name
+            (`settings_schema/engine_settings.py`); afterwards only those that it is handed, in their types.
         step_execution: run one denoising step at a time, so that requests join and leave a batch between steps.
         rollout_adapter: policy that samples: `default`, the trained one, or `old`.
         external_lib: module to import in the server's process before the engine starts.

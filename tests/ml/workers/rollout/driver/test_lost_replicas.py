@@ -52,7 +52,8 @@ async def test_a_lost_replica_leaves_the_router_and_another_one_generates_the_sa
 
     pool = Pool(a=ActorDiedError(), b=ActorDiedError(), c=sample(4))
     client = of_pool(pool, least=1)
-    assert (await ask(client)).extra_fields["global_steps"] == 4
+    found = (await ask(client)).extra_fields
+    assert (found["global_steps"], found["times_lost"]) == (4, 2)
     assert (list(pool.servers), pool.asked) == (["c"], ["a", "b", "c"])
     assert (await ask(client)).extra_fields["global_steps"] == 4
 

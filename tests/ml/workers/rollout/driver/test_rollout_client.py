@@ -165,6 +165,7 @@ async def test_an_aborted_sample_is_retried_and_reports_all_its_versions() -> No
     made = await ask(retrying(router))
     assert made.stop_reason == "completed"
     assert made.extra_fields.items() >= {"global_steps": 6, "min_global_steps": 4, "max_global_steps": 6}.items()
+    assert (made.extra_fields["times_aborted"], made.extra_fields["times_lost"]) == (2, 0)
     assert len(router.requests) == len(router.released) == 3
     assert all(request["prompt_ids"] == [1] for request in router.requests), "the whole sample, not a rest of it"
 

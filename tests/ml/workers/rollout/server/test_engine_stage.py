@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from verl_omni.utils.engine_settings import SETTINGS
+from verl_omni.settings_schema.engine_settings import SETTINGS
 from verl_omni.workers.config import DiffusionRolloutConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # vLLM-Omni takes half a minute to import

@@ -16,7 +16,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
-from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.diffusion_output import TIMES_ABORTED, TIMES_LOST, DiffusionOutput
 from verl_omni.workers.rollout.output_groups import OutputGroup
 from verl_omni.workers.rollout.replica_calls import (
     EngineDead,
@@ -132,6 +132,8 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
                 version = output.extra_fields.get("global_steps")
                 output.extra_fields.setdefault("min_global_steps", version)
                 output.extra_fields.setdefault("max_global_steps", version)
+                if losses:
+                    output.extra_fields[TIMES_LOST] = len(losses)
                 return output
             except ReplicaLost as lost:
                 await self._leave_out(lost)
@@ -281,12 +283,16 @@ class DiffusionWholeSampleRetryLLMServerClient(DiffusionLLMServerClient):
         """
         output = await super().generate(request_id, **kwargs)
         versions = [output.extra_fields.get("global_steps")]
+        losses = output.extra_fields.get(TIMES_LOST, 0)
         for _ in range(self.max_retries):
             if output.stop_reason != "aborted":
                 break
             await asyncio.sleep(self.retry_wait_s)
             output = await super().generate(request_id, **kwargs)
             versions.append(output.extra_fields.get("global_steps"))
+            losses += output.extra_fields.get(TIMES_LOST, 0)
+        if len(versions) > 1:
+            output.extra_fields |= {TIMES_ABORTED: len(versions) - 1, TIMES_LOST: losses}
         if known := [version for version in versions if version is not None]:
             output.extra_fields |= {"min_global_steps": min(known), "max_global_steps": max(known)}
         return output

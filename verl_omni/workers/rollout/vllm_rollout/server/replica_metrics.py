@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from verl_omni.utils.metrics.exported_metrics import IN_FLIGHT, RECEIVED_BYTES, SERVED
+from verl_omni.utils.metrics.exported_metrics import IDLE_SECONDS, IN_FLIGHT, RECEIVED_BYTES, SERVED
 from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
 
@@ -20,6 +21,7 @@ class ReplicaMetrics:
     def __init__(self, replica: int) -> None:
         self._writer = MetricsWriter({"replica": str(replica)})
         self._requests = 0
+        self._idle_since: float | None = None  # None: busy, or without weights yet
 
     @property
     def requests(self) -> int:
@@ -38,6 +40,11 @@ class ReplicaMetrics:
     def count(self, change: int) -> None:
         """Add requests that begin, or subtract those that have ended."""
         self._requests += change
+        if self._requests and self._idle_since is not None:
+            self._writer.add(IDLE_SECONDS, time.monotonic() - self._idle_since)
+            self._idle_since = None
+        elif not self._requests and self._idle_since is None:
+            self._idle_since = time.monotonic()
         self._writer.set(IN_FLIGHT, self._requests)
 
     def received(self, replies: Sequence[Mapping[str, Any]]) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_omni.utils.reference_settings import Rejected, find_rule
+from verl_omni.settings_schema.reference_settings import Rejected, find_rule
+from verl_omni.settings_schema.setting import plain_value
 
 GROUP = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni"
 BATCH = f"{GROUP}.max_num_seqs"
@@ -146,9 +147,9 @@ def read(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             problems += _problems_of_others(name, value)
             continue
         try:
-            converted = _typed(name, value)
+            converted = typed(name, value)
         except ValueError as error:
-            problems.append(str(error))
+            problems.append(f"{GROUP}.{name}: {error}")
             continue
         if name in found and found[name] != converted:
             problems.append(f"{GROUP}.{name}: has two values, {found[name]} and {converted}; write one")
@@ -219,8 +220,8 @@ def _problems_of_others(name: str, value: Any) -> Iterator[str]:
         yield f"{GROUP}.{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
 
 
-def _typed(name: str, value: Any) -> Any:
-    """The value in the type that the engine expects.
+def typed(name: str, value: Any) -> Any:
+    """The value of one of `SETTINGS` in the type that the engine expects.
 
     Raises:
         ValueError: the value is of another type, or not one of the setting's choices.
@@ -230,13 +231,13 @@ def _typed(name: str, value: Any) -> Any:
     if converted is None and name == "quantization_config" and isinstance(value, str) and value:
         return value
     if value == "":
-        raise ValueError(f"{GROUP}.{name}: has no value; write {ADVICE[setting.kind]}")
+        raise ValueError(f"has no value; write {ADVICE[setting.kind]}")
     if converted is None:
-        shown = f"the text {value!r}" if isinstance(value, str) else value
-        raise ValueError(f"{GROUP}.{name}: {shown} is not supported; write {ADVICE[setting.kind]}")
+        shown = f"the text {value!r}" if isinstance(value, str) else plain_value(value)
+        raise ValueError(f"{shown} is not supported; write {ADVICE[setting.kind]}")
     if setting.choices and converted not in setting.choices:
         choices = " or ".join(setting.choices)
-        raise ValueError(f"{GROUP}.{name}: {value} is not supported; write {choices}: {setting.meaning}")
+        raise ValueError(f"{value} is not supported; write {choices}: {setting.meaning}")
     return converted
 
 

@@ -59,7 +59,7 @@ Rule = Renamed | Copied | WithoutEffect | Rejected
 @cache
 def rules() -> dict[str, Rule]:
     """All rules, by the name of a setting or of a group, which ends with `.*`."""
-    source = files("verl_omni.utils").joinpath("reference_settings.yaml").read_text(encoding="utf-8")
+    source = files("verl_omni.settings_schema").joinpath("reference_settings.yaml").read_text(encoding="utf-8")
     lists = yaml.safe_load(source)
     found: dict[str, Rule] = {name: Renamed(target) for name, target in lists["renamed"].items()}
     found |= {name: Copied(target) for name, target in lists["copies"].items()}
@@ -78,6 +78,12 @@ def find_rule(name: str) -> Rule | None:
     parts = name.split(".")
     groups = (".".join(parts[:count]) + GROUP for count in range(len(parts), 0, -1))
     return next((known[group] for group in groups if group in known), None)
+
+
+def target_of(name: str) -> str:
+    """The setting that has the value of a setting of the reference here: often the same."""
+    rule = rules().get(name)
+    return rule.name if isinstance(rule, Renamed | Copied) else name
 
 
 def copied_group(name: str) -> str | None:

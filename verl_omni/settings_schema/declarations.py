@@ -1,0 +1,349 @@
+"""Settings of which more is known than the default in verl_omni/trainer/config says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from verl_omni.settings_schema import engine_settings
+from verl_omni.settings_schema.setting import Kind, Limit, Setting, is_number
+
+ACTOR = "actor_rollout_ref.actor"
+FSDP = f"{ACTOR}.fsdp_config"
+LOSS = f"{ACTOR}.diffusion_loss"
+OPTIM = f"{ACTOR}.optim"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+ALGO = f"{ROLLOUT}.algo"
+PIPELINE = f"{ROLLOUT}.pipeline"
+EVALUATIONS = f"{ROLLOUT}.val_kwargs"
+CORRECTION = "algorithm.rollout_correction"
+JUDGE = "reward.reward_model"
+V1 = "trainer.v1"
+# Groups whose keys the user chooses; the trainer checks some of them.
+OPEN_GROUPS = (
+    "data.apply_chat_template_kwargs",
+    "data.mm_processor_kwargs",
+    "reward.reward_functions",
+    "reward.scorer_kwargs",
+    "reward.custom_reward_function.reward_kwargs",
+    engine_settings.GROUP,
+    f"{EVALUATIONS}.pipeline",
+    f"{EVALUATIONS}.algo",
+    f"{OPTIM}.override_optimizer_config",
+    f"{MODEL}.extra_tokenizers",
+    "ray_kwargs.ray_init",
+)
+# In these groups, numbers and switches may be null.
+NULLABLE_GROUPS = (
+    f"{LOSS}.",
+    f"{ROLLOUT}.engine_kwargs.",
+    f"{EVALUATIONS}.",
+    f"{JUDGE}.",
+    f"{V1}.",
+    "ray_kwargs.",
+)
+COLOCATED = "naive"  # weight updates of engines on the trainer's accelerators
+NETWORK = "omni_tcp"  # weight updates of standalone replicas
+# verl's backends for standalone replicas. Weights go over the network of `NETWORK` with each of them.
+VERL_BACKENDS = ("nccl", "hccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")
+ESTIMATORS = ("flow_grpo", "dance_grpo", "mix_grpo")
+_FLOAT32 = ("float32", "fp32")
+_DTYPES = (None, "float32", "bfloat16", "fp32", "bf16")
+_SEED_END = 2**32
+
+
+def positive(advice: str = "") -> Limit:
+    """Limit of numbers above 0; nan is none."""
+    return Limit("must be positive", lambda value: value > 0, advice)
+
+
+def not_negative(advice: str = "") -> Limit:
+    """Limit of numbers from 0; nan is none."""
+    return Limit("must not be negative", lambda value: value >= 0, advice)
+
+
+POSITIVE = positive()
+NOT_NEGATIVE = not_negative()
+WHOLE = Limit("must be a whole number", lambda value: float(value).is_integer())
+SHARE = Limit("must be from 0 to 1", lambda value: 0 <= value <= 1)
+SECONDS = Limit("must be a positive number of seconds", lambda value: 0 < value < math.inf)
+COUNT = Limit("must be an integer of at least 1", lambda value: isinstance(value, int) and value >= 1)
+# Seeds of which torch's generator on a CPU uses 32 bits: larger ones would be the same as smaller ones.
+SEED = Limit(
+    f"must be from 0 to {_SEED_END - 1} (2^32 - 1), because a CPU uses 32 bits of a seed",
+    lambda value: 0 <= value < _SEED_END,
+)
+# `vllm.config.lora.MaxLoRARanks`
+LARGEST_RANK = Limit("must be at most 512", lambda value: value <= 512, "the engine has no larger adapters")
+
+
+def _samples(group: str, fields: bool) -> Iterator[Setting]:
+    """Settings of training samples or of evaluations.
+
+    Args:
+        fields: whether the job has fields for them.
+    """
+
+    def sampled(name: str, field: str | None, limit: Limit, kind: Kind | None = None) -> Setting:
+        return Setting(f"{group}{name}", f"spec.rollout.{field}" if field and fields else None, kind, limits=(limit,))
+
+    # The engine treats 0 as "not set", and would use its default.
+    yield sampled("pipeline.height", "pipeline.height", POSITIVE)
+    yield sampled("pipeline.width", "pipeline.width", POSITIVE)
+    yield sampled("pipeline.num_frames", None, POSITIVE)
+    yield sampled("pipeline.num_inference_steps", "pipeline.steps", POSITIVE)
+    yield sampled("pipeline.max_sequence_length", "pipeline.maxSequenceLength", POSITIVE)
+    yield sampled("pipeline.video_flow_shift", None, POSITIVE, Kind.NUMBER if fields else None)
+    yield sampled("pipeline.guidance_scale", "pipeline.guidance", NOT_NEGATIVE)
+    yield sampled("pipeline.true_cfg_scale", None, NOT_NEGATIVE)
+    yield sampled("algo.noise_level", "sampler.noiseLevel", NOT_NEGATIVE)
+
+
+_DECLARED = (
+    Setting("data.train_files", "spec.data.train", Kind.PATHS, nullable=False),
+    Setting("data.val_files", "spec.data.validation", Kind.PATHS, nullable=True),
+    Setting("data.train_batch_size", "spec.trainer.batch.prompts", limits=(POSITIVE, WHOLE)),
+    Setting("data.train_max_samples", nullable=True, limits=(WHOLE,)),
+    Setting("data.val_max_samples", nullable=True, limits=(WHOLE,)),
+    Setting("data.max_prompt_length", "spec.data.promptLength", limits=(POSITIVE, WHOLE)),
+    Setting("data.seed", "spec.seed", nullable=True, limits=(WHOLE, SEED)),
+    Setting("data.return_raw_chat", values=(True,), advice="agent loops take the raw prompt"),
+    Setting(
+        "data.truncation",
+        values=("error", "right"),
+        advice="a prompt longer than data.max_prompt_length ends the run, or loses its end; drop it with "
+        "data.filter_overlong_prompts=true",
+    ),
+    Setting(
+        "actor_rollout_ref.hybrid_engine",
+        values=(True, False),
+        advice=f"false is for engines with accelerators of their own ({ROLLOUT}.nnodes > 0)",
+    ),
+    # The model
+    Setting(f"{MODEL}.path", "spec.model.base", Kind.PATH, nullable=False),
+    Setting(f"{MODEL}.lora_rank", "spec.model.lora", limits=(not_negative("0 trains all weights"), LARGEST_RANK)),
+    Setting(f"{MODEL}.lora_alpha", "spec.model.lora.alpha", nullable=True),
+    Setting(f"{MODEL}.lora_adapter_path", "spec.model.lora.startFrom"),
+    Setting(f"{MODEL}.target_modules", "spec.model.lora.targetModules"),
+    Setting(f"{MODEL}.algorithm", "spec.algorithm.name"),
+    Setting(f"{MODEL}.lora", values=({},), advice=f"{MODEL}.lora_rank and {MODEL}.lora_alpha set the adapter"),
+    Setting(
+        f"{MODEL}.lora_dtype",
+        values=(None, *_FLOAT32),
+        advice=f"trained weights are float32; {FSDP}.mixed_precision.param_dtype sets the computation",
+    ),
+    Setting(
+        f"{MODEL}.lora_init_weights",
+        values=("gaussian", "orthogonal", True, False),
+        advice="others change the weights that the adapter is added to, which the engine and users of the adapter do "
+        "not have, or need data that the trainer does not give them",
+    ),
+    # The trainer's update
+    Setting(f"{ACTOR}.strategy", values=("fsdp2", "fsdp"), advice="both mean FSDP2"),
+    Setting(f"{ACTOR}.seed", nullable=True, limits=(WHOLE, SEED)),
+    Setting(f"{ACTOR}.ppo_epochs", limits=(POSITIVE,)),
+    Setting(f"{ACTOR}.ppo_mini_batch_size", "spec.trainer.batch.miniBatchPrompts", limits=(POSITIVE,)),
+    Setting(
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+        "spec.trainer.batch.microBatchSamples",
+        Kind.NUMBER,
+        limits=(NOT_NEGATIVE,),
+    ),
+    # At 0 nothing would be learned, and a negative one would turn the gradient round.
+    Setting(f"{ACTOR}.grad_clip", limits=(positive("for gradients that are not clipped, write inf"),)),
+    Setting(f"{ACTOR}.kl_loss_coef", limits=(NOT_NEGATIVE,)),
+    Setting(f"{LOSS}.loss_mode", "spec.algorithm.name"),
+    Setting(f"{LOSS}.adv_clip_max", limits=(POSITIVE,)),
+    Setting(f"{LOSS}.clip_ratio", limits=(POSITIVE,)),
+    Setting(f"{OPTIM}.lr", "spec.trainer.learningRate", limits=(NOT_NEGATIVE,)),
+    Setting(f"{OPTIM}.eps", limits=(NOT_NEGATIVE,)),
+    Setting(f"{OPTIM}.betas", kind=Kind.PAIR, advice="[0.9,0.999]"),
+    Setting(f"{OPTIM}.weight_decay", limits=(NOT_NEGATIVE,)),
+    Setting(f"{OPTIM}.lr_warmup_steps_ratio", limits=(SHARE,)),
+    Setting(f"{OPTIM}.min_lr_ratio", limits=(SHARE,)),
+    Setting(f"{OPTIM}.lr_scheduler_type", values=("constant", "cosine"), advice="both begin with lr_warmup_steps"),
+    Setting(f"{FSDP}.model_dtype", values=_DTYPES, advice="other dtypes need a loss scale"),
+    Setting(
+        f"{FSDP}.mixed_precision.param_dtype",
+        "spec.trainer.precision",
+        values=_DTYPES,
+        advice="other dtypes need a loss scale",
+    ),
+    Setting(f"{FSDP}.mixed_precision.reduce_dtype", values=_FLOAT32, advice="sums of gradients in 16 bits lose terms"),
+    Setting(f"{FSDP}.mixed_precision.buffer_dtype", values=_DTYPES, advice="the model runs in no other dtype"),
+    # Generation
+    Setting(f"{ROLLOUT}.name", "spec.rollout.engine.type", values=("vllm_omni",), advice="there is one engine"),
+    Setting(f"{ROLLOUT}.mode", values=("async",), advice="a diffusion rollout is asynchronous"),
+    Setting(f"{ROLLOUT}.n", "spec.rollout.samplesPerPrompt", limits=(POSITIVE,)),
+    Setting(f"{ROLLOUT}.seed", nullable=True, limits=(WHOLE,)),
+    Setting(f"{ROLLOUT}.tensor_model_parallel_size", "spec.rollout.engine.tensorParallelSize"),
+    Setting(f"{ROLLOUT}.nnodes", "spec.rollout.replicas"),
+    Setting(f"{ROLLOUT}.n_gpus_per_node", "spec.rollout.accelerator.count"),
+    Setting(f"{ROLLOUT}.node_resource", "spec.rollout.placement"),
+    Setting(f"{ROLLOUT}.ray_resource", "spec.rollout.accelerator"),
+    Setting(f"{ROLLOUT}.min_replicas", "spec.rollout.minReplicas"),
+    Setting(
+        f"{ROLLOUT}.dtype",
+        "spec.rollout.engine.dtype",
+        values=(None, "bfloat16", "float32"),
+        advice="engine and trainer share these dtypes",
+    ),
+    Setting(
+        f"{ROLLOUT}.load_format",
+        values=("auto", "safetensors", "dummy"),
+        advice="the engine loads the model's own weights",
+    ),
+    Setting(f"{ROLLOUT}.max_num_seqs", "spec.rollout.engine.maxBatchSize"),
+    Setting(f"{ROLLOUT}.max_concurrent_requests", "spec.rollout.engine.maxConcurrentRequests", Kind.NUMBER),
+    Setting(f"{ROLLOUT}.max_prompt_embed_length", kind=Kind.NUMBER),
+    Setting(f"{ROLLOUT}.agent.num_workers", "spec.rollout.agentLoop.workers", Kind.NUMBER),
+    Setting(f"{ROLLOUT}.engine_kwargs.vllm_omni.flow_shift", limits=(POSITIVE,)),
+    Setting(
+        f"{ROLLOUT}.checkpoint_engine.backend",
+        values=(None, COLOCATED, NETWORK, *VERL_BACKENDS),
+        advice=f"weights reach the engine over IPC, or over TCP with {ROLLOUT}.nnodes > 0",
+    ),
+    Setting(
+        f"{ROLLOUT}.prometheus.enable",
+        values=(False,),
+        advice="the engine exports no metrics; the operator does, and trainer.logger takes trackers",
+    ),
+    Setting(f"{ROLLOUT}.disaggregation.enabled", values=(False,), advice="a diffusion model has no prefill"),
+    *_samples(f"{ROLLOUT}.", fields=True),
+    *_samples(f"{EVALUATIONS}.", fields=False),
+    Setting(f"{PIPELINE}.output_type", values=("image", "pt", "np", "latent"), advice="image, pt and np are pixels"),
+    Setting(f"{ALGO}.sde_type", "spec.rollout.sampler.type"),
+    Setting(f"{ALGO}.sde_window_size", "spec.rollout.sampler.window.size", Kind.NUMBER),
+    Setting(f"{ALGO}.sde_window_range", "spec.rollout.sampler.window", Kind.PAIR, advice="[0,5]"),
+    Setting(f"{ALGO}.sample_strategy", "spec.rollout.sampler.window.placement"),
+    Setting(f"{ALGO}.iters_per_group", "spec.rollout.sampler.window.stepsPerPlace"),
+    Setting(f"{ALGO}.sde_window_seed", kind=Kind.NUMBER, limits=(WHOLE,)),
+    Setting(f"{EVALUATIONS}.n", values=(1,), advice="an evaluation generates one sample of each prompt"),
+    Setting(f"{EVALUATIONS}.seed", limits=(WHOLE, SEED)),
+    # The algorithm
+    Setting(
+        "algorithm.adv_estimator", "spec.algorithm.name", values=ESTIMATORS, advice="advantages are group-relative"
+    ),
+    Setting(
+        "algorithm.sample_source",
+        values=("online", "offline"),
+        advice="the engine generates the samples, or the training data have pairs of images",
+    ),
+    Setting("algorithm.old_policy_update_interval", nullable=True),
+    Setting("algorithm.timestep_fraction", nullable=True),
+    Setting(
+        f"{CORRECTION}.bypass_mode",
+        values=(False, True),
+        advice="true takes the engine's log-probabilities as old",
+    ),
+    Setting(f"{CORRECTION}.loss_type", values=("ppo_clip",), advice="the loss is PPO's clipped one"),
+    Setting(
+        f"{CORRECTION}.rollout_is",
+        values=(None, "token", "sequence"),
+        advice="weights are of a recorded step (token), or of a sample (sequence)",
+    ),
+    Setting(
+        f"{CORRECTION}.rollout_is_batch_normalize", values=(False,), advice="weights are not divided by their mean"
+    ),
+    # Rewards
+    Setting("reward.num_workers", "spec.reward.replicas", Kind.NUMBER),
+    Setting("reward.max_failed_share", limits=(SHARE,)),
+    Setting("reward.early_stopping_patience", "spec.reward.earlyStoppingPatience", Kind.NUMBER, limits=(POSITIVE,)),
+    Setting("reward.batch_size", limits=(COUNT,)),
+    Setting("reward.deadline_seconds", limits=(SECONDS,)),
+    Setting("reward.scorer", "spec.reward.scorers"),
+    Setting("reward.scorer_kwargs", "spec.reward.scorers"),
+    Setting("reward.custom_reward_function", "spec.reward.scorers"),
+    Setting("reward.reward_functions", "spec.reward.scorers"),
+    Setting("reward.reward_manager.name", "spec.reward.scorers"),
+    Setting(
+        "reward.aggregation",
+        values=("weighted_mean", "weighted_sum", "normalized_sum"),
+        advice="scores are added by their weights",
+    ),
+    Setting(f"{JUDGE}.enable", "spec.reward.model"),
+    Setting(f"{JUDGE}.enable_resource_pool", "spec.reward.model.placement"),
+    Setting(f"{JUDGE}.model_path", "spec.reward.model.base"),
+    Setting(f"{JUDGE}.nnodes", "spec.reward.model.replicas"),
+    Setting(f"{JUDGE}.n_gpus_per_node", "spec.reward.model.accelerator.count"),
+    Setting(f"{JUDGE}.node_resource", "spec.reward.model.placement"),
+    Setting(f"{JUDGE}.ray_resource", "spec.reward.model.accelerator"),
+    Setting(f"{JUDGE}.deadline_seconds", nullable=False, limits=(SECONDS,)),
+    Setting(f"{JUDGE}.rollout.tensor_model_parallel_size", "spec.reward.model.tensorParallelSize"),
+    Setting(f"{JUDGE}.rollout.name", values=("vllm",), advice="vLLM serves the judge"),
+    # The run
+    Setting("trainer.total_training_steps", "spec.trainer.totalSteps", Kind.NUMBER, limits=(POSITIVE,)),
+    Setting("trainer.total_epochs", kind=Kind.NUMBER, limits=(POSITIVE,)),
+    Setting("trainer.test_freq", "spec.trainer.evalEverySteps"),
+    Setting("trainer.n_gpus_per_node", "spec.trainer.accelerator.count"),
+    Setting("trainer.nnodes", "spec.trainer.replicas"),
+    Setting("trainer.node_resource", "spec.rollout.placement"),
+    Setting("trainer.seed", "spec.seed", limits=(WHOLE, SEED)),
+    Setting("trainer.save_freq", "spec.checkpoint.everySteps"),
+    Setting("trainer.max_actor_ckpt_to_keep", "spec.checkpoint.keep", nullable=True),
+    Setting(
+        "trainer.resume_mode",
+        "spec.checkpoint.resume",
+        values=("auto", "disable", "resume_path", "enable"),
+        advice="resume_path starts from trainer.resume_from_path, and enable means auto",
+    ),
+    Setting("trainer.experiment_name", "metadata.name"),
+    Setting("trainer.project_name", "spec.observability.tracking.project"),
+    Setting("trainer.logger", "spec.observability.tracking.loggers"),
+    Setting("trainer.log_val_generations", "spec.observability.tracking.images", limits=(NOT_NEGATIVE,)),
+    Setting(
+        "trainer.video_fps", limits=(Limit("must be positive, and at most 1000", lambda value: 0 < value <= 1000),)
+    ),
+    Setting("trainer.rollout_data_max_samples", kind=Kind.NUMBER),
+    Setting("trainer.validation_data_max_samples", kind=Kind.NUMBER),
+    Setting("trainer.max_log_prob_difference", nullable=True, limits=(NOT_NEGATIVE,)),
+    Setting("trainer.max_velocity_difference", nullable=True),
+    Setting("trainer.output.url", "spec.output.url"),
+    Setting("trainer.output.deadline_s", "spec.output.deadlineSeconds", limits=(POSITIVE,)),
+    Setting("trainer.store.endpoint", "spec.storage.endpoint"),
+    Setting("trainer.store.region", "spec.storage.region"),
+    Setting("trainer.default_local_dir", "the run folder (drl run --runs DIR)"),
+    Setting("trainer.use_v1", "spec.rollout.batchesAhead"),
+    Setting(
+        f"{V1}.trainer_mode",
+        "spec.rollout.batchesAhead",
+        values=("sync", "separate_async"),
+        advice=f"with {ROLLOUT}.nnodes > 0, separate_async overlaps generation and update",
+    ),
+    Setting(f"{V1}.separate_async.num_warmup_batches", "spec.rollout.batchesAhead"),
+    Setting(
+        f"{V1}.sampler.max_off_policy_strategy",
+        values=("wait", "drop"),
+        advice="beyond max_off_policy_threshold, wait refuses the run, and drop generates fewer batches ahead",
+    ),
+)
+SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _DECLARED}
+# The job's field of each setting that has one.
+FIELDS: dict[str, str] = {name: setting.field for name, setting in SETTINGS.items() if setting.field}
+# With the job's algorithm Custom, overrides set these.
+OF_THE_ALGORITHM = tuple(name for name, field in FIELDS.items() if field == "spec.algorithm.name")
+
+
+def field_of(name: str) -> str | None:
+    """The job's field that sets a setting, one inside it or a group around it; None if overrides may set it."""
+    for own, field in FIELDS.items():
+        if name == own or name.startswith(f"{own}.") or own.startswith(f"{name}."):
+            return field
+    return None
+
+
+def may_be_null(name: str) -> bool:
+    """Whether a setting whose type is checked may be null."""
+    setting = SETTINGS.get(name)
+    if setting is not None and setting.nullable is not None:
+        return setting.nullable
+    return bool(setting and setting.kind) or name.startswith(NULLABLE_GROUPS)
+
+
+def out_of_range(name: str, value: object) -> str | None:
+    """What is wrong with a number; None: nothing, or it is no number."""
+    setting = SETTINGS.get(name)
+    if setting is None or not is_number(value):
+        return None
+    return next((text for limit in setting.limits if (text := limit.problem(value))), None)  # type: ignore[arg-type]

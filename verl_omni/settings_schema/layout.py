@@ -1,0 +1,174 @@
+"""Defaults of an algorithm, and what they say of settings: names, groups and types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from verl_omni.settings_schema import engine_settings
+from verl_omni.settings_schema.declarations import SETTINGS, may_be_null, out_of_range
+from verl_omni.settings_schema.setting import Kind, fits, is_number, plain_value
+
+MISSING = "???"  # the default of a setting that must be given
+_FILES = files("verl_omni.trainer.config")
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_CHECKED_ELSEWHERE = "algorithm.rollout_correction."  # where the message has specific advice
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+_ENGINE = f"{engine_settings.GROUP}."
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Settings of one algorithm.
+
+    Attributes:
+        names: of settings and groups, the engine's settings included.
+        groups: groups, outer ones first, and whether each is empty by default: its keys are the user's.
+        kinds: types of the settings whose values are checked by type.
+    """
+
+    names: Collection[str]
+    groups: Mapping[str, bool]
+    kinds: Mapping[str, Kind]
+
+    def wrong_group(self, name: str, value: Any) -> str | None:
+        """What is wrong with the value of a group; None: nothing. An empty group may be null."""
+        if name not in self.groups or isinstance(value, dict) or (value is None and self.groups[name]):
+            return None
+        return f"must be a group of settings, not {plain_value(value)}"
+
+    def wrong_type(self, name: str, value: Any) -> str | None:
+        """What is wrong with the type of a value; None: nothing, or it is not checked.
+
+        Args:
+            value: as in YAML: lists and mappings are Python's.
+        """
+        own = name.removeprefix(_ENGINE)
+        if own != name and own in engine_settings.SETTINGS and value is not None:
+            return _wrong_engine_value(own, value)
+        kind = self.kinds.get(name)
+        if kind is None or fits(kind, value) or (value in (None, "", []) and self._may_be_empty(kind, name, value)):
+            return None
+        advice = f"{kind.value}, such as {SETTINGS[name].advice}" if kind is Kind.PAIR else kind.value
+        if value == "":
+            return f"has no value; write {advice}"
+        shown = f"the text {value!r}" if isinstance(value, str) else plain_value(value)
+        return f"{shown} is not supported; write {advice}"
+
+    def wrong_value(self, name: str, value: Any) -> str | None:
+        """What is wrong with the type or range of a value; None: nothing."""
+        return self.wrong_group(name, value) or self.wrong_type(name, value) or out_of_range(name, value)
+
+    def _may_be_empty(self, kind: Kind, name: str, value: Any) -> bool:
+        return may_be_null(name) and (value is None or kind is Kind.PATHS)
+
+
+@cache
+def algorithms() -> tuple[str, ...]:
+    """Names of the algorithms of this package: each has a file with its defaults."""
+    names = (file.name for file in _FILES.joinpath("loss").iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+
+
+def algorithm_defaults(loss: str) -> dict[str, Any]:
+    """Defaults that an algorithm of this package has in place of the common ones, or besides them."""
+    found: dict[str, Any] = _read(f"loss/{loss}.yaml")
+    return found
+
+
+def defaults(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of all settings. References to other settings are not resolved.
+
+    Args:
+        own: the algorithm's.
+    """
+    common = _read("diffusion_trainer.yaml")
+    del common["defaults"], common["hydra"]
+    return _merged(common, own)
+
+
+def default_of(name: str) -> Any:
+    """The default of a setting that all algorithms have the same default of."""
+    return dict(_flat(defaults({})))[name]
+
+
+@cache
+def layout(loss: str) -> Layout:
+    """Settings of an algorithm of this package."""
+    return layout_of(defaults(algorithm_defaults(loss)))
+
+
+def layout_of(values: Mapping[str, Any]) -> Layout:
+    """Settings with given defaults, as `defaults` returns them."""
+    flat = dict(_flat(values))
+    kinds = {setting.name: setting.kind for setting in SETTINGS.values() if setting.kind is not None}
+    for name in flat:
+        is_checked = not (name in SETTINGS and SETTINGS[name].values) and not name.startswith(_CHECKED_ELSEWHERE)
+        if is_checked and (kind := _kind(_resolved(flat, name))):
+            kinds[name] = kind
+    engine = [f"{_ENGINE}{name}" for name in engine_settings.SETTINGS]
+    groups = {name: not value for name, value in flat.items() if isinstance(value, dict)}
+    return Layout(dict.fromkeys([*flat, *engine]).keys(), groups, kinds)
+
+
+@cache
+def common_layout() -> Layout:
+    """Settings that all algorithms have, each with its type if they agree on it."""
+    first, *others = (layout(loss) for loss in algorithms())
+    kinds = {name: kind for name, kind in first.kinds.items() if all(each.kinds.get(name) is kind for each in others)}
+    names = [name for name in first.names if all(name in each.names for each in others)]
+    groups = {name: empty for name, empty in first.groups.items() if name in names}
+    return Layout(dict.fromkeys(names).keys(), groups, kinds)
+
+
+@cache
+def names_of_algorithms() -> frozenset[str]:
+    """Names of the settings that at least one algorithm of this package has."""
+    return frozenset(name for loss in algorithms() for name in layout(loss).names)
+
+
+def _wrong_engine_value(name: str, value: Any) -> str | None:
+    try:
+        engine_settings.typed(name, value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _read(name: str) -> Any:
+    return yaml.load(_FILES.joinpath(name).read_text(encoding="utf-8"), Loader=_Loader)
+
+
+def _merged(values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for key, value in own.items():
+        inner = merged.get(key)
+        merged[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings and groups by name, each group before what is in it."""
+    for key, value in values.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+
+
+def _resolved(flat: Mapping[str, Any], name: str) -> Any:
+    """The default of a setting, or of the one that it refers to."""
+    value = flat.get(name)
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    return _resolved(flat, match[1]) if match else value
+
+
+def _kind(default: Any) -> Kind | None:
+    if isinstance(default, bool):
+        return Kind.SWITCH
+    return Kind.NUMBER if is_number(default) else None

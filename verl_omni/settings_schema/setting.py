@@ -1,0 +1,92 @@
+"""PURE: a setting, and the checks of a value that need no other setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Kind(Enum):
+    """Type of a setting's values, with what to write."""
+
+    NUMBER = "a number"
+    SWITCH = "true or false"
+    PAIR = "two numbers"
+    PATH = "a path"
+    PATHS = "a path, or a list of paths such as [first.jsonl,second.jsonl]"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A condition on a number.
+
+    Attributes:
+        text: what the number must be, e.g. `must be positive`.
+        advice: what to write instead, or why.
+    """
+
+    text: str
+    holds: Callable[[float], bool]
+    advice: str = ""
+
+    def problem(self, value: float) -> str | None:
+        """What is wrong with a value; None: nothing."""
+        if self.holds(value):
+            return None
+        return f"{self.text}: {value}" + (f"; {self.advice}" if self.advice else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is known of a setting besides its default.
+
+    Attributes:
+        field: the job's field that sets it, so that overrides may not.
+        kind: for a setting whose default does not show it, or that has none.
+        nullable: whether it may be null; None: if its default is null, or its group is one of `NULLABLE_GROUPS`.
+        limits: of a number, checked in this order.
+        values: the only values; empty: all of its type.
+        advice: why the other values are refused, or what to do instead; for a pair, an example.
+    """
+
+    name: str
+    field: str | None = None
+    kind: Kind | None = None
+    nullable: bool | None = None
+    limits: tuple[Limit, ...] = ()
+    values: tuple[Any, ...] = ()
+    advice: str = ""
+
+    def accepts(self, value: Any, registered: tuple[Any, ...] = ()) -> bool:
+        """Whether a value is one of `values`, or of those that modules of users registered. 1 is not true."""
+        return any(value == other and isinstance(value, type(other)) for other in (*self.values, *registered))
+
+
+def fits(kind: Kind, value: Any) -> bool:
+    """Whether a value that is not null has a type. A switch may be written as 0 or 1."""
+    match kind:
+        case Kind.NUMBER:
+            return is_number(value)
+        case Kind.SWITCH:
+            return isinstance(value, bool) or (is_number(value) and value in (0, 1))
+        case Kind.PAIR:
+            return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
+        case Kind.PATH:
+            return isinstance(value, str) and bool(value)
+        case Kind.PATHS:
+            files = value if isinstance(value, list) else [value]
+            return bool(files) and all(isinstance(file, str) and file for file in files)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is an integer or a float; a switch is neither."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def plain_value(value: Any) -> str:
+    """A value as users write it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(plain_value, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
