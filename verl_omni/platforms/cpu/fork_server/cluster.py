@@ -35,7 +35,7 @@ BEFORE_RAY = (
     "datasets",
     "vllm.engine.arg_utils",
     "vllm.lora.lora_model",
-    "vllm.entrypoints.openai.cli_args",
+    "vllm.entrypoints.launchers.cli_args",
     "vllm.v1.structured_output",
 )
 WORKERS_NEED = (
