@@ -17,7 +17,7 @@ samples in its `DataProto`, which only the modules that speak to verl know (`tes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class SampleRequest:
     """Id of the prompt in the batch; samples with the same one are compared with each other."""
     seed: int | None = None
     """Seed of the sample; None: derived from the seed of the batch and the place in it."""
+    keeps_picture: bool = False
+    """Whether the pixels come back in `ScoredSamples.pictures`, also where those of the batch do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class ScoredSamples:
     """Why samples could not be scored, in their order; only of those."""
     statistics: Sequence[ImageStatistics] = ()
     """Statistics of the pixels, [B]; empty for latents."""
+    pictures: Mapping[int, Tensor] = field(default_factory=dict)
+    """Pixels of the samples whose requests keep them, uint8 [C, H, W] or [T, C, H, W], by their places."""
     times_lost: int = 0
     """How often a sample of the batch was lost with its replica, and generated again."""
     times_aborted: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,26 @@ def test_the_trainer_loads_the_settings_of_an_example(path: Path) -> None:
         wanted = list(value) if isinstance(value, tuple) else value
         found = OmegaConf.select(config, name)
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == wanted, name
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_says_why_it_has_settings_that_are_warned_of(path: Path) -> None:
+    risks = plan.find_risks(load_job(path).job)
+    names = {(found.text.split()[0] if found.at[-1] == "overrides" else str(found.at[-1])) for found in risks}
+    said = re.findall(r"^# `drl validate` warns of (.+): \w", path.read_text(), re.MULTILINE)
+    assert {name.rpartition(".")[2] for name in names} == set(re.split(", | and ", said[0]) if said else ())
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_trainer_warns_of_an_example_as_drl_validate_does(path: Path) -> None:
+    from verl_omni.trainer.run.recipe_risks import describe_risks
+    from verl_omni.trainer.settings import configuration
+
+    job = plan.resolve_paths(load_job(path).job, str(path.parent))
+    warning = describe_risks(configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))))
+    risks = plan.find_risks(load_job(path).job)
+    assert [found.text for found in risks if found.text not in warning] == []
+    assert warning.count("(") == sum(found.text.count("(") for found in risks), "the same number of sources"
 
 
 @pytest.mark.parametrize("path", RELEASED, ids=lambda path: path.stem)

@@ -37,7 +37,15 @@ from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffu
 from verl_omni.agent_loop.rows import SampleFailed, run_rows, short_prompt
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.score_requests import NUM_TURNS, ScoreRequests
-from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, RECORDED, STATISTICS, UNSCORED, training_tensors
+from verl_omni.agent_loop.training_tensors import (
+    FOR_THE_DRIVER,
+    KEEPS_PICTURE,
+    PICTURE,
+    RECORDED,
+    STATISTICS,
+    UNSCORED,
+    training_tensors,
+)
 from verl_omni.pipelines.registry import family, reads_extra_ids, training_adapter
 from verl_omni.reward_loop.scorer_results import (
     FAILURE,
@@ -48,10 +56,10 @@ from verl_omni.reward_loop.scorer_results import (
     too_many_text,
 )
 from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS
+from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST
 from verl_omni.utils.metrics.image_statistics import ImageStatistics, measure
-from verl_omni.utils.pixels import BOTH
+from verl_omni.utils.pixels import BOTH, as_pixels
 from verl_omni.utils.sample_store import SampleWriter
-from verl_omni.workers.rollout.diffusion_output import TIMES_ABORTED, TIMES_LOST
 
 # An actor runs at most 1000 calls at a time (Ray's default), and must still have room to answer whether it is alive.
 CALLS_OF_A_REWARD_WORKER = 900
@@ -287,6 +295,8 @@ class DiffusionAgentLoopWorker:
             fields["stored"] = number
             log_probs = None
         fields |= {FAILURE: failure, STATISTICS: statistics, **counts}
+        if kwargs.get(KEEPS_PICTURE) and statistics is not None:  # an array: tensors would have to be in all rows
+            fields[PICTURE] = as_pixels(responses[0]).numpy()
         if batch.score_later:
             fields["tool_extra_fields"] = self._scorer_fields(output)
             fields["loop_score"] = output.reward_score

@@ -20,6 +20,8 @@ RECORDED = (
 )
 FOR_THE_DRIVER = ("global_steps", "min_global_steps", "max_global_steps")
 STATISTICS = "image_statistics"  # column with the `ImageStatistics` of each sample; None of latents
+KEEPS_PICTURE = "_keeps_picture"  # column of a request: whether the result has the pixels, as column `picture`
+PICTURE = "picture"
 UNSCORED = "unscored"  # column with references of samples that are scored later: `prompts` and `responses`, [1, ...]
 
 

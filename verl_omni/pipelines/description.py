@@ -32,6 +32,7 @@ class Family:
         videos: whether its samples are videos [T, 3, H, W], which scorers of images refuse.
         stepwise: whether the engine can run its steps one at a time (`rollout.step_execution`); None: the pipeline's
             `supports_step_execution` says it when the engine starts.
+        checks_prompts: whether the training adapter may have a `prompt_check`; false spares `drl validate` its import.
     """
 
     pipeline: str
@@ -43,6 +44,7 @@ class Family:
     experts: bool = False
     videos: bool = False
     stepwise: bool | None = None
+    checks_prompts: bool = True
 
     @property
     def folder(self) -> str:
@@ -148,6 +150,7 @@ def family_in(
     experts: bool = False,
     videos: bool = False,
     stepwise: bool = False,
+    checks_prompts: bool = True,
 ) -> Family:
     """Family whose modules are in `package` under their usual names.
 
@@ -167,4 +170,5 @@ def family_in(
         experts,
         videos,
         stepwise,
+        checks_prompts,
     )

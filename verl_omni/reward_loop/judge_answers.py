@@ -68,6 +68,7 @@ _RATING = re.compile(
     rf"{_FINAL}(?:[^\w\n]*?{_NUMBER}{_SCALE}{_NO_RANGE}|[^\w\n]*\n[^\w]*?{_NUMBER}{_SCALE}[^\w\n]*$)",
     re.IGNORECASE | re.MULTILINE,
 )
+_BETTER = re.compile(r"better(?: image)?(?: is)?[^\w\n]*([12])(?!\d|[.,]\d)", re.IGNORECASE)
 _ALONE = re.compile(rf"\W*?{_NUMBER}{_SCALE}[^\w]*")
 
 
@@ -89,3 +90,12 @@ def rating(answer: JudgeAnswer, highest: float | None = None) -> float | None:
     if highest is not None and scale is not None and float(scale) != highest:
         return None
     return float(number.replace(",", "."))
+
+
+def better_of_two(answer: JudgeAnswer) -> int | None:
+    """1 or 2: the last image that an answer calls "Better:", or the number that is all of it; None if it names none."""
+    text = re.sub(r"\S+\Z", "", answer.text) if answer.is_cut else answer.text
+    if text.strip() in ("1", "2"):
+        return int(text)
+    named = _BETTER.findall(text)
+    return int(named[-1]) if named else None

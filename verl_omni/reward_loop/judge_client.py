@@ -68,20 +68,21 @@ class Judge:
             raise failed.exceptions[0] from None
         return [each.result() for each in asked]
 
-    async def ask(self, image: Tensor, question: str) -> judge_answers.JudgeAnswer:
-        """The answer to a question about an image, at temperature 0.
+    async def ask(self, image: Tensor, question: str, *others: Tensor) -> judge_answers.JudgeAnswer:
+        """The answer to a question about an image, or about several, at temperature 0.
 
         Args:
-            image: uint8 [3, H, W]; it is sent as a PNG in a data URL.
+            image, others: uint8 [3, H, W]; they are sent in this order, as PNGs in data URLs.
 
         Raises:
             JudgeError: no attempt succeeded, or the response has no usable text.
         """
-        picture = await asyncio.to_thread(png_base64, image)  # encoding would block the other samples
-        content = [
-            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
-            {"type": "text", "text": question},
+        # In threads: encoding would block the other samples.
+        pictures = [await asyncio.to_thread(png_base64, each) for each in (image, *others)]
+        content: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}} for picture in pictures
         ]
+        content.append({"type": "text", "text": question})
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": content}],

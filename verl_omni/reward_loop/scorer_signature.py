@@ -18,14 +18,17 @@ from pydantic.fields import FieldInfo
 SAMPLE = frozenset({"data_source", "solution_image", "ground_truth", "extra_info"})
 # Names of the same arguments in a scorer that takes lists of them, as in verl's batch reward manager.
 PLURAL = {name: f"{name}s" for name in sorted(SAMPLE)}
+# What a scorer of lists has as well if it compares the samples of a prompt: the group of each sample.
+GROUPS = "groups"
 # What verl's scorers of texts take instead.
 OF_TEXTS = {
     text: f"is what scorers of texts get; name the parameter {image}"
     for text, image in (("solution_str", "solution_image"), ("solution_strs", PLURAL["solution_image"]))
 }
+NEEDS_LISTS = f"is given to scorers of lists; name the parameters {', '.join(PLURAL.values())}"
 # An integer is a number, but a text is not, and neither are true, infinity and NaN.
 _EXACT = ConfigDict(strict=True, allow_inf_nan=False)
-FILLED_IN = SAMPLE | set(PLURAL.values()) | {"reward_router_address", "reward_model_tokenizer", "model_name"}
+FILLED_IN = SAMPLE | set(PLURAL.values()) | {GROUPS, "reward_router_address", "reward_model_tokenizer", "model_name"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +38,23 @@ class Signature:
     Attributes:
         settings: all names. required: those without a default.
         open_ended: it has `**kwargs`, so it takes any setting.
+        group_wise: it has a parameter `groups`, so it gets all samples of a prompt together.
+        of_lists: it has a parameter `solution_images`.
     """
 
     settings: frozenset[str]
     required: frozenset[str]
     open_ended: bool
+    group_wise: bool = False
+    of_lists: bool = False
 
     def problems(self, given: Collection[str]) -> list[str]:
         """PURE: messages about missing and unknown settings; for unknown names, with the nearest valid one."""
         unknown = [] if self.open_ended else sorted(set(given) - self.settings)
         missing = sorted(self.required - set(given))
+        alone = [] if self.of_lists or not self.group_wise else [f"{GROUPS}: {NEEDS_LISTS}"]
         return [
+            *alone,
             *(f"{name}: unknown setting{nearest_name(name, self.settings)}" for name in unknown),
             *(f"{name}: {OF_TEXTS.get(name, 'must be given')}" for name in missing),
         ]
@@ -81,6 +90,11 @@ def taken_by(scorer: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[s
 def takes_lists(scorer: Callable[..., Any]) -> bool:
     """Whether a scorer scores several samples in a call: it has a parameter `solution_images`."""
     return PLURAL["solution_image"] in parameters_of(scorer)
+
+
+def takes_groups(scorer: Callable[..., Any]) -> bool:
+    """Whether a scorer gets all samples of a prompt together: it has a parameter `groups`."""
+    return GROUPS in parameters_of(scorer)
 
 
 def signature_of(scorer: Callable[..., Any]) -> Signature:
@@ -165,4 +179,10 @@ def may_define(text: str, name: str) -> bool:
 
 def _signature(has_default: Mapping[str, bool], *, open_ended: bool) -> Signature:
     own = {name: default for name, default in has_default.items() if name not in FILLED_IN}
-    return Signature(frozenset(own), frozenset(name for name, default in own.items() if not default), open_ended)
+    return Signature(
+        frozenset(own),
+        frozenset(name for name, default in own.items() if not default),
+        open_ended,
+        group_wise=GROUPS in has_default,
+        of_lists=PLURAL["solution_image"] in has_default,
+    )

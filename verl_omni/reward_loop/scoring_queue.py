@@ -16,10 +16,11 @@ import numpy as np
 from torch import Tensor
 
 from verl_omni.reward_loop.scorer_results import error_text
-from verl_omni.reward_loop.scorer_signature import PLURAL, taken_by, takes_lists
+from verl_omni.reward_loop.scorer_signature import GROUPS, PLURAL, taken_by, takes_groups, takes_lists
 
 Scorer = Callable[..., Any]
 Waiting = tuple[Mapping[str, Any], asyncio.Future[Any]]  # a sample and its result
+Group = tuple[str, int]  # a prompt's name, and the number of its samples
 # Calls at a time of a plain function, which runs in threads: as many as Python's default executor has.
 THREADS = min(32, (os.cpu_count() or 1) + 4)
 COROUTINES = 64  # calls at a time of an async function
@@ -33,6 +34,8 @@ class ScoringQueue:
     for more. If such a call fails, each of its samples is scored alone, so that one which cannot be scored fails no
     other; but not after an error that is due to no sample (`OF_NO_SAMPLE`). Other scorers get one sample a call, and
     several calls run at a time.
+
+    A scorer that takes groups gets whole groups, at least one, and a group is scored alone instead of a sample.
 
     A plain function cannot be interrupted, so a call that has timed out counts as running until it returns. If such
     calls occupy every thread, waiting samples wait for one of them for another `deadline_seconds`. Then they fail, as
@@ -59,23 +62,28 @@ class ScoringQueue:
         self._settings = dict(settings)
         self._timeout = timeout
         self._lists = takes_lists(scorer)
+        self._group_wise = takes_groups(scorer)
         self._batch_size = batch_size if self._lists else 1
         self._is_async = inspect.iscoroutinefunction(scorer)
         self._free = self._limit = 1 if self._lists else COROUTINES if self._is_async else THREADS
         self._stuck = 0  # calls that had not returned one more deadline after their own
         self._threads = None if self._is_async else ThreadPoolExecutor(self._limit, thread_name_prefix="scorer")
         self._deadline = deadline_seconds
-        self._waiting: deque[Waiting] = deque()
-        self._alone: deque[Waiting] = deque()  # samples of calls that failed
+        # Samples that are scored in the same call: those of a group, otherwise one.
+        self._waiting: deque[list[Waiting]] = deque()
+        self._alone: deque[list[Waiting]] = deque()  # those of calls that failed
+        self._incomplete: dict[str, list[Waiting]] = {}  # groups of which samples are missing
         self._calls: set[asyncio.Task[None]] = set()
 
-    async def score(self, sample: Mapping[str, Any]) -> Any:
+    async def score(self, sample: Mapping[str, Any], group: Group | None = None) -> Any:
         """Result of the scorer for a sample.
 
         Args:
             sample: arguments of a scorer that takes one sample.
+            group: of the sample; for scorers that take groups.
 
         Raises:
+            ValueError: the scorer takes groups, and the sample has none.
             TimeoutError: the scorer's call did not end within the deadline, or calls that do not return occupy every
                 thread.
             WrongCount: a scorer that takes lists did not return a result for each sample.
@@ -83,7 +91,16 @@ class ScoringQueue:
             Exception: any other that the scorer raised.
         """
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((sample, result))
+        if not self._group_wise:
+            self._waiting.append([(sample, result)])
+        elif group is None:
+            raise ValueError(f"a sample has no group, and the scorer has a parameter {GROUPS}: {NO_GROUP}")
+        else:
+            name, size = group
+            members = self._incomplete.setdefault(name, [])
+            members.append(({**sample, GROUPS: name}, result))
+            if len(members) == size:
+                self._waiting.append(self._incomplete.pop(name))
         self._start_calls()
         return await result
 
@@ -94,7 +111,7 @@ class ScoringQueue:
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
         if self._stuck == self._limit:
-            for _, result in (*self._alone, *self._waiting):
+            for _, result in (each for unit in (*self._alone, *self._waiting) for each in unit):
                 if not result.done():
                     result.set_exception(TimeoutError(self._text_of_stuck_calls()))
             self._alone.clear()
@@ -107,20 +124,23 @@ class ScoringQueue:
             "that never happens"
         )
 
-    def _next_batch(self) -> list[Waiting]:
+    def _next_batch(self) -> list[list[Waiting]]:
         for source, limit in ((self._alone, 1), (self._waiting, self._batch_size)):
-            chosen: list[Waiting] = []
-            while source and len(chosen) < limit:
-                sample, result = source.popleft()
-                if not result.done():  # otherwise its caller was cancelled
-                    chosen.append((sample, result))
+            chosen: list[list[Waiting]] = []
+            count = 0
+            while source and (not chosen or count + len(source[0]) <= limit):
+                unit = [each for each in source.popleft() if not each[1].done()]  # done: its caller was cancelled
+                if unit:
+                    chosen.append(unit)
+                    count += len(unit)
             if chosen:
                 return chosen
         return []
 
-    async def _run(self, chosen: Sequence[Waiting]) -> None:
-        results = [result for _, result in chosen]
-        call = asyncio.get_running_loop().create_task(self._call([sample for sample, _ in chosen]))
+    async def _run(self, chosen: Sequence[list[Waiting]]) -> None:
+        results = [result for unit in chosen for _, result in unit]
+        samples = [sample for unit in chosen for sample, _ in unit]
+        call = asyncio.get_running_loop().create_task(self._call(samples))
         try:
             found = await self._within_deadline(call if self._is_async else asyncio.shield(call))
         except Exception as error:  # noqa: BLE001 - the caller of each sample gets it
@@ -164,7 +184,9 @@ class ScoringQueue:
         if not self._lists:
             return [await self._invoke(samples[0])]
         columns = {PLURAL[name]: [sample[name] for sample in samples] for name in PLURAL}
-        others = {name: value for name, value in samples[0].items() if name not in PLURAL}
+        if self._group_wise:
+            columns[GROUPS] = [sample[GROUPS] for sample in samples]
+        others = {name: value for name, value in samples[0].items() if name not in (*PLURAL, GROUPS)}
         found = await self._invoke({**columns, **others})
         if isinstance(found, (np.ndarray, Tensor)):
             found = found.tolist()
@@ -178,6 +200,9 @@ class ScoringQueue:
         if self._is_async:
             return await _awaited(bound)
         return await asyncio.get_running_loop().run_in_executor(self._threads, _called, bound)
+
+
+NO_GROUP = "define it with `def` and without a decorator, so that the trainer reads its parameters before the start"
 
 
 class WrongCount(ValueError):

@@ -248,7 +248,7 @@ _DECLARED = (
     ),
     # Rewards
     Setting("reward.num_workers", "spec.reward.replicas", Kind.NUMBER),
-    Setting("reward.max_failed_share", limits=(SHARE,)),
+    Setting("reward.max_failed_share", "spec.reward.maxFailedShare", limits=(SHARE,)),
     Setting("reward.early_stopping_patience", "spec.reward.earlyStoppingPatience", Kind.NUMBER, limits=(POSITIVE,)),
     Setting("reward.batch_size", limits=(COUNT,)),
     Setting("reward.deadline_seconds", limits=(SECONDS,)),
@@ -282,6 +282,8 @@ _DECLARED = (
     Setting("trainer.seed", "spec.seed", limits=(WHOLE, SEED)),
     Setting("trainer.save_freq", "spec.checkpoint.everySteps"),
     Setting("trainer.max_actor_ckpt_to_keep", "spec.checkpoint.keep", nullable=True),
+    Setting("trainer.adapter_save_freq", "spec.checkpoint.adapterEverySteps"),
+    Setting("trainer.max_adapters_to_keep", "spec.checkpoint.keepAdapters", nullable=True),
     Setting(
         "trainer.resume_mode",
         "spec.checkpoint.resume",

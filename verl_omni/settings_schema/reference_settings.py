@@ -10,8 +10,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import yaml
-
 GROUP = ".*"  # at the end of a name: the group and everything in it
 
 
@@ -56,11 +54,19 @@ class Rejected:
 Rule = Renamed | Copied | WithoutEffect | Rejected
 
 
+def read_yaml(text: str) -> Any:
+    """The content of one of the schema's files, by libyaml where it is there: that is ten times as fast."""
+    import yaml  # most commands of drl need none of the files
+
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 @cache
 def rules() -> dict[str, Rule]:
     """All rules, by the name of a setting or of a group, which ends with `.*`."""
+
     source = files("verl_omni.settings_schema").joinpath("reference_settings.yaml").read_text(encoding="utf-8")
-    lists = yaml.safe_load(source)
+    lists = read_yaml(source)
     found: dict[str, Rule] = {name: Renamed(target) for name, target in lists["renamed"].items()}
     found |= {name: Copied(target) for name, target in lists["copies"].items()}
     for entry in lists["without_effect"]:

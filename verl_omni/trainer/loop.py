@@ -106,7 +106,7 @@ class TrainingLoop:
             metrics |= self.engines.publish(step)
         metrics |= _durations(batch, time.perf_counter() - began)
         if self.evaluation.is_due(step):
-            metrics |= self.evaluation.evaluate(step)
+            metrics |= self.evaluation.evaluate(step, self.batches.previews(step))
         self.recorder.finished(metrics)
         self.checkpoints.after_step(step)
 

@@ -296,10 +296,13 @@ def train_on(
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
     from verl_omni.trainer.data import prompt_dataset, prompt_warnings
+    from verl_omni.trainer.run import recipe_risks
     from verl_omni.trainer.settings import async_settings
 
-    if text := async_settings.unlimited_text(run.config):
-        run.folder.event("warning", reason="OlderSamplesNotLimited", message=text)
+    if risks := recipe_risks.describe_risks(run.config):
+        run.folder.event("warning", reason="RecipeRisk", message=risks)
+    if unlimited := async_settings.unlimited_text(run.config):
+        run.folder.event("warning", reason="OlderSamplesNotLimited", message=unlimited)
     train, held_out = prompt_dataset.load_checked(run.config)
     for text in prompt_warnings.describe_truncated(run.config, train, held_out):
         run.folder.event("warning", reason="PromptsTruncated", message=text)
@@ -367,15 +370,28 @@ def build_loop(
     recorder = StepRecorder(folder, total, tracking=tracking, warnings=warnings)
     saver = saver_of_run(config, stack.workers, folder)
     checkpoints = StepCheckpoints(
-        saver, requests, every=config.trainer.save_freq, total=total, before_save=recorder.record_pending
+        saver,
+        requests,
+        every=config.trainer.save_freq,
+        adapter_every=config.trainer.adapter_save_freq,
+        total=total,
+        before_save=recorder.record_pending,
     )
     data = config.data
     order = PromptOrder(len(train), data.train_batch_size, data.seed, shuffle=data.shuffle)
     engines = Engines(config, stack, recorder.exported)
     generator = SampleGenerator(config, stack, engines, folder, checkpoints.poll_requests)
-    batches = TrainingBatches(config, generator, train, order, last=total, offline=pairs is not None)
     update = PolicyUpdate(config, stack.workers, order, recorder.exported, pairs)
     evaluation = Evaluation(config, generator, engines, recorder, held_out, last=total)
+    batches = TrainingBatches(
+        config,
+        generator,
+        train,
+        order,
+        last=total,
+        offline=pairs is not None,
+        is_evaluated=evaluation.is_due,
+    )
     report_pools(stack, folder, note, checkpoints.poll_requests)
     return TrainingLoop(total, stack.workers, folder, batches, update, engines, evaluation, recorder, checkpoints)
 

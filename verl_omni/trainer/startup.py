@@ -108,6 +108,8 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
             from verl_omni.pipelines.registry import check_encoder
 
             check_encoder(model.architecture)
+        if config.trainer.adapter_save_freq > 0 and model.lora_rank <= 0:
+            raise ValueError("trainer.adapter_save_freq: there is no adapter, because all weights are trained; write 0")
         _fit_precision(config.actor_rollout_ref, has_accelerator)
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         check_fsdp_size(ranks, config.actor_rollout_ref.actor.fsdp_config.fsdp_size)

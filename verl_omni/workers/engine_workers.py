@@ -234,6 +234,11 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         self.actor.save_adapter(Path(folder) / "lora")
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_adapter(self, folder: str) -> None:
+        """Write the adapter alone, as `save_checkpoint` does, to `folder`/lora."""
+        self.actor.save_adapter(Path(folder) / "lora")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_checkpoint(self, folder: str) -> None:
         """Copy what `save_checkpoint` writes to CPU memory, and write it in a thread of this rank.
 

@@ -1,8 +1,9 @@
 """Base classes of the API's models: strict parsing, camelCase in YAML, rules between fields.
 
-A rule between fields exists twice: in `violations()`, for messages with file and line, and in `cel`, for the API
-server. A test on a real API server checks that both agree. A message does not repeat the path of its field, and names
-other fields in full, as `spec.model.lora.enabled`.
+A rule between fields is a `Rule`, from which come the CEL of the API server and the check of a model, whose message has
+file and line. A rule that `Rule` cannot say is a `Cel`, and once more in `violations()`. A test on a real API server
+checks that both agree. A message does not repeat the path of its field, and names other fields in full, as
+`spec.model.lora.enabled`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from string import Formatter
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetJsonSchemaHandler, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel, to_snake
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
+from typing_extensions import override
+
+from .cel_expressions import holds, to_cel
 
 RULE = "job_rule"
 VALIDATIONS = "x-kubernetes-validations"
@@ -41,6 +46,57 @@ class Cel:
         """The entry of `x-kubernetes-validations`."""
         rule = {"rule": self.rule, "message": self.message}
         return {**rule, "fieldPath": self.path} if self.path else rule
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken rule between fields.
+
+    Attributes:
+        at: the field that is wrong, as YAML names relative to the model of the rule.
+        text: what is wrong and how to correct it.
+    """
+
+    at: FieldPath
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule between fields of a model.
+
+    Attributes:
+        condition: a Python expression about `self` that is true for accepted values (`cel_expressions.py`).
+        at: the field that is wrong, relative to the model, in YAML's names with dots.
+        message: what is wrong and how to correct it.
+        shown: the same with values, such as `is {self.replicas}`; None: the message.
+        path: field that the API server names, if it is an outer one.
+    """
+
+    condition: str
+    at: str
+    message: str
+    shown: str | None = None
+    path: str | None = None
+
+    def entry(self) -> dict[str, str]:
+        """The entry of `x-kubernetes-validations`."""
+        return Cel(to_cel(self.condition), self.message, f".{self.path or self.at}").entry()
+
+    def violation(self, model: BaseModel) -> Violation | None:
+        """What is wrong with a model; None: nothing."""
+        if holds(self.condition, model):
+            return None
+        text = self.message if self.shown is None else _Values().format(self.shown, self=model)
+        return Violation(tuple(self.at.split(".")), text)
+
+
+class _Values(Formatter):
+    """Formats the values of fields; one that is absent is `not given`."""
+
+    @override
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return "not given" if value is None else str(super().format_field(value, format_spec))
 
 
 def immutable(what: str) -> dict[str, Any]:
@@ -81,19 +137,6 @@ Quantity = Annotated[
 NullFree = BeforeValidator(without_nulls)
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A broken rule between fields.
-
-    Attributes:
-        at: the field that is wrong, as YAML names relative to the model of the rule.
-        text: what is wrong and how to correct it.
-    """
-
-    at: FieldPath
-    text: str
-
-
 # An object or folder in an S3-compatible store.
 S3_URL = re.compile(r"^s3://[A-Za-z0-9][A-Za-z0-9._-]*/[^/].*$")
 
@@ -123,12 +166,13 @@ class StrictModel(BaseModel):
         defer_build=True,
     )
 
-    cel: ClassVar[tuple[Cel, ...]] = ()
+    cel: ClassVar[tuple[Cel | Rule, ...]] = ()
     not_yet: ClassVar[Mapping[str, str]] = {}  # fields that do not exist (yet), and why
 
     def violations(self) -> Iterator[Violation]:
         """Broken rules between the fields of this model."""
-        yield from ()
+        rules = (rule for rule in self.cel if isinstance(rule, Rule))
+        yield from (violation for rule in rules if (violation := rule.violation(self)))
 
     @model_validator(mode="before")
     @classmethod
@@ -170,16 +214,10 @@ class SeparateOnly:
     names: tuple[str, ...]
     text: str
 
-    def cel(self) -> Iterator[Cel]:
-        """The rule for the API server."""
+    def rules(self) -> Iterator[Rule]:
+        """A rule for each field."""
         for name in self.names:  # first what most jobs lack: to look up a field costs more than anything else in a rule
-            yield Cel(f"!has(self.{name}) || self.placement == 'Separate'", self.text, f".{name}")
-
-    def violations(self, model: StrictModel) -> Iterator[Violation]:
-        """The fields that are given; `model` is not Separate."""
-        for name in self.names:
-            if getattr(model, to_snake(name)) is not None:
-                yield Violation((name,), self.text)
+            yield Rule(f"self.{to_snake(name)} is None or self.placement == 'Separate'", name, self.text)
 
 
 @cache

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from .base import Cel, StrictModel, Violation, immutable, is_in_store
+from .base import Cel, Rule, StrictModel, Violation, immutable, is_in_store
 from .metadata import Metadata
-from .rules.accelerator_rules import ACCELERATOR_RULES, ACCELERATORS, accelerator_violations
+from .rules.accelerator_rules import ACCELERATOR_RULES, ACCELERATORS
 from .rules.override_rules import override_violations
 from .spec.data import Data
 from .spec.model import Model
@@ -41,6 +41,8 @@ NOT_DANCE = "must be dance_sde, or absent: DanceGRPO is trained on that sampler;
 GUARD_CPS = "must be sde or dance_sde: GRPOGuard divides by the noise of each step, and cps does not"
 CPS_AT_END = "must be less than spec.rollout.pipeline.steps with cps, which adds no noise in the last step"
 PAIRS = "must be a multiple of the number of accelerators: DiffusionDPO trains on one pair of samples per prompt"
+
+NO_ADAPTERS = "must be 0 where spec.model.lora.enabled is false: there is no adapter"
 
 
 class Spec(StrictModel):
@@ -123,7 +125,7 @@ class Spec(StrictModel):
     )
 
     cel = (
-        Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", NO_CLAIM, ".backoffLimit"),
+        Rule("self.backoff_limit == 0 or self.checkpoint.claim_name is not None", "backoffLimit", NO_CLAIM),
         Cel(
             "self.reward.scorers.all(scorer, scorer.use == 'Training') || "
             "has(self.data.validation) && size(self.data.validation) > 0",
@@ -132,40 +134,51 @@ class Spec(StrictModel):
         ),
         *STORAGE_RULES,
         *ACCELERATOR_RULES,
-        Cel(
-            "self.algorithm.name == 'Custom' || self.rollout.samplesPerPrompt >= 2",
+        Rule(
+            "self.algorithm.name == 'Custom' or self.rollout.samples_per_prompt >= 2",
+            "rollout.samplesPerPrompt",
             COMPARES,
-            ".rollout.samplesPerPrompt",
         ),
-        Cel(
-            f"!(self.algorithm.name in {list(ESTIMATORS)}) || self.rollout.sampler.noiseLevel > 0.0",
+        Rule(
+            f"self.algorithm.name not in {list(ESTIMATORS)} or self.rollout.sampler.noise_level > 0.0",
+            "rollout.sampler.noiseLevel",
             NO_NOISE,
-            ".rollout.sampler.noiseLevel",
         ),
-        Cel("self.algorithm.name != 'MixGRPO' || has(self.rollout.sampler.window)", NO_WINDOW, ".rollout.sampler"),
-        Cel(
-            "self.algorithm.name != 'DanceGRPO' || !has(self.rollout.sampler.type) || "
+        Rule(
+            "self.algorithm.name != 'MixGRPO' or self.rollout.sampler.window is not None",
+            "rollout.sampler.window",
+            NO_WINDOW,
+            path="rollout.sampler",
+        ),
+        Rule(
+            "self.algorithm.name != 'DanceGRPO' or self.rollout.sampler.type is None or "
             "self.rollout.sampler.type == 'dance_sde'",
+            "rollout.sampler.type",
             NOT_DANCE,
-            ".rollout.sampler.type",
         ),
-        Cel(
-            "self.algorithm.name != 'GRPOGuard' || !has(self.rollout.sampler.type) || "
+        Rule(
+            "self.algorithm.name != 'GRPOGuard' or self.rollout.sampler.type is None or "
             "self.rollout.sampler.type != 'cps'",
+            "rollout.sampler.type",
             GUARD_CPS,
-            ".rollout.sampler.type",
         ),
-        Cel(
-            f"!(self.algorithm.name in {list(ESTIMATORS)}) || self.rollout.sampler.noiseLevel == 0.0 || "
-            "!has(self.rollout.sampler.type) || self.rollout.sampler.type != 'cps' || "
-            "!has(self.rollout.sampler.window) || self.rollout.sampler.window.end < self.rollout.pipeline.steps",
+        Rule(
+            f"self.algorithm.name not in {list(ESTIMATORS)} or self.rollout.sampler.noise_level == 0.0 or "
+            "self.rollout.sampler.type is None or self.rollout.sampler.type != 'cps' or "
+            "self.rollout.sampler.window is None or self.rollout.sampler.window.end < self.rollout.pipeline.steps",
+            "rollout.sampler.window.end",
             CPS_AT_END,
-            ".rollout.sampler.window",
+            path="rollout.sampler.window",
         ),
-        Cel(
-            f"self.algorithm.name != 'DiffusionDPO' || self.trainer.batch.prompts % ({ACCELERATORS}) == 0",
+        Rule(
+            f"self.algorithm.name != 'DiffusionDPO' or self.trainer.batch.prompts % ({ACCELERATORS}) == 0",
+            "trainer.batch.prompts",
             PAIRS,
-            ".trainer.batch.prompts",
+        ),
+        Rule(
+            "self.checkpoint.adapter_every_steps == 0 or self.model.lora.enabled",
+            "checkpoint.adapterEverySteps",
+            NO_ADAPTERS,
         ),
     )
 
@@ -173,6 +186,11 @@ class Spec(StrictModel):
     def uses_accelerators(self) -> bool:
         """Whether pods on a cluster request accelerators; without a vendor, they compute on the CPU."""
         return self.trainer.accelerator.vendor not in (None, "CPU")
+
+    @property
+    def samples(self) -> int:
+        """Samples of a training step."""
+        return self.trainer.batch.prompts * self.rollout.samples_per_prompt
 
     @property
     def rollout_accelerator(self) -> Accelerator:
@@ -229,38 +247,13 @@ class Spec(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
-        yield from accelerator_violations(self.trainer, self.rollout, self.reward.model, self.security)
-        yield from self._algorithm_rules()
+        yield from super().violations()
         yield from override_violations(self.algorithm, self.trainer, self.rollout)
-        yield from self._cluster_rules()
-
-    def _algorithm_rules(self) -> Iterator[Violation]:
-        name = self.algorithm.name
-        if name != "Custom" and self.rollout.samples_per_prompt < 2:
-            yield Violation(("rollout", "samplesPerPrompt"), COMPARES)
-        sampler = self.rollout.sampler
-        if name in ESTIMATORS and sampler.noise_level == 0:
-            yield Violation(("rollout", "sampler", "noiseLevel"), NO_NOISE)
-        if name == "MixGRPO" and sampler.window is None:
-            yield Violation(("rollout", "sampler", "window"), NO_WINDOW)
-        if name == "DanceGRPO" and sampler.type not in (None, "dance_sde"):
-            yield Violation(("rollout", "sampler", "type"), NOT_DANCE)
-        if name == "GRPOGuard" and sampler.type == "cps":
-            yield Violation(("rollout", "sampler", "type"), GUARD_CPS)
-        at_end = sampler.window is not None and sampler.window.end == self.rollout.pipeline.steps
-        if name in ESTIMATORS and sampler.noise_level > 0 and sampler.type == "cps" and at_end:
-            yield Violation(("rollout", "sampler", "window", "end"), CPS_AT_END)
-        if name == "DiffusionDPO" and self.trainer.batch.prompts % self.trainer.accelerators:
-            yield Violation(("trainer", "batch", "prompts"), PAIRS)
-
-    def _cluster_rules(self) -> Iterator[Violation]:
         for found in self.storage.find_problems(s3=self.uses_s3, hub=self.sends_to_hub):
             yield Violation(("storage", *found.at), found.text)
         for place, scorer in enumerate(self.reward.scorers):
             if not scorer.is_trained and not self.data.validation:
                 yield Violation(("reward", "scorers", place, "use"), NO_HELD_OUT)
-        if self.backoff_limit and self.checkpoint.claim_name is None:
-            yield Violation(("backoffLimit",), NO_CLAIM)
 
 
 class DiffusionRLJob(StrictModel):

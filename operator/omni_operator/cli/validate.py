@@ -13,6 +13,7 @@ from omni_operator import plan
 from omni_operator.api import JobError, LoadedJob, load_job
 from omni_operator.api.files.job_loader import source_name
 from omni_operator.api.files.yaml_document import Problem
+from omni_operator.api.validation_messages import format_path
 
 from . import console
 from .local import preflight
@@ -76,7 +77,7 @@ def _check(path: Path, view: ClusterView | None) -> Verdict:
         return Verdict(source_name(path), None, error.problems)
     job = loaded.job
     problems = tuple(view.problems(loaded) if view else _local_problems(loaded, path))
-    notes = (*console.notes_on_file(loaded), *(view.notes(loaded) if view else ()))
+    notes = (*console.notes_on_file(loaded), *(view.notes(loaded) if view else _risks(loaded)))
     return Verdict(source_name(path), job.metadata.name, problems, notes, has_image=job.spec.runtime.image is not None)
 
 
@@ -87,6 +88,11 @@ def _local_problems(loaded: LoadedJob, path: Path) -> list[Problem]:
         *preflight.variable_problems(job, loaded.document, os.environ),
     ]
     return problems or preflight.input_problems(job, loaded.document)
+
+
+def _risks(loaded: LoadedJob) -> list[str]:
+    """Warnings about the recipe; with --cluster they are among the cluster's."""
+    return [f"{format_path(found.at)} {found.text}" for found in plan.find_risks(loaded.job)]
 
 
 def _print(verdicts: list[Verdict]) -> None:

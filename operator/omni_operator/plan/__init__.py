@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .overrides import *  # noqa: F403
     from .pods.disruptions import *  # noqa: F403
     from .pods.workers import *  # noqa: F403
+    from .recipe_lint import *  # noqa: F403
     from .refusals import *  # noqa: F403
     from .run_layout import *  # noqa: F403
     from .yaml_writer import *  # noqa: F403
@@ -24,6 +25,7 @@ _NAMES = {
     "overrides": "render_command render_overrides render_settings",
     "pods.disruptions": "render_budget",
     "pods.workers": "render_group",
+    "recipe_lint": "find_risks",
     "refusals": "describe_refusals find_refusals find_warnings",
     "run_layout": "RunLayout local_layout map_paths pod_layout resolve_paths",
     "yaml_writer": "dump_yaml",

@@ -28,6 +28,7 @@ from .pods.storage import (
 )
 from .policy_refusals import find_policy_refusals
 from .pools import KUEUE_QUEUE, Pool, pools_of
+from .recipe_lint import find_risks
 
 OUR_VOLUMES = {RUNS, MODELS, OUTPUT, SHARED_MEMORY}  # the operator mounts these itself
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
@@ -178,7 +179,7 @@ def find_warnings(job: DiffusionRLJob) -> list[Violation]:
         warnings.append(Violation(("spec", "checkpoint", "claimName"), RESULTS_LOST))
     if job.spec.trainer.accelerator.vendor is None:
         warnings.append(Violation(("spec", "trainer", "accelerator", "vendor"), NO_VENDOR))
-    return warnings
+    return [*warnings, *find_risks(job)]
 
 
 def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from omni_operator.api.labels import ANNOTATIONS_BYTES
-from omni_operator.api.spec.scorers import BUILTIN
+from omni_operator.api.spec.scorers import builtin_scorers
 
 Document = dict[str, Any]
 Schema = dict[str, Any]
@@ -333,7 +333,7 @@ def jobs(schema: Schema) -> st.SearchStrategy[Document]:
     schema = copy.deepcopy(schema)
     scorer = schema["properties"]["reward"]["properties"]["scorers"]["items"]["properties"]
     for name in ("name", "builtin"):
-        scorer[name]["enum"] = list(BUILTIN)
+        scorer[name]["enum"] = list(builtin_scorers())
     near = st.sampled_from(TOGETHER).flatmap(
         lambda entry: st.sampled_from(entry[1]).map(lambda value: [(_path(entry[0]), value)])
     )

@@ -32,6 +32,7 @@ def test_each_family_implements_its_interface(architecture: str) -> None:
     scale = adapter.guidance(SimpleNamespace(guidance_scale=2.5, true_cfg_scale=2.5))
     assert scale == (2.5 if registry.FOLDERS[family.folder].guided else 1.0)
     assert adapter.prompt_rows(max_sequence_length=32, tokenizer_length=16) >= 32
+    assert family.checks_prompts is hasattr(adapter, "prompt_check")
 
 
 @pytest.mark.parametrize("architecture", ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"])

@@ -13,7 +13,8 @@ CUT = {"X-Cut": "1"}  # the connection ends in the middle of the answer
 class Server(ThreadingHTTPServer):
     """Answers from a list, and keeps what it was sent."""
 
-    answers: list[tuple[Any, ...]]  # status, body, and perhaps headers; CUT sends no more than half of the body
+    # Status, body, and perhaps headers; CUT sends no more than half of the body. Or a function of what was received.
+    answers: list[Any]
     received: list[Any]  # JSON, or the bytes of what is none
     paths: list[str]
     keys: list[str | None]
@@ -36,10 +37,12 @@ class Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         sent = self.rfile.read(int(self.headers["Content-Length"]))
         is_json = self.headers.get("Content-Type") == "application/json"
-        self.server.received.append(json.loads(sent) if is_json else sent)
+        received = json.loads(sent) if is_json else sent
+        self.server.received.append(received)
         self.server.paths.append(self.path)
         self.server.keys.append(self.headers["Authorization"])
-        status, body, *more = self.server.answers.pop(0)
+        answer = self.server.answers[0]
+        status, body, *more = answer(received) if callable(answer) else self.server.answers.pop(0)
         content = body.encode() if isinstance(body, str) else body
         headers = {"Content-Length": str(len(content)), **(more[0] if more else {})}
         self.send_response(status)
@@ -54,7 +57,7 @@ class Answer(BaseHTTPRequestHandler):
         """The test's output stays clean."""
 
 
-def start(*answers: tuple[Any, ...]) -> tuple[Server, threading.Thread]:
+def start(*answers: Any) -> tuple[Server, threading.Thread]:
     """A server in a thread; call `stop` at the end."""
     server = Server(("127.0.0.1", 0), Answer)
     server.answers = list(answers)

@@ -24,9 +24,11 @@ from verl import DataProto
 from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
 from verl_omni.reward_loop import http_answers, http_exchange, judge_client, reward_server, rewards
 from verl_omni.reward_loop.http_exchange import disconnect
+from verl_omni.reward_loop.judge_answers import JudgeAnswer, better_of_two
 from verl_omni.reward_loop.judge_client import JudgeError
 from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, VisualRewardManager
 from verl_omni.reward_loop.rewards.genrm_ocr import edit_distance, normalize, text_score
+from verl_omni.reward_loop.rewards.win_rate import pairs_of
 
 Serve = Callable[..., Server]
 PICTURE = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 5, 7), dtype=np.uint8))
@@ -42,7 +44,7 @@ async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
     started: list[tuple[Server, threading.Thread]] = []
     monkeypatch.setattr(judge_client, "PAUSES", wait_none())
 
-    def made(*answers: tuple[Any, ...]) -> Server:
+    def made(*answers: Any) -> Server:
         started.append(start(*answers))
         return started[-1][0]
 
@@ -57,9 +59,9 @@ async def ask(name: str, server: Server, truth: str = "OPEN", sample: torch.Tens
     return await rewards.get_scorer(name)("test", sample, truth, {"prompt": "a sign with {braces}"}, **options)
 
 
-def picture_of(body: dict[str, Any]) -> Any:
-    """The pixels [H, W, 3] that a request has."""
-    kind, _, data = body["messages"][0]["content"][0]["image_url"]["url"].partition(",")
+def picture_of(body: dict[str, Any], place: int = 0) -> Any:
+    """The pixels [H, W, 3] that a request has, of one of its images."""
+    kind, _, data = body["messages"][0]["content"][place]["image_url"]["url"].partition(",")
     assert kind == "data:image/png;base64"
     return np.array(Image.open(io.BytesIO(base64.b64decode(data))))
 
@@ -351,3 +353,56 @@ async def test_the_timeout_counts_the_whole_answer_with_its_headers(begin: bytes
             ended.set()
             await disconnect()
             await asyncio.to_thread(http_exchange.disconnect_threads)
+
+
+def brightest(body: dict[str, Any]) -> str:
+    """The answer of a judge that prefers the brighter of two images, and names none if both are equally bright."""
+    first, second = (float(picture_of(body, place).mean()) for place in (0, 1))
+    return "No difference." if first == second else f"Brighter.\nBetter: {1 if first > second else 2}"
+
+
+async def test_the_win_rate_is_the_share_of_a_prompts_samples_that_the_judge_finds_worse(serve: Serve) -> None:
+    server = serve(lambda body: says(brightest(body)))
+    levels = {"a": [90, 10, 50], "b": [7, 7], "c": [200]}
+    groups = [group for group, own in levels.items() for _ in own]
+    images = [torch.full((3, 4, 4), level, dtype=torch.uint8) for own in levels.values() for level in own]
+    infos = [{"prompt": f"prompt {group}"} for group in groups]
+    found = await rewards.get_scorer("win_rate")(
+        groups, images, groups, infos, groups, base_url=f"http://{server.address}/v1", model="vlm"
+    )
+    assert [each and each["score"] for each in found] == [1.0, 0.0, 0.5, None, None, 0.5]
+    assert [each and each["compared"] for each in found] == [1.0, 1.0, 1.0, None, None, 0.0]
+    assert len(server.received) == 4, "three pairs of a, one of b"
+    questions = [body["messages"][0]["content"][2]["text"] for body in server.received]
+    assert sum("Caption: prompt a\n" in question for question in questions) == 3
+
+
+async def test_a_win_rate_is_of_images() -> None:
+    video = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"takes images.*\[4, 3, 8, 8\]"):
+        await rewards.get_scorer("win_rate")(["a"], [video], ["a"], [{}], ["a"], base_url="http://judge/v1", model="m")
+
+
+@pytest.mark.parametrize("samples", [2, 5, 8])
+def test_a_sample_is_first_in_about_half_of_its_pairs(samples: int) -> None:
+    pairs = pairs_of(["a"] * samples)
+    assert len(pairs) == len({frozenset(pair) for pair in pairs}) == samples * (samples - 1) // 2
+    firsts = [sum(first == sample for first, _ in pairs) for sample in range(samples)]
+    assert all(abs(first - (samples - 1) / 2) <= 1 for first in firsts)
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "named"),
+    [
+        ("Better: 2", False, 2),
+        ("The first is better: 1?\n**Better: 2**", False, 2),
+        ("1", False, 1),
+        ("Better image: 1.", False, 1),
+        ("Both are good.", False, None),
+        ("Better: 12", False, None),
+        ("Better: 1.5", False, None),
+        ("Better: 1", True, None),
+    ],
+)
+def test_the_better_of_two_images(text: str, cut: bool, named: int | None) -> None:
+    assert better_of_two(JudgeAnswer(text, cut)) == named

@@ -92,3 +92,15 @@ def test_every_scorer_of_the_project_refuses_unknown_settings(scorer: str) -> No
     signature = signature_of(get_scorer(scorer))
     assert not signature.open_ended
     assert len(signature.problems([*signature.required, "no_such_setting"])) == 1
+
+
+def test_a_scorer_of_groups_takes_lists() -> None:
+    lists = "data_sources, solution_images, ground_truths, extra_infos"
+    found = signature_in_source(f"def f({lists}, groups, factor=1): ...", "f")
+    assert found is not None and found.group_wise and found.problems(["factor"]) == []
+    alone = signature_in_source("def f(data_source, solution_image, ground_truth, extra_info, groups): ...", "f")
+    assert alone is not None
+    assert alone.problems([]) == [
+        "groups: is given to scorers of lists; name the parameters data_sources, extra_infos, ground_truths, "
+        "solution_images"
+    ]

@@ -251,3 +251,60 @@ async def test_a_server_that_is_gone_is_not_asked_for_each_sample(error: type[Ex
     calls: list[list[int]] = []
     found = await scores(queue(judge_of_lists(calls, error)), 50)
     assert sum(isinstance(each, error) for each in found) == 49 and len(calls) == 3
+
+
+def ranks(calls: list[list[str]], fails: str | None = None) -> Any:
+    """A scorer that takes groups: each sample's number among those of its group. It fails for the group `fails`."""
+
+    def rank(
+        data_sources: Sequence[str],
+        solution_images: Sequence[int],
+        ground_truths: Sequence[str],
+        extra_infos: Sequence[Any],
+        groups: Sequence[str],
+    ) -> list[int]:
+        calls.append(list(groups))
+        if fails in groups:
+            raise OSError("unreadable")
+        found = []
+        for image, group in zip(solution_images, groups, strict=True):
+            found.append(
+                sum(other < image for other, name in zip(solution_images, groups, strict=True) if name == group)
+            )
+        return found
+
+    return rank
+
+
+async def grouped(on: ScoringQueue, groups: Sequence[str]) -> list[Any]:
+    """Scores of samples 0, 1, ... of these groups."""
+    each = [on.score(sample(number), (group, groups.count(group))) for number, group in enumerate(groups)]
+    return await asyncio.gather(*each, return_exceptions=True)
+
+
+async def test_a_scorer_that_takes_groups_gets_whole_groups_however_their_samples_arrive() -> None:
+    calls: list[list[str]] = []
+    groups = ["a", "b", "c", "a", "c", "b", "b", "c", "d"] * 3
+    found = await grouped(queue(ranks(calls), batch_size=12), groups)
+    assert found == [groups[:number].count(group) for number, group in enumerate(groups)]
+    assert sorted(group for call in calls for group in set(call)) == ["a", "b", "c", "d"], "no group is divided"
+    assert all(call.count(group) == groups.count(group) for call in calls for group in call)
+    assert len(calls) < 4, "a call has several groups, if they fit into the batch"
+
+
+async def test_a_group_that_is_larger_than_a_batch_is_scored_whole() -> None:
+    calls: list[list[str]] = []
+    assert await grouped(queue(ranks(calls), batch_size=2), ["a"] * 5) == [0, 1, 2, 3, 4]
+    assert calls == [["a"] * 5]
+
+
+async def test_a_group_that_cannot_be_scored_fails_no_other_of_its_call() -> None:
+    calls: list[list[str]] = []
+    found = await grouped(queue(ranks(calls, fails="b")), ["x", "a", "a", "b", "b"])
+    assert found[:3] == [0, 0, 1] and all(isinstance(each, OSError) for each in found[3:])
+    assert calls[1:] == [["a", "a", "b", "b"], ["a", "a"], ["b", "b"]]
+
+
+async def test_a_scorer_that_takes_groups_scores_no_sample_without_one() -> None:
+    with pytest.raises(ValueError, match="a sample has no group, and the scorer has a parameter groups"):
+        await queue(ranks([])).score(sample(0))

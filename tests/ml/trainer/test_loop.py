@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder, TakenOver
 from verl_omni.trainer.run.step_checkpoints import Interrupted
 from verl_omni.trainer.settings import process_counts
+from verl_omni.utils.seeds import sample_seeds
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
@@ -72,6 +74,10 @@ class AnsweringWorkers:
     def save_checkpoint(self, folder: str) -> None:
         (Path(folder) / "weights").write_text("w")
 
+    def save_adapter(self, folder: str) -> None:
+        (Path(folder) / "lora").mkdir()
+        (Path(folder) / "lora" / "weights").write_text("w")
+
     def start_checkpoint(self, folder: str) -> None:
         self.folder = Path(folder)
         self.started = self.started + 1
@@ -115,6 +121,54 @@ def trainer(
     return run_in_memory(config, stack, folder, rows, held_out)
 
 
+class ShowingAgentLoop(AnsweringAgentLoop):
+    """Answers with pixels; those of a training batch come back for the requests that keep them."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        made = super().generate_sequences(prompts)
+        rows = len(prompts)
+        if "responses" in made.batch:
+            made.batch["responses"] = torch.full((rows, 3, 8, 8), 200, dtype=torch.uint8)
+        kept = prompts.non_tensor_batch.get("_keeps_picture", [False] * rows)
+        pictures = np.empty(rows, dtype=object)
+        for row in range(rows):
+            pictures[row] = np.full((3, 4, 4), 10 * row, dtype=np.uint8) if kept[row] else None
+        made.non_tensor_batch["picture"] = pictures
+        if prompts.meta_info.get("validate"):
+            self.asked.append([int(seed) for seed in prompts.non_tensor_batch["seed"]])
+        return made
+
+
+def test_training_images_are_shown_beside_the_evaluations_of_the_same_prompt_and_seed(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "trainer.test_freq=2", "trainer.val_before_train=false")
+    agent_loop = ShowingAgentLoop()
+    made.stack.agent_loop = agent_loop
+    made.fit(None)
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["step_000002"]
+    index = json.loads((tmp_path / "samples/step_000002/index.json").read_text())
+    previews = [entry for entry in index if entry["kind"] == "preview"]
+    prompts = [entry["prompt"] for entry in index if entry["kind"] == "prompt"]
+    assert sorted(entry["prompt"] for entry in previews) == sorted(prompts)
+    assert [entry["training_score"] for entry in previews] == [0.0, 2.0], "the first of two samples of each prompt"
+    requests = sample_generation.training_requests(ROWS, n=2, step=2, version=1, seed=0)
+    assert requests.seed is not None
+    assert agent_loop.asked[1] == [entry["seed"] for entry in previews]
+    assert agent_loop.asked[1] == [sample_seeds(requests.seed, row, 2, same_noise=False)["seed"] for row in (0, 2)]
+    pair = np.asarray(Image.open(tmp_path / "samples/step_000002" / previews[1]["file"]))
+    assert pair.shape == (8, 16, 3)
+    assert pair[:, :8].max() == 20 and pair[:, 8:].min() == 200, "enlarged to the size of the evaluation's"
+    events = [json.loads(text) for text in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert [event.get("images_folder") for event in events if event["event"] == "step"] == [
+        None,
+        "samples/step_000002",
+    ]
+    line = made.folder.metrics()[-1]
+    assert line["val/n"] == len(ROWS), "previews are in no metric"
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -151,6 +205,33 @@ def test_a_checkpoint_in_the_background_is_complete_after_a_later_step_and_writt
     found = [event["step"] * (1 if event["event"] == "step" else -1) for event in events_of(tmp_path)]
     assert [step for step in found if step] == order
     assert made.stack.workers.started == 2
+
+
+ADAPTERS = ("trainer.adapter_save_freq=1", "trainer.save_freq=0", "trainer.total_training_steps=4")
+
+
+def test_adapters_are_saved_at_their_own_cadence_and_the_newest_are_kept(tmp_path: Path) -> None:
+    trainer(tmp_path, *ADAPTERS, "trainer.max_adapters_to_keep=2", "data.val_files=null").fit(None)
+    assert checkpoints.steps(tmp_path / "checkpoints") == [4], "only at the end"
+    assert checkpoints.steps(tmp_path / "adapters") == [3, 4]
+    saved = [event for event in events_of(tmp_path) if event["event"] == "adapter"]
+    assert [event["step"] for event in saved] == [1, 2, 3, 4]
+    assert (Path(saved[-1]["path"]) / "lora" / "weights").is_file()
+
+
+def test_an_adapter_that_was_not_written_whole_does_not_exist(tmp_path: Path) -> None:
+    made = trainer(tmp_path, *ADAPTERS, "data.val_files=null")
+
+    def fill_disk(folder: str) -> None:
+        (Path(folder) / "lora").mkdir()
+        (Path(folder) / "lora" / "weights").write_text("w")
+        if folder.endswith("2"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    made.stack.workers.save_adapter = fill_disk
+    with pytest.raises(OSError, match="No space left"):
+        made.fit(None)
+    assert [path.name for path in (tmp_path / "adapters").iterdir()] == ["step_000001"]
 
 
 def test_a_step_counts_its_samples_and_no_more_time_than_passes(tmp_path: Path) -> None:

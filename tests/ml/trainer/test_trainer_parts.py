@@ -169,13 +169,16 @@ def test_rewards_are_measured_from_two_samples_on_with_the_numbers_of_scorers() 
         "reward/mean": 2.0,
         "reward/std": pytest.approx(2**0.5),
         "reward/size/mean": 3.5,
+        "reward/size/std": pytest.approx(4.5**0.5),
         "reward/right/mean": 0.5,
+        "reward/right/std": pytest.approx(0.5**0.5),
     }
     assert step_metrics.rewards(torch.tensor([1.0]), {}) == {"reward/mean": 1.0}
     assert step_metrics.evaluation(torch.tensor([1.0, 3.0]), {"size": [2, 5]}) == {
         "val/reward/mean": 2.0,
         "val/reward/stderr": pytest.approx(1.0),
         "val/size/mean": 3.5,
+        "val/size/stderr": pytest.approx(1.5),
         "val/n": 2,
     }
 
@@ -203,7 +206,7 @@ def test_samples_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.samples(3, [Sample("a cat", 7, 0.5, torch.zeros(3, 4, 4, dtype=torch.uint8))], 24)
     index = json.loads((tmp_path / "samples/step_000003/index.json").read_text())
-    assert index == [{"file": "00.png", "prompt": "a cat", "seed": 7, "score": 0.5}]
+    assert index == [{"file": "00.png", "prompt": "a cat", "seed": 7, "score": 0.5, "kind": "prompt"}]
     folder.step({"step": 1, "x": float("nan"), "y": torch.tensor(2.0)})  # type: ignore[dict-item]
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "x": None, "y": 2.0}
 

@@ -107,7 +107,7 @@ def test_a_rank_writes_a_checkpoint_in_the_background_and_reports_its_error(tmp_
     rank = worker("nothing", [])
     rank._writing = BackgroundWrite()
     rank.actor = SimpleNamespace(stage=lambda folder: writes.pop(0))
-    for method in (rank.start_checkpoint, rank.finish_checkpoint):
+    for method in (rank.start_checkpoint, rank.finish_checkpoint, rank.save_adapter):
         assert getattr(method, MAGIC_ATTR)["dispatch_mode"] is Dispatch.ONE_TO_ALL, "every rank writes its shards"
     rank.start_checkpoint(str(tmp_path))
     assert rank.finish_checkpoint(60.0) and (tmp_path / "state").exists()

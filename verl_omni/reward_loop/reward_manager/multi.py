@@ -18,10 +18,11 @@ from verl_omni.reward_loop.part_settings import (
     part_problems,
     weight_problem,
 )
-from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, resolve
+from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, group_of, resolve
 from verl_omni.reward_loop.rewards import get_scorer
 from verl_omni.reward_loop.rewards.python import package_of
 from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, failed_score, parse_score, unscored
+from verl_omni.reward_loop.scoring_queue import Group
 
 logger = logging.getLogger(__name__)
 AGGREGATIONS = ("weighted_mean", "weighted_sum", "normalized_sum")
@@ -82,6 +83,7 @@ class MultiVisualRewardManager(VisualRewardManager):
             the failure. With several failures, the first required one is returned.
         """
         sample = self.arguments(data)
+        group = group_of(data)
         is_evaluation = bool(data.meta_info.get("validate"))
         extra: dict[str, Any] = {}
         failures: list[ScoringFailure] = []
@@ -89,7 +91,7 @@ class MultiVisualRewardManager(VisualRewardManager):
         for part in self.parts:
             if part.evaluates and not is_evaluation:
                 continue
-            one = await self._score_part(part, sample)
+            one = await self._score_part(part, sample, group)
             score = one["reward_score"]
             if FAILURE in one:
                 failures.append(one[FAILURE])
@@ -105,9 +107,9 @@ class MultiVisualRewardManager(VisualRewardManager):
         made = {"reward_score": combined, "reward_extra_info": {**extra, f"reward/{COMBINED}": combined}}
         return made if failure is None else {**made, FAILURE: failure}
 
-    async def _score_part(self, part: Part, sample: dict[str, Any]) -> dict[str, Any]:
+    async def _score_part(self, part: Part, sample: dict[str, Any], group: Group | None) -> dict[str, Any]:
         try:
-            answer = await self.queue(part.key, part.function, part.settings).score(sample)
+            answer = await self.queue(part.key, part.function, part.settings).score(sample, group)
             made = parse_score(answer)
         except Exception as error:
             name = f"reward {part.key!r}"

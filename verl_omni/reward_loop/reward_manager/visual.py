@@ -18,11 +18,12 @@ from verl_omni.reward_loop.rewards.python import load
 from verl_omni.reward_loop.scorer_names import custom_name, scorer_name
 from verl_omni.reward_loop.scorer_results import ScorerFailed, ScoringFailure, failed_score, parse_score, unscored
 from verl_omni.reward_loop.scorer_signature import parameters_of, signature_of
-from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS, ScoringQueue
+from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS, Group, ScoringQueue
 from verl_omni.utils.pixels import BOTH, as_pixels
 from verl_omni.utils.registry import import_modules
 
 logger = logging.getLogger(__name__)
+GROUP_COLUMN = "sample_group"  # of a batch for reward workers: a `Group` for each sample
 BATCH_SIZE = 32  # for configurations without `reward.batch_size`
 
 
@@ -81,7 +82,8 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         except Exception as error:
             raise ScorerFailed(failed_score(name, error)) from error
         try:
-            return parse_score(await self.queue("" if chosen else source, scorer, settings).score(sample))
+            queue = self.queue("" if chosen else source, scorer, settings)
+            return parse_score(await queue.score(sample, group_of(data)))
         except Exception as error:
             logger.warning("%s failed; a sample has no score", name, exc_info=error)
             return unscored(ScoringFailure(failed_score(name, error)))
@@ -161,6 +163,12 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
     def assemble_rm_scores(cls, data: DataProto, scores: list[float]) -> torch.Tensor:
         """One score per sample, float32 [B, 1]."""
         return torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
+
+
+def group_of(data: DataProto) -> Group | None:
+    """The group of a sample in the trainer's batch; None where agent loops have samples scored one by one."""
+    (group,) = data.non_tensor_batch.get(GROUP_COLUMN, [None])
+    return group
 
 
 def resolve(name: str, settings: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:

@@ -5,8 +5,9 @@ A scorer's module has:
 - `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`, which gets a uint8 image [3, H, W]
   or video [T, 3, H, W] and returns a number, or a dict with `score` and further numbers, the same keys for every
   sample. With the parameters `data_sources, solution_images, ground_truths, extra_infos` it takes lists of them, and
-  returns a list. Further parameters are its settings: their types and defaults are what a job may write. The first
-  paragraph of its docstring is its line in docs/reference/rewards.md.
+  returns a list. With a parameter `groups` as well, a call has all samples of each of its prompts, and equal `groups`
+  are the same prompt. Further parameters are its settings: their types and defaults are what a job may write. The
+  first paragraph of its docstring is its line in docs/reference/rewards.md.
 - `MODALITY`, if it takes something else: `image` (no videos), `latent`, or `audio` (of `extra_info`).
 - `conflicts(settings)`, PURE, if settings may not fit together, and `setting_problems(settings)`, if it needs something
   on the machine. Both return messages that begin with a setting's name and a colon.

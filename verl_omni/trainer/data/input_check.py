@@ -70,7 +70,9 @@ def _refused_prompts(model: Path, inputs: Inputs) -> Iterator[tuple[str, str]]:
     from verl_omni.pipelines.registry import FAMILIES, training_adapter
 
     architecture = _architecture(model)
-    if architecture not in FAMILIES or not hasattr(training_adapter(architecture), "prompt_check"):
+    if architecture not in FAMILIES or not FAMILIES[architecture].checks_prompts:
+        return
+    if not hasattr(training_adapter(architecture), "prompt_check"):
         return
     from verl_omni.trainer.data import prompt_dataset
     from verl_omni.trainer.settings import configuration, model_settings

@@ -8,7 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.reward_loop.rewards import SCORERS
+from verl_omni.reward_loop.rewards import SCORERS, get_scorer
+from verl_omni.reward_loop.scorer_signature import takes_groups
 from verl_omni.trainer.data import prompt_files
 from verl_omni.trainer.settings.reference_modules import DATASET
 from verl_omni.trainer.settings.reward_settings import ONE, OWN_MODULE
@@ -59,6 +60,7 @@ def _rows_decide(config: DictConfig) -> bool:
 
 def _problem(groups: Sequence[Any], prompt_key: str) -> str | None:
     """The first row that names no scorer, and what to do. A loop that a row chooses may score it itself."""
+    group_wise = {name for name in SCORERS if takes_groups(get_scorer(name))}
     for files in groups:
         for file in [files] if isinstance(files, str) else files or ():
             for place, row in prompt_files.rows(Path(file), prompt_key, COLUMN, LOOP):
@@ -66,4 +68,6 @@ def _problem(groups: Sequence[Any], prompt_key: str) -> str | None:
                 if name not in SCORERS and not row.get(LOOP):
                     why = f"its column {COLUMN} names no scorer: {name}" if name else f"it has no column {COLUMN}"
                     return f"{place}: no reward function is given, and {why}; {ADVICE}"
+                if name in group_wise:
+                    return f"{place}: {name} compares the samples of a prompt, so it must score all rows; {ADVICE}"
     return None

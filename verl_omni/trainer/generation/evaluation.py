@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_omni.reward_loop.scorer_results import TooManyUnscored
 from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.generation import sample_generation, shown_samples
 from verl_omni.trainer.generation.engines import Engines
 from verl_omni.trainer.generation.sample_generator import SampleGenerator
+from verl_omni.trainer.generation.shown_samples import TrainingPreview
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.step_recorder import StepRecorder, timed
-from verl_omni.trainer.run.run_folder import write_samples
+from verl_omni.trainer.run.run_folder import Sample, write_samples
 from verl_omni.trainer.run.step_checkpoints import is_due
 from verl_omni.trainer.settings import async_settings
 
@@ -51,8 +54,11 @@ class Evaluation:
             return bool(self._config.trainer.val_before_train)
         return step == self._last or is_due(self._config.trainer.test_freq, step)
 
-    def evaluate(self, step: int) -> dict[str, float]:
+    def evaluate(self, step: int, previews: Sequence[TrainingPreview] = ()) -> dict[str, float]:
         """Evaluate the weights after a step; returns the metrics.
+
+        Args:
+            previews: training samples, shown beside samples of the same prompts that are in no metric.
 
         Raises:
             StaleSample: a sample has another version of the weights.
@@ -65,14 +71,29 @@ class Evaluation:
             with timed(metrics, "eval"):
                 samples = self._generate(rows, seed, step)
                 step_metrics.check_versions(samples.versions, step)
-                if not self._engines.awake:
-                    self._engines.publish(step)
+                self._wake(step)
+                compared = self._beside(previews, step) if previews else []
+                self._wake(step)
             metrics |= step_metrics.evaluation(samples.scores, samples.extras)
             metrics |= step_metrics.image_statistics(samples.statistics, samples.groups, prefix="val/")
             self._recorder.observe_scores(step, samples)
-            if self._show(rows, samples, seed, step):
+            if self._show(rows, samples, compared, step):
                 metrics |= step_metrics.image_diversity(samples.images)  # type: ignore[arg-type]
         return metrics
+
+    def _wake(self, step: int) -> None:
+        if not self._engines.awake:
+            self._engines.publish(step)
+
+    def _beside(self, previews: Sequence[TrainingPreview], step: int) -> list[Sample]:
+        """The previews beside samples of these weights; none where those could not be scored."""
+        rows = [preview.row for preview in previews]
+        seed = self._config.actor_rollout_ref.rollout.val_kwargs.seed
+        try:
+            samples = shown_samples.evaluation_samples(rows, self._generate(rows, seed, step), seed)
+        except TooManyUnscored:  # a preview never stops a run
+            return []
+        return [shown_samples.beside(preview, sample) for preview, sample in zip(previews, samples, strict=False)]
 
     def _generate(self, rows: list[Any], seed: int, step: int) -> ScoredSamples:
         batch = sample_generation.evaluation_requests(rows, seed=seed, version=step)
@@ -84,15 +105,19 @@ class Evaluation:
             return generate()  # the requests themselves wait for replicas that join
         return self._generator.retry_with_others(generate, step)
 
-    def _show(self, rows: list[Any], scored: ScoredSamples, seed: int, step: int) -> bool:
-        """Write pictures where the run asks for them. Returns whether there are any."""
+    def _show(self, rows: list[Any], scored: ScoredSamples, compared: list[Sample], step: int) -> bool:
+        """Write pictures, also of the previews, where the run asks for them. Returns whether there are any."""
+        seed = self._config.actor_rollout_ref.rollout.val_kwargs.seed
         samples = shown_samples.evaluation_samples(rows, scored, seed)
         if not samples:
             return False
         trainer = self._config.trainer
         shown = shown_samples.choose(samples, trainer.sample_prompts)
-        tracked = shown_samples.choose(samples, self._recorder.pictures)
-        self._recorder.show(step, shown, tracked, trainer.video_fps)
+        if 0 < len(shown) < len(samples):
+            shown += shown_samples.extremes(samples)
+        limit = self._recorder.pictures
+        tracked = [*shown_samples.choose(samples, limit), *compared[:limit]]
+        self._recorder.show(step, [*shown, *compared], tracked, trainer.video_fps)
         if trainer.validation_data_dir is not None:
             limit = trainer.validation_data_max_samples
             write_samples(Path(trainer.validation_data_dir), step, samples, limit, trainer.video_fps)

@@ -30,14 +30,20 @@ def training_requests(
     seed: int,
     keeps_media: bool = True,
     stores_tensors: bool = False,
+    pictures: int = 0,
 ) -> SampleRequests:
     """The requests of a training step: each prompt `n` times in a row.
 
     Args:
         seed: `rollout.seed`. Seeds depend on it, the step and the row, so a resumed run draws the same samples.
+        pictures: number of prompts whose first sample's pixels come back in any case.
     """
     return SampleRequests(
-        [SampleRequest(row, f"{step}-{place}") for place, row in enumerate(rows) for _ in range(n)],
+        [
+            SampleRequest(row, f"{step}-{place}", keeps_picture=place < pictures and number == 0)
+            for place, row in enumerate(rows)
+            for number in range(n)
+        ],
         version,
         seed=hashed_seed("samples", seed, step),
         finished_steps=step - 1,

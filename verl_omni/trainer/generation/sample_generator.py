@@ -83,6 +83,7 @@ class SampleGenerator:
         self._stack.before_ray_ends.append(join)
 
     def _score_all(self, samples: Any) -> Any:
-        """Have the judge, or scorers, on the trainer's accelerators score a batch, while the engines sleep."""
-        self._engines.sleep()
+        """Score a generated batch; the engines sleep if the judge, or a scorer, is on their accelerators."""
+        if scorer_devices.needs_engines_asleep(self._config):
+            self._engines.sleep()
         return self._stack.rewards.compute_rm_score(samples)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from omegaconf import DictConfig
+from torch import Tensor
+from torch.nn.functional import interpolate
 
 from verl_omni.samples import SampleRequests, ScoredSamples
 from verl_omni.trainer.data.prompt_images import images_of
 from verl_omni.trainer.generation.sample_generation import evaluation_seeds
-from verl_omni.trainer.run.run_folder import Sample
+from verl_omni.trainer.run.run_folder import PREVIEW, Sample, as_picture
 from verl_omni.utils.messages import prompt_text
 from verl_omni.utils.seeds import sample_seeds
+
+PREVIEWS = 4  # training samples that are shown beside the evaluation's
+EXTREMES = 4  # samples with the best scores of an evaluation that are saved, and as many with the worst
 
 
 def training_samples(batch: SampleRequests, found: ScoredSamples, rollout: DictConfig) -> list[Sample]:
@@ -67,3 +74,43 @@ def choose(samples: Sequence[Sample], limit: int) -> list[Sample]:
     distinct = list(first.values())
     count = min(len(first), limit)
     return [distinct[place * len(distinct) // count] for place in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPreview:
+    """A training sample that is shown beside the evaluation's sample of the same prompt and initial noise."""
+
+    row: Mapping[str, Any]
+    """Row of the data set, with the seed of the sample in its column `seed`."""
+    picture: Tensor
+    """uint8 [C, H, W] or [T, C, H, W]."""
+    score: float
+
+
+def training_previews(batch: SampleRequests, found: ScoredSamples, rollout: DictConfig) -> list[TrainingPreview]:
+    """The samples of a training batch whose pictures were kept."""
+    assert batch.seed is not None
+    previews = []
+    for place, picture in found.pictures.items():
+        seeds = sample_seeds(batch.seed, place, rollout.n, same_noise=rollout.algo.init_same_noise)
+        row = {**batch.requests[place].row, "seed": seeds["seed"]}
+        previews.append(TrainingPreview(row, picture, found.scores[place].item()))
+    return previews
+
+
+def beside(preview: TrainingPreview, evaluated: Sample) -> Sample:
+    """The evaluation's sample with the training image on its left, in the size of the evaluation's."""
+    right = as_picture(evaluated.image)
+    left = as_picture(preview.picture)
+    if left.shape != right.shape:
+        left = interpolate(left[None].float(), right.shape[1:], mode="area")[0].round().to(torch.uint8)
+    score = None if math.isnan(preview.score) else preview.score
+    return replace(evaluated, image=torch.cat([left, right], -1), inputs=(), kind=PREVIEW, training_score=score)
+
+
+def extremes(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with the highest and the lowest scores, best and worst first; none twice."""
+    scored = sorted((sample for sample in samples if sample.score is not None), key=lambda sample: sample.score or 0.0)
+    count = min(EXTREMES, len(scored) // 2)
+    best = [replace(sample, kind="best") for sample in reversed(scored[len(scored) - count :])]
+    return best + [replace(sample, kind="worst") for sample in scored[:count]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class TrainingBatches:
         rows: the training data set.
         last: last step of the run.
         offline: whether the run trains on preference pairs, and generates nothing.
+        is_evaluated: whether an evaluation follows a step; some of its training samples are then shown.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class TrainingBatches:
         *,
         last: int,
         offline: bool,
+        is_evaluated: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self._config = config
         self._generator = generator
@@ -70,6 +73,8 @@ class TrainingBatches:
         self._order = order
         self._last = last
         self._offline = offline
+        self._is_evaluated = is_evaluated
+        self._previews: dict[int, list[shown_samples.TrainingPreview]] = {}
         self._ahead: GenerationAhead[ScoredSamples] | None = None
 
     def start(self, step: int) -> None:
@@ -122,8 +127,8 @@ class TrainingBatches:
             StaleSample: a sample has another version of the weights.
         """
         trainer = self._config.trainer
-        rollout = self._config.actor_rollout_ref.rollout
         are_written = trainer.rollout_data_dir is not None and is_due(trainer.rollout_data_save_freq, step)
+        rollout = self._config.actor_rollout_ref.rollout
         batch = sample_generation.training_requests(
             [self._rows[row] for row in self._order.rows(step)],
             n=rollout.n,
@@ -133,10 +138,17 @@ class TrainingBatches:
             # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
             keeps_media=are_written,
             stores_tensors=True,
+            pictures=min(shown_samples.PREVIEWS, trainer.sample_prompts) if self._is_evaluated(step) else 0,
         )
         samples = self._generator.generate(batch, ahead=self._ahead is not None)
         step_metrics.check_versions(samples.versions, version)
+        if samples.pictures:
+            self._previews[step] = shown_samples.training_previews(batch, samples, rollout)
         if are_written and (drawn := shown_samples.training_samples(batch, samples, rollout)):
             limit = trainer.rollout_data_max_samples
             write_samples(Path(trainer.rollout_data_dir), step, drawn, limit, trainer.video_fps)
         return samples
+
+    def previews(self, step: int) -> list[shown_samples.TrainingPreview]:
+        """Samples of a step to show beside the evaluation's, once; none where no evaluation follows it."""
+        return self._previews.pop(step, [])

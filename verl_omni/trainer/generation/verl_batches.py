@@ -11,13 +11,12 @@ from omegaconf import DictConfig
 from verl import DataProto
 
 from verl_omni.agent_loop.rows import short_prompt
-from verl_omni.agent_loop.training_tensors import RECORDED, STATISTICS
+from verl_omni.agent_loop.training_tensors import KEEPS_PICTURE, PICTURE, RECORDED, STATISTICS
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, failure_of
 from verl_omni.samples import SAMPLE, SampleRequests, ScoredSamples, TrainingBatch
-from verl_omni.utils.columns import objects
+from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST, objects
 from verl_omni.utils.pixels import as_pixels
-from verl_omni.workers.rollout.diffusion_output import TIMES_ABORTED, TIMES_LOST
 
 
 def requests_to_verl(batch: SampleRequests, *, failures_allowed: int = 0, score_later: bool = False) -> DataProto:
@@ -38,6 +37,8 @@ def requests_to_verl(batch: SampleRequests, *, failures_allowed: int = 0, score_
     else:
         columns["_rollout_seed_global_idx"] = np.arange(len(batch.requests), dtype=np.int64)
         meta |= {"finished_steps": batch.finished_steps, "rollout_seed": batch.seed}
+    if any(request.keeps_picture for request in batch.requests):
+        columns[KEEPS_PICTURE] = np.array([request.keeps_picture for request in batch.requests], dtype=object)
     if not batch.keeps_media:
         meta["carry_responses"] = False
     if batch.stores_tensors:
@@ -92,6 +93,11 @@ def samples_from_verl(
         stored=stored,
         failures=_failures(scores, columns.get(FAILURE, [None] * len(output)), batch.prompts()),
         statistics=[] if any(each is None for each in statistics) else list(statistics),
+        pictures={
+            place: torch.from_numpy(pixels)
+            for place, pixels in enumerate(columns.get(PICTURE, ()))
+            if pixels is not None
+        },
         times_lost=sum(columns.get(TIMES_LOST, ())),
         times_aborted=sum(columns.get(TIMES_ABORTED, ())),
     )

@@ -53,7 +53,7 @@ def check_versions(stamps: Sequence[Any], expected: int) -> None:
 
 
 def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "") -> dict[str, float]:
-    """Mean and standard deviation of the reward [B], and the mean of every numeric extra a scorer gave.
+    """Mean and standard deviation of the reward [B], and of every numeric extra a scorer gave.
 
     Each is over the samples that have it. If some lack it, `reward/unscored` says how many have no reward (NaN), and
     `reward/<extra>/n` how many have that extra, as a finite number.
@@ -69,6 +69,8 @@ def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "
         if not numbers:
             continue
         made[f"{prefix}reward/{name}/mean"] = float(np.mean(numbers))
+        if len(numbers) > 1:
+            made[f"{prefix}reward/{name}/std"] = float(np.std(numbers, ddof=1))
         if len(numbers) < len(values):
             made[f"{prefix}reward/{name}/n"] = len(numbers)
     return made
@@ -92,19 +94,19 @@ def _numbers(values: Sequence[Any]) -> list[float]:
 
 
 def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Metrics of an evaluation: mean, standard error, number of samples with a reward, and means of the extras.
-
-    The score of each of several scorers, `reward/<key>`, has a standard error too.
-    """
+    """Metrics of an evaluation: number of samples with a reward, means and standard errors of it and of the extras."""
     made = rewards(scores, extras, prefix="val/")
-    spread = made.pop("val/reward/std", None)
-    error = {} if spread is None else {"val/reward/stderr": spread / math.sqrt(len(scored(scores)))}
-    for name, values in extras.items():
-        numbers = [value for value in _numbers(values) if math.isfinite(value)]
-        if name.startswith("reward/") and name.count("/") == 1 and len(numbers) > 1:
-            error[f"val/{name}/stderr"] = float(np.std(numbers, ddof=1)) / math.sqrt(len(numbers))
-    named = {name.replace("val/reward/", "val/") if name.count("/") > 2 else name: v for name, v in made.items()}
-    return {**named, **error, "val/n": len(scored(scores))}
+    count = len(scored(scores))
+    found: dict[str, float] = {}
+    for name, value in made.items():
+        shown = name.replace("val/reward/", "val/") if name.count("/") > 2 else name
+        if not name.endswith("/std"):
+            found[shown] = value
+            continue
+        subject = name.removesuffix("/std")
+        samples = count if subject == "val/reward" else made.get(f"{subject}/n", len(scores))
+        found[f"{shown.removesuffix('/std')}/stderr"] = value / math.sqrt(samples)
+    return found | {"val/n": count}
 
 
 def reward_spread(scores: Tensor, groups: Sequence[str]) -> dict[str, float]:

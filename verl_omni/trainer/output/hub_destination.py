@@ -82,7 +82,7 @@ class HubDestination:
     def send(self, files: Sequence[ResultFile], title: str, ended: Callable[[], bool]) -> None:
         """As `Destination.send`: all files are there, or none. `README.md` comes with the first checkpoint."""
         pending = [each for each in files if each.key not in self._sent]
-        weights = [each.name for each in files if each.name.startswith("checkpoints/")]
+        weights = [each.name for each in files if each.name.startswith(("checkpoints/", "adapters/"))]
         card = self._card(any("/lora/" in name for name in weights)) if weights and not self._has_card else None
         request = hub_commit.Request(
             self.repository,

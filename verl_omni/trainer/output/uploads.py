@@ -1,8 +1,8 @@
-"""`Output`: sends adapter, report and samples of a run elsewhere, in the background after each checkpoint.
+"""`Output`: sends adapter, report and samples of a run elsewhere, in the background after each checkpoint and adapter.
 
 `<url>` gets the files of the run folder under the same names (docs/guides/results.md). From a checkpoint, it gets the
-adapter, or all files if all weights are trained. `latest.json`, written last, names the newest checkpoint whose files
-are all there.
+adapter, or all files if all weights are trained. `latest.json`, written last, names the newest checkpoint, or
+adapter saved without one, whose files are all there.
 """
 
 from __future__ import annotations
@@ -247,8 +247,8 @@ class Results:
             self._output = output
 
     def observe(self, event: Mapping[str, Any]) -> None:
-        """Send the results of a checkpoint when the event of its completion comes."""
-        if self._output is not None and event["event"] == "checkpoint":
+        """Send the results of a checkpoint, or of an adapter, when the event of its completion comes."""
+        if self._output is not None and event["event"] in ("checkpoint", "adapter"):
             self._output.add(event["step"], Path(event["path"]))
 
     def wait(self, *, complete: bool) -> None:

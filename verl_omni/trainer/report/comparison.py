@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from verl_omni.trainer.report import page, plots, statements
+from verl_omni.trainer.report.changed_settings import ABSENT, NAMES, flatten
 from verl_omni.trainer.report.description import text
 from verl_omni.trainer.report.run_data import Run, load
 from verl_omni.trainer.run.run_folder import atomic_write
 
 MOST_RUNS = len(plots.RUN_COLORS)
-# Settings that name a run and say nothing about it.
-OWN = ("trainer.default_local_dir", "trainer.experiment_name")
 METRICS = page.DIVERSITY_LABELS | page.ACTOR_LABELS | {"timing_s/step": "Seconds of each step"}
 
 
@@ -44,7 +43,7 @@ def render(runs: Mapping[str, Run]) -> str:
     """The comparison as one HTML document that loads nothing else."""
     every = list(runs.values())
     rows = image_rows(every)
-    last = {name: max(run.images) for name, run in runs.items() if run.images}
+    last = {name: max(images) for name, run in runs.items() if (images := run.images_of("prompt"))}
     return (
         page.environment()
         .get_template("comparison.html.j2")
@@ -58,6 +57,7 @@ def render(runs: Mapping[str, Run]) -> str:
             results=results(every),
             differences=differences([run.settings for run in every]),
             rows=rows,
+            shown=len(runs),
             last=last,
             size=page.image_size(every[0]),
             others=list(_others(runs)),
@@ -83,29 +83,21 @@ def results(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Name -> value in each run, of the settings that are not the same in all; `–` where a run does not have it."""
-    flat = [dict(_flatten(each)) for each in settings]
-    known = dict.fromkeys(name for each in flat for name in each if name not in OWN)
-    found = {name: [text(each[name]) or "null" if name in each else "–" for each in flat] for name in known}
+    flat = [dict(flatten(each)) for each in settings]
+    known = dict.fromkeys(name for each in flat for name in each if name not in NAMES)
+    found = {name: [text(each[name]) or "null" if name in each else ABSENT for each in flat] for name in known}
     return {name: values for name, values in sorted(found.items()) if len(set(values)) > 1}
 
 
 def image_rows(runs: Sequence[Run]) -> list[page.ImageRow]:
     """Prompts that the last evaluation of every run has images of, from the same seed; no prompt twice."""
-    if not all(run.images for run in runs):
+    of_prompts = [run.images_of("prompt") for run in runs]
+    if not all(of_prompts):
         return []
-    found = [{(image.prompt, image.seed): image for image in run.images[max(run.images)]} for run in runs]
+    found = [{(image.prompt, image.seed): image for image in images[max(images)]} for images in of_prompts]
     shared = [key for key in found[0] if all(key in other for other in found)]
     rows = {prompt: page.ImageRow(prompt, seed, [each[prompt, seed] for each in found]) for prompt, seed in shared}
     return list(rows.values())
-
-
-def _flatten(settings: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        path = f"{at}.{name}" if at else str(name)
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, path)
-        else:
-            yield path, value
 
 
 def _held_out(run: Run, place: int) -> str:

@@ -13,6 +13,7 @@ from verl_omni.trainer.report.statements import duration, number, recorded
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+LOSS_MODE = f"{ACTOR}.diffusion_loss.loss_mode"
 
 
 def describe(run: Run) -> dict[str, str]:
@@ -20,12 +21,12 @@ def describe(run: Run) -> dict[str, str]:
     settings = run.settings
     rows = {
         "Model": _model(settings),
-        "Algorithm": text(_get(settings, f"{ACTOR}.diffusion_loss.loss_mode")),
+        "Algorithm": text(get(settings, LOSS_MODE)),
         "Reward": _reward(settings),
-        "Held-out scorers": ", ".join(held_out_scorers(_get(settings, "reward.reward_functions") or {})),
+        "Held-out scorers": ", ".join(held_out_scorers(get(settings, "reward.reward_functions") or {})),
         "Learning rate": _learning_rate(settings),
         "Samples per step": _samples(settings),
-        "Training samples": _sampling(_get(settings, f"{ROLLOUT}.pipeline")),
+        "Training samples": _sampling(get(settings, f"{ROLLOUT}.pipeline")),
         "Evaluation samples": _sampling(_evaluation_pipeline(settings)),
         "Seeds": _seeds(settings),
         "Machine": _machine(run.machine, settings),
@@ -38,70 +39,70 @@ def describe(run: Run) -> dict[str, str]:
 
 def describe_evaluations(settings: Mapping[str, Any]) -> str:
     """The samples of every evaluation, and the weights that it evaluates."""
-    own = _get(settings, f"{ROLLOUT}.val_kwargs.algo.noise_level")
-    level = _get(settings, f"{ROLLOUT}.algo.noise_level") if own is None else own
+    own = get(settings, f"{ROLLOUT}.val_kwargs.algo.noise_level")
+    level = get(settings, f"{ROLLOUT}.algo.noise_level") if own is None else own
     found = "Every evaluation generates the same held-out prompts from the same initial noise, " + (
         f"and with the same noise of the sampler, of level {text(level)}." if level else "without the sampler's noise."
     )
-    if _get(settings, f"{ACTOR}.ema_decay") is not None:
+    if get(settings, f"{ACTOR}.ema_decay") is not None:
         return f"{found} It measures the moving average of the trained weights."
-    if _get(settings, f"{ROLLOUT}.rollout_adapter") == "old":
+    if get(settings, f"{ROLLOUT}.rollout_adapter") == "old":
         return f"{found} It measures the old policy, which also samples for the training."
     return found
 
 
 def _model(settings: Mapping[str, Any]) -> str:
-    path = _get(settings, f"{MODEL}.path")
+    path = get(settings, f"{MODEL}.path")
     if not path:
         return ""
-    rank = _get(settings, f"{MODEL}.lora_rank")
+    rank = get(settings, f"{MODEL}.lora_rank")
     trained = f"LoRA of rank {rank}" if rank else "all weights of the transformer"
-    architecture = _get(settings, f"{MODEL}.architecture")
+    architecture = get(settings, f"{MODEL}.architecture")
     return f"{PurePath(path).name} ({', '.join(part for part in (architecture, trained) if part)})"
 
 
 def _reward(settings: Mapping[str, Any]) -> str:
-    functions = _get(settings, "reward.reward_functions")
+    functions = get(settings, "reward.reward_functions")
     if isinstance(functions, Mapping) and functions:
         parts = [
             f"{key} (weight {text(part.get('weight', 1.0))})"
             for key, part in functions.items()
             if not only_evaluates(part)
         ]
-        aggregation = _get(settings, "reward.aggregation") or "weighted_mean"  # runs older than this setting lack it
+        aggregation = get(settings, "reward.aggregation") or "weighted_mean"  # runs older than this setting lack it
         return f"{' + '.join(parts)}, {text(aggregation).replace('_', ' ')}"
-    path = _get(settings, "reward.custom_reward_function.path")
+    path = get(settings, "reward.custom_reward_function.path")
     if path:
-        return f"{_get(settings, 'reward.custom_reward_function.name')} in {PurePath(path).name}"
-    scorer = _get(settings, "reward.scorer")
-    arguments = _get(settings, "reward.scorer_kwargs") or {}
+        return f"{get(settings, 'reward.custom_reward_function.name')} in {PurePath(path).name}"
+    scorer = get(settings, "reward.scorer")
+    arguments = get(settings, "reward.scorer_kwargs") or {}
     details = ", ".join(f"{name}: {text(value)}" for name, value in arguments.items())
     return f"{scorer} ({details})" if scorer and details else text(scorer)
 
 
 def _learning_rate(settings: Mapping[str, Any]) -> str:
-    rate = _get(settings, f"{ACTOR}.optim.lr")
+    rate = get(settings, f"{ACTOR}.optim.lr")
     if rate is None:
         return ""
-    schedule = _get(settings, f"{ACTOR}.optim.lr_scheduler_type")
-    warm_up = _get(settings, f"{ACTOR}.optim.lr_warmup_steps")
+    schedule = get(settings, f"{ACTOR}.optim.lr_scheduler_type")
+    warm_up = get(settings, f"{ACTOR}.optim.lr_warmup_steps")
     return ", ".join(
         part for part in (text(rate), text(schedule), f"{warm_up} warm-up steps" if warm_up else "") if part
     )
 
 
 def _samples(settings: Mapping[str, Any]) -> str:
-    prompts = _get(settings, "data.train_batch_size")
-    each = _get(settings, f"{ROLLOUT}.n")
-    if prompts and _get(settings, "algorithm.sample_source") == "offline":
+    prompts = get(settings, "data.train_batch_size")
+    each = get(settings, f"{ROLLOUT}.n")
+    if prompts and get(settings, "algorithm.sample_source") == "offline":
         return f"{2 * prompts} ({prompts} pairs of the data set)"
     return f"{prompts * each} ({prompts} prompts, {each} samples each)" if prompts and each else ""
 
 
 def _evaluation_pipeline(settings: Mapping[str, Any]) -> Any:
     """The pipeline's settings in evaluations, which override those of the training."""
-    own = _get(settings, f"{ROLLOUT}.val_kwargs.pipeline") or {}
-    shared = _get(settings, f"{ROLLOUT}.pipeline") or {}
+    own = get(settings, f"{ROLLOUT}.val_kwargs.pipeline") or {}
+    shared = get(settings, f"{ROLLOUT}.pipeline") or {}
     return {**shared, **{name: value for name, value in own.items() if value is not None}}
 
 
@@ -128,7 +129,7 @@ def _seeds(settings: Mapping[str, Any]) -> str:
         "data": "data.seed",
         "evaluation": f"{ROLLOUT}.val_kwargs.seed",
     }
-    found = {label: _get(settings, name) for label, name in names.items()}
+    found = {label: get(settings, name) for label, name in names.items()}
     return ", ".join(f"{label} {value}" for label, value in found.items() if value is not None)
 
 
@@ -138,7 +139,7 @@ def _machine(machine: Machine | None, settings: Mapping[str, Any]) -> str:
     accelerators = ", ".join(f"{count} × {model}" for model, count in machine.accelerators.items())
     cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
     text = f"{cores} of {machine.cpu}, {number(machine.memory_gib)} GiB memory, {accelerators or 'no GPU or NPU'}"
-    nodes = _get(settings, "trainer.nnodes") or 1
+    nodes = get(settings, "trainer.nnodes") or 1
     return f"{text}; {nodes} nodes" if nodes > 1 else text
 
 
@@ -170,7 +171,7 @@ def _cost(run: Run) -> str:
     if run.machine is not None:
         accelerators = _accelerators(run.settings)
         own = sum(run.machine.accelerators.values())
-        count = accelerators if own else run.machine.cores * (_get(run.settings, "trainer.nnodes") or 1)
+        count = accelerators if own else run.machine.cores * (get(run.settings, "trainer.nnodes") or 1)
         parts.append(f"{number(count * seconds / 3600)} {'accelerator' if own else 'CPU core'} hours")
     return ", ".join(parts)
 
@@ -179,11 +180,11 @@ def _accelerators(settings: Mapping[str, Any]) -> int:
     """Accelerators of the trainer and of standalone replicas; those of judges are not known here."""
     pools = ("trainer", ROLLOUT)
     return sum(
-        (_get(settings, f"{pool}.nnodes") or 0) * (_get(settings, f"{pool}.n_gpus_per_node") or 0) for pool in pools
+        (get(settings, f"{pool}.nnodes") or 0) * (get(settings, f"{pool}.n_gpus_per_node") or 0) for pool in pools
     )
 
 
-def _get(settings: Mapping[str, Any], path: str) -> Any:
+def get(settings: Mapping[str, Any], path: str) -> Any:
     """A setting by its dotted name; None where there is none."""
     value: Any = settings
     for name in path.split("."):

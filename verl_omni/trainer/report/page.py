@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from verl_omni.reward_loop.part_settings import held_out_scorers
 from verl_omni.trainer.report import plots, statements
+from verl_omni.trainer.report.changed_settings import changed_settings
 from verl_omni.trainer.report.description import describe, describe_evaluations
 from verl_omni.trainer.report.run_data import Image, Line, Run, load
 from verl_omni.trainer.run.run_folder import atomic_write
@@ -95,7 +96,7 @@ def write(folder: Path) -> Path:
 def render(run: Run) -> str:
     """The report as one HTML document that loads nothing else."""
     steps = run.steps()
-    columns = sorted(run.images)
+    columns = sorted(run.images_of("prompt"))
     return (
         environment()
         .get_template("report.html.j2")
@@ -113,7 +114,11 @@ def render(run: Run) -> str:
             held_out=_held_out_plots(run),
             columns=columns,
             rows=image_rows(run, columns),
+            shown=min(2, len(columns)),
+            extremes=_extremes(run),
+            previews=_previews(run),
             size=image_size(run),
+            changed=changed_settings(run.settings),
             scorers=_scorers(run),
             diversity=_plots(run.lines, DIVERSITY_LABELS),
             statistics=_statistics(run),
@@ -155,7 +160,8 @@ def plotly_js() -> Markup:
 
 def image_rows(run: Run, columns: list[int]) -> list[ImageRow]:
     """Images of the given steps, one row per prompt; if a prompt has several seeds, the seed with the most images."""
-    found = {step: {(image.prompt, image.seed): image for image in run.images[step]} for step in columns}
+    images = run.images_of("prompt")
+    found = {step: {(image.prompt, image.seed): image for image in images[step]} for step in columns}
     keys = dict.fromkeys(key for step in columns for key in found[step])
     rows: dict[str, ImageRow] = {}
     for prompt, seed in keys:
@@ -166,9 +172,25 @@ def image_rows(run: Run, columns: list[int]) -> list[ImageRow]:
     return list(rows.values())
 
 
+def _extremes(run: Run) -> dict[str, list[Image]]:
+    """Heading -> the samples with the highest and the lowest scores of the last evaluation shown."""
+    found = {}
+    for heading, kind in (("Best", "best"), ("Worst", "worst")):
+        images = run.images_of(kind)  # type: ignore[arg-type]
+        if images:
+            found[f"{heading} of step {max(images)}"] = images[max(images)]
+    return found
+
+
+def _previews(run: Run) -> list[ImageRow]:
+    """Previews, newest step first."""
+    images = run.images_of("preview")
+    return [ImageRow(f"step {step}", 0, list(images[step])) for step in sorted(images, reverse=True)]
+
+
 def image_size(run: Run) -> str:
     """Size class of the run's images, which chooses their layout: small, large, or strips of video frames."""
-    images = [image for step in run.images.values() for image in step]
+    images = [image for step in run.images_of("prompt").values() for image in step]
     if any(image.width >= STRIP * image.height for image in images):
         return "strip"
     return "large" if any(image.width >= SMALL for image in images) else "small"

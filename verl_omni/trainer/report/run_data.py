@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from PIL import Image as Picture
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_HEADER = 24  # bytes up to the end of width and height
-MOST_COLUMNS = 4
+MOST_COLUMNS = 12  # evaluations whose images are in the report
+LONGEST_SIDE = 512  # pixels; larger images are reduced
+Kind = Literal["prompt", "best", "worst", "preview"]
 Line = dict[str, float | None]
 T = TypeVar("T")
 
@@ -29,6 +33,8 @@ class Entry(BaseModel):
     prompt: str
     seed: int
     score: float | None
+    kind: Kind = "prompt"
+    training_score: float | None = None
 
 
 class Event(BaseModel):
@@ -77,6 +83,13 @@ class Image:
     width: int
     height: int
     video: str | None = None
+    kind: Kind = "prompt"
+    """A fixed prompt, one of the best or worst samples of an evaluation, or a preview: a training image beside the
+    evaluation's."""
+    training_score: float | None = None
+    """Score of the training image of a preview."""
+    file: str = ""
+    """Path of the image in the run folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,11 @@ class Run:
     def evaluations(self) -> list[Line]:
         """Lines with an evaluation on held-out prompts."""
         return [line for line in self.lines if _is_evaluation(line)]
+
+    def images_of(self, kind: Kind) -> dict[int, list[Image]]:
+        """The images of a kind by step, for the steps that have any."""
+        chosen = {step: [image for image in images if image.kind == kind] for step, images in self.images.items()}
+        return {step: images for step, images in chosen.items() if images}
 
     def with_metric(self, *names: str) -> list[Line]:
         """Lines that recorded one of the metrics."""
@@ -218,9 +236,29 @@ def _images(folder: Path, evaluated: Set[int]) -> tuple[dict[int, list[Image]], 
 
 
 def _image(file: Path, entry: Entry, size: tuple[int, int]) -> Image:
-    url = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-    video = f"samples/{file.parent.name}/{entry.video}" if entry.video else None
-    return Image(entry.prompt, entry.seed, entry.score, url, *size, video)
+    folder = f"samples/{file.parent.name}"
+    return Image(
+        entry.prompt,
+        entry.seed,
+        entry.score,
+        _data_url(file, size),
+        *size,
+        video=f"{folder}/{entry.video}" if entry.video else None,
+        kind=entry.kind,
+        training_score=entry.training_score,
+        file=f"{folder}/{entry.file}",
+    )
+
+
+def _data_url(file: Path, size: tuple[int, int]) -> str:
+    """The image itself, or, of a large one, a smaller copy."""
+    if max(size) <= LONGEST_SIDE:
+        return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+    smaller = io.BytesIO()
+    with Picture.open(file) as picture:
+        picture.thumbnail((LONGEST_SIDE * max(1, round(size[0] / size[1])), LONGEST_SIDE))
+        picture.convert("RGB").save(smaller, "WEBP", quality=85)
+    return f"data:image/webp;base64,{base64.b64encode(smaller.getvalue()).decode()}"
 
 
 def _header(file: Path) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from verl_omni.agent_loop.rows import run_rows, short_prompt
 from verl_omni.agent_loop.score_requests import UnscoredSamples
 from verl_omni.agent_loop.training_tensors import UNSCORED
 from verl_omni.reward_loop import clip_model
+from verl_omni.reward_loop.reward_manager.visual import GROUP_COLUMN
 from verl_omni.reward_loop.rewards.python import package_of
 from verl_omni.reward_loop.scorer_names import lost_worker_text
 from verl_omni.reward_loop.scorer_results import FAILURE, failure_of
@@ -149,13 +151,21 @@ class RewardWorkers(PinnedRewardLoopManager):
         """
         if self.judge is not None:
             self.judge.wake_up()
-        parts = np.array_split(np.arange(len(data)), min(len(data), len(self.reward_loop_workers)))
+        groups = [str(group) for group in data.non_tensor_batch["uid"]]
+        sizes = Counter(groups)
+        data.non_tensor_batch[GROUP_COLUMN] = objects([(group, sizes[group]) for group in groups])
+        parts = parts_of_groups(groups, len(self.reward_loop_workers))
         replies = {
             worker.compute_score_batch.remote(data.select_idxs(part)): worker
             for part, worker in zip(parts, self.reward_loop_workers, strict=False)
         }
         self._wait(replies)
-        found = [each for part in ray.get(list(replies)) for each in part]
+        by_row = {
+            row: each
+            for rows, part in zip(parts, ray.get(list(replies)), strict=True)
+            for row, each in zip(rows, part, strict=True)
+        }
+        found = [by_row[row] for row in range(len(data))]
         if self.judge is not None:
             self.judge.sleep()
         if self.shared_pool is not None:
@@ -206,6 +216,15 @@ class RewardWorkers(PinnedRewardLoopManager):
             alive = {replies[reply].__ray_ready__.remote(): replies[reply] for reply in waiting}
             if not ended and ray.wait(list(alive), num_returns=len(alive), timeout=seconds)[1]:
                 raise TimeoutError(f"a reward worker did not respond within {seconds:g} s (reward.deadline_seconds)")
+
+
+def parts_of_groups(groups: Sequence[str], workers: int) -> list[list[int]]:
+    """PURE: the rows of at most `workers` parts of a batch; all rows of a group are in one part."""
+    rows: dict[str, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows.setdefault(group, []).append(row)
+    names = np.array_split(np.array(list(rows), dtype=object), min(len(rows), workers))
+    return [[row for name in part for row in rows[name]] for part in names]
 
 
 def start_reward_workers(config: DictConfig, pool: Any, report_phase: Callable[[str], None]) -> RewardWorkers:

@@ -13,6 +13,7 @@ from verl_omni.trainer.run import checkpoint_origin, checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder
 
 DROPPED = "CheckpointDropped"
+ADAPTERS = "adapters"
 
 
 class CheckpointSaver:
@@ -31,6 +32,7 @@ class CheckpointSaver:
         event: records an event of the run.
         may_write: raises where this run may no longer write into the folder.
         also: the text of files that each checkpoint has too, by their names.
+        keep_adapters: number of this run's adapters to keep that were saved without a checkpoint; all if not positive.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class CheckpointSaver:
         event: Callable[..., None],
         may_write: Callable[[], None],
         also: Mapping[str, str] = types.MappingProxyType({}),
+        keep_adapters: int = 0,
     ) -> None:
         self.folder = folder
         self.run_number = 1
@@ -55,6 +58,7 @@ class CheckpointSaver:
         self._event = event
         self._may_write = may_write
         self._also = also
+        self._keep_adapters = keep_adapters
         self._writing: int | None = None  # step
 
     def start(self, resumed_from: Path | None) -> None:
@@ -86,6 +90,21 @@ class CheckpointSaver:
             checkpoints.abandon(self.folder, step)
             raise
         self._writing = step
+
+    def save_adapter(self, step: int) -> None:
+        """Save the adapter alone, complete or not at all, as `adapters/step_NNNNNN/lora` beside the checkpoints.
+
+        Raises:
+            Exception: a rank could not write it; it does not exist then.
+        """
+        self._may_write()
+        folder = self.folder.with_name(ADAPTERS)
+        path = checkpoints.save(folder, step, self._write_adapter, keep=self._keep_adapters, run=self.run_number)
+        self._event("adapter", step=step, path=str(path))
+
+    def _write_adapter(self, folder: Path) -> None:
+        self._workers.save_adapter(str(folder))
+        self._may_write()
 
     def poll(self) -> None:
         """Complete the checkpoint that is being written if its write has ended.
@@ -172,4 +191,5 @@ def saver_of_run(config: DictConfig, workers: Any, folder: RunFolder) -> Checkpo
         event=folder.event,
         may_write=folder.check_owner,
         also=checkpoint_origin.of_run(config).files(),
+        keep_adapters=int(config.trainer.max_adapters_to_keep or 0),
     )

@@ -28,6 +28,8 @@ def format_event(event: Mapping[str, Any]) -> str:
             return f"step {event['step']}: " + ", ".join(_numbers(event))
         case "checkpoint":
             return f"saved step {event['step']} in {event['path']}"
+        case "adapter":
+            return f"saved the adapter of step {event['step']} in {event['path']}"
         case "output" if event["step"] is None:
             return f"sent the report to {event['url']}"
         case "output":

@@ -25,6 +25,7 @@ from verl_omni.trainer.run.machine import describe_machine, source_commit
 from verl_omni.utils.pixels import as_images
 
 STRIP_FRAMES = 4
+PREVIEW = "preview"  # kind of a sample that shows a training image beside the evaluation's
 OWNER = ".owner"
 VIDEO_QUALITY = 90  # quality of WebP's lossy compression, at most 100
 VIDEO_EFFORT = 2  # from 0 to 6: the time to write grows faster than the file shrinks
@@ -46,6 +47,8 @@ class Sample:
     inputs: Sequence[Image.Image] = ()  # images of its prompt
     sde_noise_seed: int | None = None  # seed of the noise of the steps, if it differs from `seed`
     version: int | None = None
+    kind: str = "prompt"  # in the index: a fixed prompt; best, worst: of an evaluation; preview: see `TrainingPreview`
+    training_score: float | None = None  # of a preview
 
 
 class TakenOver(Exception):
@@ -65,6 +68,7 @@ class RunFolder:
         self.path = path
         self.on_event = on_event
         self._owner: str | None = None
+        self._images_folder: str | None = None  # of the last evaluation with images
         self._newest: float | None = None  # the step of the last line of metrics.jsonl
         self._lock = threading.RLock()  # results are sent in the background, and recorded from there
         path.mkdir(parents=True, exist_ok=True)
@@ -154,7 +158,9 @@ class RunFolder:
         else:
             self._append("metrics.jsonl", line)
         self._newest = line["step"]
-        event = {"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored}
+        event: dict[str, Any] = {"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored}
+        if self._images_folder is not None:
+            event["images_folder"] = self._images_folder
         if held_out:
             event["val/held_out_scores"] = {scorer: _plain(value) for scorer, value in held_out.items()}
         self._record(event)
@@ -170,10 +176,18 @@ class RunFolder:
         for place, sample in enumerate(samples):
             name = f"{place:02d}.png"
             as_file(sample).save(folder / name)
-            video = _add_video(videos, folder, f"{place:02d}.webp", sample)
-            index.append({"file": name, **video, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
+            entry: dict[str, Any] = {
+                "file": name,
+                **_add_video(videos, folder, f"{place:02d}.webp", sample),
+                "prompt": sample.prompt,
+            }
+            entry |= {"seed": sample.seed, "score": sample.score, "kind": sample.kind}
+            if sample.kind == PREVIEW:
+                entry["training_score"] = sample.training_score
+            index.append(entry)
         _write_videos(videos, fps)
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
+        self._images_folder = f"samples/{folder.name}"
 
     def _record(self, event: Mapping[str, Any]) -> None:
         with self._lock:

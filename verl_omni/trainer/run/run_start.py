@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_omni.trainer.run import checkpoint_origin, checkpoints
+from verl_omni.trainer.run.checkpoint_saver import ADAPTERS
 from verl_omni.trainer.run.resumed_settings import describe_changes
 from verl_omni.trainer.run.run_folder import RunFolder
 
@@ -25,6 +26,8 @@ def begin(config: DictConfig, folder: RunFolder, without_effect: Mapping[str, st
     own = folder.path / "checkpoints"
     checkpoints.recover(own)
     aside = checkpoints.set_aside(own) if config.trainer.resume_mode == "disable" else None
+    if config.trainer.resume_mode == "disable":
+        checkpoints.set_aside(folder.path / ADAPTERS)
     by_path = config.trainer.resume_mode == "resume_path"
     checkpoint = Path(config.trainer.resume_from_path) if by_path else checkpoints.latest(own)
     step = None if checkpoint is None else checkpoints.step_of(checkpoint)

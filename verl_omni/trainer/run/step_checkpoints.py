@@ -37,6 +37,7 @@ class StepCheckpoints:
 
     Args:
         every: steps between two checkpoints (`trainer.save_freq`); not positive: only the last step is saved.
+        adapter_every: steps between two adapters that are saved alone; not positive: none is.
         total: steps of the run.
         before_save: records what is known of the last complete step, so that a resumed run continues after it.
     """
@@ -47,6 +48,7 @@ class StepCheckpoints:
         requests: RunRequests,
         *,
         every: int,
+        adapter_every: int,
         total: int,
         before_save: Callable[[], None],
     ) -> None:
@@ -54,6 +56,7 @@ class StepCheckpoints:
         self.requests = requests
         self.last_complete_step = 0
         self._every = every
+        self._adapter_every = adapter_every
         self._total = total
         self._before_save = before_save
 
@@ -86,6 +89,8 @@ class StepCheckpoints:
     def after_step(self, step: int) -> None:
         """Save a step that is recorded, if it is due or requested."""
         self.saver.poll()
+        if is_due(self._adapter_every, step):
+            self.saver.save_adapter(step)
         if not self._save_if_wanted() and is_due(self._every, step):
             self.saver.save(step)
 

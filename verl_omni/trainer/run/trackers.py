@@ -11,9 +11,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer.run.run_folder import Sample, as_picture
+from verl_omni.trainer.run.run_folder import PREVIEW, Sample, as_picture
 
-TAG = "val/generations"
+TAGS = {PREVIEW: "train/previews"}  # by kind; others are in val/generations
 
 
 class TrackerNotOpened(RuntimeError):
@@ -38,9 +38,13 @@ class Trackers:
 
     def show(self, step: int, samples: Sequence[Sample]) -> None:
         """Show held-out samples, with their prompts and scores, in the trackers that can."""
+        by_tag: dict[str, list[Sample]] = {}
+        for sample in samples:
+            by_tag.setdefault(TAGS.get(sample.kind, "val/generations"), []).append(sample)
         for name, logger in self._tracking.logger.items():
-            if samples and (show := SHOW.get(name)) is not None:
-                show(logger, step, samples)
+            for tag, shown in by_tag.items():
+                if (show := SHOW.get(name)) is not None:
+                    show(logger, tag, step, shown)
 
     def finish(self) -> None:
         """Write everything and close."""
@@ -108,23 +112,26 @@ def _drop_from(step: int, writer: Any) -> None:
 
 def _caption(sample: Sample) -> str:
     score = "no score" if sample.score is None else f"score {sample.score:.4g}"
+    if sample.kind == PREVIEW:
+        trained = "no score" if sample.training_score is None else f"score {sample.training_score:.4g}"
+        score = f"training {trained} | evaluation {score}"
     return f"{sample.prompt} (seed {sample.seed}, {score})"
 
 
-def _show_in_wandb(wandb: Any, step: int, samples: Sequence[Sample]) -> None:
+def _show_in_wandb(wandb: Any, tag: str, step: int, samples: Sequence[Sample]) -> None:
     pictures = [wandb.Image(_array(sample), caption=_caption(sample)) for sample in samples]
-    wandb.log({TAG: pictures}, step=step)
+    wandb.log({tag: pictures}, step=step)
 
 
-def _show_in_tensorboard(adapter: Any, step: int, samples: Sequence[Sample]) -> None:
+def _show_in_tensorboard(adapter: Any, tag: str, step: int, samples: Sequence[Sample]) -> None:
     for place, sample in enumerate(samples):
-        adapter.writer.add_image(f"{TAG}/{place:02d}", as_picture(sample.image), step)
-        adapter.writer.add_text(f"{TAG}/{place:02d}", _caption(sample), step)
+        adapter.writer.add_image(f"{tag}/{place:02d}", as_picture(sample.image), step)
+        adapter.writer.add_text(f"{tag}/{place:02d}", _caption(sample), step)
 
 
-def _show_in_mlflow(adapter: Any, step: int, samples: Sequence[Sample]) -> None:
+def _show_in_mlflow(adapter: Any, tag: str, step: int, samples: Sequence[Sample]) -> None:
     mlflow = importlib.import_module("mlflow")  # not among the locked packages
-    folder = f"{TAG}/step_{step:06d}"
+    folder = f"{tag}/step_{step:06d}"
     for place, sample in enumerate(samples):
         mlflow.log_image(_array(sample), artifact_file=f"{folder}/{place:02d}.png")
     captions = {f"{place:02d}.png": _caption(sample) for place, sample in enumerate(samples)}
@@ -136,7 +143,7 @@ def _array(sample: Sample) -> Any:
     return as_picture(sample.image).permute(1, 2, 0).numpy()
 
 
-SHOW: dict[str, Callable[[Any, int, Sequence[Sample]], None]] = {
+SHOW: dict[str, Callable[[Any, str, int, Sequence[Sample]], None]] = {
     "wandb": _show_in_wandb,
     "tensorboard": _show_in_tensorboard,
     "mlflow": _show_in_mlflow,

@@ -19,6 +19,7 @@ from verl_omni.reward_loop.scorer_signature import (
     nearest_name,
     signature_in_source,
     signature_of,
+    takes_groups,
 )
 from verl_omni.trainer.settings.module_source import SourceNotFound, find_source
 
@@ -28,6 +29,30 @@ ONE = "VisualRewardManager"
 SEVERAL = "MultiVisualRewardManager"
 NORMALIZED = "normalized_sum"  # value of reward.aggregation
 OF_TEXTS = ("naive", "dapo", "gdpo", "rate_limited", "remote")  # verl's managers, by their registered names
+
+
+def is_group_wise(reward: DictConfig) -> bool:
+    """Whether a scorer gets all samples of a prompt together. A function that does not exist does not."""
+    function = reward.custom_reward_function
+    parts = [dict(given) | {"name": given.get("name") or key} for key, given in reward.reward_functions.items()]
+    parts += [{"path": function.path, "name": function.name}] if function.path else []
+    parts += [{**(reward.scorer_kwargs or {}), "name": reward.scorer}] if reward.scorer else []
+    return any(_is_group_wise(given) for given in parts)
+
+
+def _is_group_wise(given: Mapping[str, Any]) -> bool:
+    path = given.get("path")
+    name = str(given["name"])
+    if not path and name == "python":
+        file, _, name = str(given.get("function", "")).rpartition(":")
+        path = file if file.endswith(".py") else f"pkg://{file}"
+    if not path:
+        return name in SCORERS and takes_groups(get_scorer(name))
+    try:
+        signature = _signature(str(path), name)
+    except (SourceNotFound, ScorerNotFound, SyntaxError):  # `find_problems` names it
+        return False
+    return signature is not None and signature.group_wise
 
 
 class ScorerNotFound(ValueError):

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_omni.reward_loop.part_settings import TRAINER
 from verl_omni.reward_loop.rewards import has_setting
 from verl_omni.trainer.settings import async_settings, judge_settings
+from verl_omni.trainer.settings.reward_settings import is_group_wise
 
 _ACCELERATOR = re.compile(r"(?:cuda|npu)(?::(\d+))?")
 PLACED = 1e-4  # amount of a node's custom resource (1 in total) that places an actor on the node
@@ -43,7 +44,12 @@ def sharing(reward: DictConfig) -> list[str]:
 
 
 def scores_late(config: DictConfig) -> bool:
-    """Whether a batch is scored once it is generated, because a judge or a scorer needs the engines' accelerators."""
+    """Whether a batch is scored once it is generated: `needs_engines_asleep`, or a scorer compares its samples."""
+    return needs_engines_asleep(config) or is_group_wise(config.reward)
+
+
+def needs_engines_asleep(config: DictConfig) -> bool:
+    """Whether a judge or a scorer needs the engines' accelerators."""
     return bool(sharing(config.reward)) or judge_settings.sleeps(config)
 
 
@@ -53,7 +59,12 @@ def colocated(config: DictConfig) -> int:
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
-    """Messages about settings that do not work with scorers on the trainer's accelerators."""
+    """Messages about settings that do not work with scorers on the trainer's accelerators, or with group-wise ones."""
+    if async_settings.batches_ahead(config) and is_group_wise(config.reward):
+        yield (
+            "reward: a scorer with a parameter groups scores a batch once it is generated, and none may be generated "
+            "ahead; write trainer.use_v1=false"
+        )
     if not (shared := sharing(config.reward)):
         return
     names = ", ".join(shared)

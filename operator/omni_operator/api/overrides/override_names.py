@@ -19,7 +19,6 @@ DEFAULT_LOSS = "flow_grpo"
 CORRECTION = "algorithm.rollout_correction"
 ENGINE = engine_settings.GROUP
 BYPASS = f"{CORRECTION}.bypass_mode"
-_WORDS = {"true": True, "false": False, "null": None}
 
 
 def setting_here(name: str) -> str:
@@ -96,7 +95,7 @@ def _describe_value(name: str, value: str, loss: str | None) -> str | None:
     if "${" in value:  # the value of another setting
         return None
     parsed = parse_value(value)
-    if parsed is None and common_layout().groups.get(setting):  # null is an empty group to the trainer
+    if parsed is None and layout(loss or DEFAULT_LOSS).groups.get(setting):  # null is an empty group to the trainer
         return None
     accepted, advice = _accepted(setting)
     if accepted and not Rejected(accepted, advice).accepts(parsed):
@@ -117,11 +116,7 @@ def _accepted(setting: str) -> tuple[tuple[Any, ...], str]:
 
 def parse_value(text: str) -> Any:
     """A value as the trainer reads it: YAML's, and numbers like 1e-5, which are text in YAML 1.1."""
-    if text in _WORDS:
-        return _WORDS[text]
-    if re.fullmatch(r"[1-9][0-9]*|0", text):
-        return int(text)
-    import yaml  # most values that are compared are words and whole numbers, for which PyYAML is not worth its import
+    import yaml  # most jobs have no overrides
 
     with contextlib.suppress(ValueError):
         return yaml.safe_load(text) if text.strip().lstrip("+-").isdigit() else float(text)

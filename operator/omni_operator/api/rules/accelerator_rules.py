@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from omni_operator.api.base import Cel, Violation
-from omni_operator.api.spec.judge import JudgeModel
-from omni_operator.api.spec.platform import Security
-from omni_operator.api.spec.pods import Accelerator
-from omni_operator.api.spec.rollout import Rollout
-from omni_operator.api.spec.training import Trainer
+from omni_operator.api.base import Rule
 
 VENDORS = ("NVIDIA", "Ascend")  # vendors whose accelerators may be combined in a job
 ENGINES = (
@@ -27,118 +20,87 @@ JUDGE_ON_ALL = "must divide all accelerators of the trainer, which the judge use
 JUDGE_AHEAD = "must be Separate with spec.rollout.batchesAhead: the trainer is busy while samples are scored"
 UNEVEN = "x spec.rollout.samplesPerPrompt must be a multiple of"
 ACCELERATORS = "self.trainer.replicas * self.trainer.accelerator.count"
-_SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
+_SAMPLES = "(self.trainer.batch.prompts * self.rollout.samples_per_prompt)"
 
 
 def _fits_trainer(pool: str) -> str:
-    """CEL: the vendor of a pool's accelerator may be combined with the trainer's."""
-    accelerator = f"{pool}.accelerator"
-    trainer = "self.trainer.accelerator"
-    vendors = list(VENDORS)
+    """The vendor of a pool's accelerator may be combined with the trainer's."""
+    vendor = f"{pool}.accelerator.vendor"
+    trainer = "self.trainer.accelerator.vendor"
     return (
-        f"(has({accelerator}.vendor) == has({trainer}.vendor) && (!has({trainer}.vendor) || "
-        f"{accelerator}.vendor == {trainer}.vendor || "
-        f"({accelerator}.vendor in {vendors} && {trainer}.vendor in {vendors})))"
+        f"(({vendor} is not None) == ({trainer} is not None) and ({trainer} is None or {vendor} == {trainer} or "
+        f"({vendor} in {list(VENDORS)} and {trainer} in {list(VENDORS)})))"
     )
 
 
+def _in_pod(pool: str) -> str:
+    """Accelerators of a pod of a pool."""
+    own = f"{pool}.accelerator"
+    return f"({own}.count if {own} is not None else self.trainer.accelerator.count)"
+
+
 ACCELERATOR_RULES = (
-    Cel(
-        "self.rollout.placement == 'Separate' || "
-        f"self.rollout.replicas * self.rollout.engine.tensorParallelSize == {ACCELERATORS}",
+    Rule(
+        "self.rollout.placement == 'Separate' or "
+        f"self.rollout.replicas * self.rollout.engine.tensor_parallel_size == {ACCELERATORS}",
+        "rollout.replicas",
         ENGINES,
-        ".rollout.replicas",
+        f"is {{self.rollout.replicas}}: {ENGINES} "
+        "({self.trainer.accelerators} / {self.rollout.engine.tensor_parallel_size})",
     ),
-    Cel(
-        "self.rollout.placement != 'Separate' || (has(self.rollout.accelerator) ? self.rollout.accelerator.count "
-        ": self.trainer.accelerator.count) % self.rollout.engine.tensorParallelSize == 0",
+    Rule(
+        f"self.rollout.placement != 'Separate' or {_in_pod('self.rollout')} % "
+        "self.rollout.engine.tensor_parallel_size == 0",
+        "rollout.engine.tensorParallelSize",
         ENGINE_IN_POD,
-        ".rollout.engine.tensorParallelSize",
+        f"is {{self.rollout.engine.tensor_parallel_size}}: {ENGINE_IN_POD} ({{self.rollout_accelerator.count}})",
     ),
-    Cel(
-        f"self.rollout.placement != 'Separate' || !has(self.rollout.accelerator) || {_fits_trainer('self.rollout')}",
+    Rule(
+        f"self.rollout.placement != 'Separate' or self.rollout.accelerator is None or {_fits_trainer('self.rollout')}",
+        "rollout.accelerator.vendor",
         NOT_WITH_TRAINER,
-        ".rollout.accelerator",
+        f"is {{self.rollout.accelerator.vendor}}: {NOT_WITH_TRAINER} ({{self.trainer.accelerator.vendor}})",
+        "rollout.accelerator",
     ),
-    Cel("self.rollout.placement != 'Separate' || self.security.rayAuth == 'Token'", TOKEN_NEEDED, ".security.rayAuth"),
-    Cel(
-        "!has(self.reward.model) || self.reward.model.placement != 'Colocated' || "
-        f"({ACCELERATORS}) % self.reward.model.tensorParallelSize == 0",
+    Rule("self.rollout.placement != 'Separate' or self.security.ray_auth == 'Token'", "security.rayAuth", TOKEN_NEEDED),
+    Rule(
+        "self.reward.model is None or self.reward.model.placement != 'Colocated' or "
+        f"({ACCELERATORS}) % self.reward.model.tensor_parallel_size == 0",
+        "reward.model.tensorParallelSize",
         JUDGE_ON_ALL,
-        ".reward.model.tensorParallelSize",
+        f"is {{self.reward.model.tensor_parallel_size}}: {JUDGE_ON_ALL} ({{self.trainer.accelerators}})",
     ),
-    Cel(
-        "!has(self.reward.model) || self.reward.model.placement != 'Separate' || "
-        "(has(self.reward.model.accelerator) ? self.reward.model.accelerator.count "
-        ": self.trainer.accelerator.count) % self.reward.model.tensorParallelSize == 0",
+    Rule(
+        "self.reward.model is None or self.reward.model.placement != 'Separate' or "
+        f"{_in_pod('self.reward.model')} % self.reward.model.tensor_parallel_size == 0",
+        "reward.model.tensorParallelSize",
         JUDGE_IN_POD,
-        ".reward.model.tensorParallelSize",
+        f"is {{self.reward.model.tensor_parallel_size}}: {JUDGE_IN_POD} ({{self.judge_accelerator.count}})",
     ),
-    Cel(
-        "!has(self.reward.model) || self.reward.model.placement == 'Separate' || self.rollout.batchesAhead == 0",
+    Rule(
+        "self.reward.model is None or self.reward.model.placement == 'Separate' or self.rollout.batches_ahead == 0",
+        "reward.model.placement",
         JUDGE_AHEAD,
-        ".reward.model.placement",
+        f"is Colocated: {JUDGE_AHEAD}",
     ),
-    Cel(
-        f"!has(self.reward.model) || !has(self.reward.model.accelerator) || {_fits_trainer('self.reward.model')}",
+    Rule(
+        f"self.reward.model is None or self.reward.model.accelerator is None or {_fits_trainer('self.reward.model')}",
+        "reward.model.accelerator.vendor",
         NOT_WITH_TRAINER,
-        ".reward.model.accelerator",
+        f"is {{self.reward.model.accelerator.vendor}}: {NOT_WITH_TRAINER} ({{self.trainer.accelerator.vendor}})",
+        "reward.model.accelerator",
     ),
-    Cel(f"{_SAMPLES} % ({ACCELERATORS}) == 0", f"{UNEVEN} the number of accelerators", ".trainer.batch.prompts"),
-    Cel(
-        f"!has(self.rollout.agentLoop.workers) || {_SAMPLES} % self.rollout.agentLoop.workers == 0",
+    Rule(
+        f"{_SAMPLES} % ({ACCELERATORS}) == 0",
+        "trainer.batch.prompts",
+        f"{UNEVEN} the number of accelerators",
+        f"{UNEVEN} the number of accelerators: {{self.samples}} is not a multiple of {{self.trainer.accelerators}}",
+    ),
+    Rule(
+        f"self.rollout.agent_loop.workers is None or {_SAMPLES} % self.rollout.agent_loop.workers == 0",
+        "trainer.batch.prompts",
         f"{UNEVEN} spec.rollout.agentLoop.workers",
-        ".trainer.batch.prompts",
+        f"{UNEVEN} spec.rollout.agentLoop.workers: {{self.samples}} is not a multiple of "
+        "{self.rollout.agent_loop.workers}",
     ),
 )
-
-
-def accelerator_violations(
-    trainer: Trainer, rollout: Rollout, judge: JudgeModel | None, security: Security
-) -> Iterator[Violation]:
-    """The rules that the parts of a spec violate."""
-    if rollout.separate:
-        yield from _rollout_pods(trainer.accelerator, rollout, security)
-    elif rollout.replicas * rollout.engine.tensor_parallel_size != trainer.accelerators:
-        yield Violation(
-            ("rollout", "replicas"),
-            f"is {rollout.replicas}: {ENGINES} ({trainer.accelerators} / {rollout.engine.tensor_parallel_size})",
-        )
-    samples = trainer.batch.prompts * rollout.samples_per_prompt
-    workers = rollout.agent_loop.workers or 1
-    for parts, what in (
-        (trainer.accelerators, "the number of accelerators"),
-        (workers, "spec.rollout.agentLoop.workers"),
-    ):
-        if samples % parts:
-            yield Violation(("trainer", "batch", "prompts"), f"{UNEVEN} {what}: {samples} is not a multiple of {parts}")
-    if judge is not None:
-        yield from _judge(trainer, judge)
-        if not judge.separate and rollout.batches_ahead:
-            yield Violation(("reward", "model", "placement"), f"is Colocated: {JUDGE_AHEAD}")
-
-
-def _rollout_pods(trainer: Accelerator, rollout: Rollout, security: Security) -> Iterator[Violation]:
-    parallel = rollout.engine.tensor_parallel_size
-    device = rollout.accelerator or trainer
-    if device.count % parallel:
-        yield Violation(("rollout", "engine", "tensorParallelSize"), f"is {parallel}: {ENGINE_IN_POD} ({device.count})")
-    yield from _vendor(("rollout", "accelerator", "vendor"), device, trainer)
-    if security.ray_auth != "Token":
-        yield Violation(("security", "rayAuth"), TOKEN_NEEDED)
-
-
-def _judge(trainer: Trainer, judge: JudgeModel) -> Iterator[Violation]:
-    at = ("reward", "model")
-    device = judge.accelerator or trainer.accelerator
-    count, text = (device.count, JUDGE_IN_POD) if judge.separate else (trainer.accelerators, JUDGE_ON_ALL)
-    if count % judge.tensor_parallel_size:
-        yield Violation((*at, "tensorParallelSize"), f"is {judge.tensor_parallel_size}: {text} ({count})")
-    yield from _vendor((*at, "accelerator", "vendor"), device, trainer.accelerator)
-
-
-def _vendor(at: tuple[str, ...], device: Accelerator, trainer: Accelerator) -> Iterator[Violation]:
-    if device.vendor != trainer.vendor and not {device.vendor, trainer.vendor} <= set(VENDORS):
-        vendor = device.vendor or "not given"
-        other = trainer.vendor or "not given"
-        yield Violation(at, f"is {vendor}: {NOT_WITH_TRAINER} ({other})")

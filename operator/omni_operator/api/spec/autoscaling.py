@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pydantic import Field
-from typing_extensions import override
 
-from omni_operator.api.base import Cel, StrictModel, Violation
+from omni_operator.api.base import Cel, Rule, StrictModel
 
 NO_RANGE = "must not be less than minReplicas"
 
@@ -24,12 +23,14 @@ class Autoscaling(StrictModel):
         "update removes them.",
     )
 
-    cel = (Cel("self.minReplicas <= self.maxReplicas", NO_RANGE, ".maxReplicas"),)
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if self.min_replicas > self.max_replicas:
-            yield Violation(("maxReplicas",), f"is {self.max_replicas}: {NO_RANGE}, which is {self.min_replicas}")
+    cel = (
+        Rule(
+            "self.min_replicas <= self.max_replicas",
+            "maxReplicas",
+            NO_RANGE,
+            f"is {{self.max_replicas}}: {NO_RANGE}, which is {{self.min_replicas}}",
+        ),
+    )
 
 
 class RolloutAutoscaling(Autoscaling):
@@ -71,13 +72,15 @@ class AutoscalingRules:
         """What is wrong with `replicas` at the start of an attempt."""
         return f"must be from {self.field}.autoscaling.minReplicas to {self.field}.autoscaling.maxReplicas"
 
-    def cel(self) -> Iterator[Cel]:
-        """The rules for the API server."""
-        yield Cel(
-            "self.placement != 'Separate' || !has(self.autoscaling) || "
-            "(self.replicas >= self.autoscaling.minReplicas && self.replicas <= self.autoscaling.maxReplicas)",
+    def rules(self) -> Iterator[Cel | Rule]:
+        """The rules of a model."""
+        yield Rule(
+            "self.placement != 'Separate' or self.autoscaling is None or "
+            "(self.replicas >= self.autoscaling.min_replicas and self.replicas <= self.autoscaling.max_replicas)",
+            "replicas",
             self.out_of_range,
-            ".replicas",
+            f"is {{self.replicas}}: {self.out_of_range}, "
+            "{self.autoscaling.min_replicas} to {self.autoscaling.max_replicas}",
         )
         # The scale subresource changes replicas too, so an autoscaler of Kubernetes is refused with this message.
         yield Cel(
@@ -85,9 +88,3 @@ class AutoscalingRules:
             f"cannot change while {self.field}.autoscaling does: remove it to scale with {self.instead}",
             ".replicas",
         )
-
-    def violations(self, replicas: int, given: Autoscaling | None) -> Iterator[Violation]:
-        """What is wrong with these values of the fields."""
-        if given is not None and not given.min_replicas <= replicas <= given.max_replicas:
-            text = f"is {replicas}: {self.out_of_range}, {given.min_replicas} to {given.max_replicas}"
-            yield Violation(("replicas",), text)

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import override
 
-from omni_operator.api.base import Cel, Line, SeparateOnly, StrictModel, Violation, remote_scheme
+from omni_operator.api.base import Cel, Line, Rule, SeparateOnly, StrictModel, Violation, remote_scheme
 
 from .autoscaling import AutoscalingRules, JudgeAutoscaling
 from .model import MODEL_ID, NO_HOME, NO_URL
@@ -76,11 +76,16 @@ class JudgeModel(StrictModel):
     )
 
     cel = (
-        Cel("!self.base.startsWith('~')", NO_HOME, ".base"),
+        Rule("not self.base.startswith('~')", "base", NO_HOME),
         Cel("!self.base.contains('://')", NO_URL, ".base"),
-        Cel("self.replicas == 1 || self.placement == 'Separate'", ALL_PODS, ".replicas"),
-        *AUTOSCALED.cel(),
-        *OF_OWN_PODS.cel(),
+        Rule(
+            "self.replicas == 1 or self.placement == 'Separate'",
+            "replicas",
+            ALL_PODS,
+            f"is {{self.replicas}}: {ALL_PODS}",
+        ),
+        *AUTOSCALED.rules(),
+        *OF_OWN_PODS.rules(),
     )
 
     @property
@@ -95,13 +100,6 @@ class JudgeModel(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
-        if self.base.startswith("~"):
-            yield Violation(("base",), NO_HOME)
+        yield from super().violations()
         if scheme := remote_scheme(self.base):
             yield Violation(("base",), f"{scheme}:// is not supported: {NO_URL}")
-        yield from AUTOSCALED.violations(self.replicas, self.autoscaling)
-        if self.separate:
-            return
-        if self.replicas != 1:
-            yield Violation(("replicas",), f"is {self.replicas}: {ALL_PODS}")
-        yield from OF_OWN_PODS.violations(self)

@@ -7,7 +7,17 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 from typing_extensions import override
 
-from omni_operator.api.base import S3_URL, Cel, Line, StrictModel, Violation, immutable, is_in_store, remote_scheme
+from omni_operator.api.base import (
+    S3_URL,
+    Cel,
+    Line,
+    Rule,
+    StrictModel,
+    Violation,
+    immutable,
+    is_in_store,
+    remote_scheme,
+)
 
 from .pods import ClaimReference, KeyReference
 
@@ -54,22 +64,17 @@ class Lora(StrictModel):
 
     cel = (
         Cel(f"!('{ALL_LINEAR}' in self.targetModules) || size(self.targetModules) == 1", NOT_ALONE, ".targetModules"),
-        Cel("!has(self.startFrom) || self.enabled", NO_ADAPTER, ".startFrom"),
-        Cel("!has(self.startFrom) || !self.startFrom.startsWith('~')", NO_HOME, ".startFrom"),
+        Rule("self.start_from is None or self.enabled", "startFrom", NO_ADAPTER),
+        Rule("self.start_from is None or not self.start_from.startswith('~')", "startFrom", NO_HOME),
         Cel("!has(self.startFrom) || !self.startFrom.contains('://')", NO_ADAPTER_URL, ".startFrom"),
     )
 
     @override
     def violations(self) -> Iterator[Violation]:
+        yield from super().violations()
         if ALL_LINEAR in self.target_modules and len(self.target_modules) > 1:
             yield Violation(("targetModules",), NOT_ALONE)
-        if self.start_from is None:
-            return
-        if not self.enabled:
-            yield Violation(("startFrom",), NO_ADAPTER)
-        if self.start_from.startswith("~"):
-            yield Violation(("startFrom",), NO_HOME)
-        if scheme := remote_scheme(self.start_from):
+        if self.start_from is not None and (scheme := remote_scheme(self.start_from)):
             yield Violation(("startFrom",), f"{scheme}:// is not supported: {NO_ADAPTER_URL}")
 
 
@@ -105,7 +110,7 @@ class Model(StrictModel):
             NOT_CACHED,
             ".cache",
         ),
-        Cel("!self.base.startsWith('~')", NO_HOME, ".base"),
+        Rule("not self.base.startswith('~')", "base", NO_HOME),
         Cel(f"!self.base.contains('://') || self.base.matches(r'{S3_URL.pattern}')", NO_URL, ".base"),
     )
 
@@ -126,12 +131,11 @@ class Model(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
+        yield from super().violations()
         for field, value in (("revision", self.revision), ("tokenSecretRef", self.token_secret_ref)):
             if value is not None and not self.base_is_id:
                 yield Violation((field,), NOT_FETCHED)
         if self.cache and self.base_is_folder:
             yield Violation(("cache",), NOT_CACHED)
-        if self.base.startswith("~"):
-            yield Violation(("base",), NO_HOME)
         if (scheme := remote_scheme(self.base)) and not self.base_in_store:
             yield Violation(("base",), f"{scheme}:// is not supported: {NO_URL}")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 from typing_extensions import override
 
-from omni_operator.api.base import Cel, LabelKey, NullFree, ObjectName, StrictModel, Violation
+from omni_operator.api.base import Cel, LabelKey, NullFree, ObjectName, Rule, StrictModel, Violation
 
 from .pods import KeyReference
 
@@ -25,12 +25,7 @@ class Topology(StrictModel):
     required: LabelKey | None = Field(default=None, description="Level: all pods run in one domain, or the job waits.")
     preferred: LabelKey | None = Field(default=None, description="Level: all pods run in one domain if one has room.")
 
-    cel = (Cel("!has(self.required) || !has(self.preferred)", ONE_LEVEL, ".preferred"),)
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if self.required and self.preferred:
-            yield Violation(("preferred",), ONE_LEVEL)
+    cel = (Rule("self.required is None or self.preferred is None", "preferred", ONE_LEVEL),)
 
 
 class Toleration(StrictModel):

@@ -1,12 +1,10 @@
 """Resources, accelerators, image and head of a job's pods. Most have no effect in a local run."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
-from typing_extensions import override
 
-from omni_operator.api.base import AbsolutePath, Cel, DataKey, NullFree, ObjectName, Quantity, StrictModel, Violation
+from omni_operator.api.base import AbsolutePath, DataKey, NullFree, ObjectName, Quantity, Rule, StrictModel
 
 from .pod_template import PodTemplate
 
@@ -88,32 +86,26 @@ class Accelerator(StrictModel):
     )
 
     cel = (
-        Cel(
-            "!has(self.resourceName) || !has(self.vendor) || self.vendor != 'CPU'", CPU_HAS_NO_RESOURCE, ".resourceName"
+        Rule(
+            "self.resource_name is None or self.vendor is None or self.vendor != 'CPU'",
+            "resourceName",
+            CPU_HAS_NO_RESOURCE,
         ),
-        Cel("!has(self.resourceName) || has(self.vendor)", VENDOR_NEEDED, ".vendor"),
-        Cel(
-            "!has(self.preset) || (has(self.vendor) && (self.vendor == 'Mock' || "
-            "(self.vendor == 'NVIDIA' && self.preset == 'NVIDIA') || "
-            "(self.vendor == 'Ascend' && self.preset.startsWith('Atlas'))))",
+        Rule("self.resource_name is None or self.vendor is not None", "vendor", VENDOR_NEEDED),
+        Rule(
+            "self.preset is None or (self.vendor is not None and (self.vendor == 'Mock' or "
+            "(self.vendor == 'NVIDIA' and self.preset == 'NVIDIA') or "
+            "(self.vendor == 'Ascend' and self.preset.startswith('Atlas'))))",
+            "preset",
             "must be a preset of accelerator.vendor",
-            ".preset",
+            "{self.preset} is a preset of vendor {self.vendor_of_preset}; accelerator.vendor is {self.vendor}",
         ),
     )
 
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if self.vendor == "CPU" and self.resource_name:
-            yield Violation(("resourceName",), CPU_HAS_NO_RESOURCE)
-        if self.vendor is None and self.resource_name:
-            yield Violation(("vendor",), VENDOR_NEEDED)
-        if self.preset and self.vendor != "Mock":
-            of = "NVIDIA" if self.preset == "NVIDIA" else "Ascend"
-            vendor = self.vendor or "not given"
-            if self.vendor != of:
-                yield Violation(
-                    ("preset",), f"{self.preset} is a preset of vendor {of}; accelerator.vendor is {vendor}"
-                )
+    @property
+    def vendor_of_preset(self) -> str:
+        """The vendor whose accelerators `preset` describes."""
+        return "NVIDIA" if self.preset == "NVIDIA" else "Ascend"
 
 
 class ObjectReference(StrictModel):
@@ -163,12 +155,7 @@ class Runtime(StrictModel):
         default="/opt/omni/examples", description="Folder in the image that the job's relative paths start from."
     )
 
-    cel = (Cel("!has(self.image) || has(self.rayVersion)", RAY_VERSION_NEEDED, ".rayVersion"),)
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if self.image and not self.ray_version:
-            yield Violation(("rayVersion",), RAY_VERSION_NEEDED)
+    cel = (Rule("self.image is None or self.ray_version is not None", "rayVersion", RAY_VERSION_NEEDED),)
 
 
 class Head(StrictModel):

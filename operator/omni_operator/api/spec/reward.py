@@ -51,7 +51,8 @@ _SETTINGS = {
 class Function(StrictModel):
     """A Python function `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`.
 
-    With `data_sources, solution_images, ground_truths, extra_infos` it gets lists and returns a list of results.
+    With `data_sources, solution_images, ground_truths, extra_infos` it gets lists and returns a list of results; with
+    `groups` too, all samples of a prompt together.
     """
 
     path: Line = Field(description="A Python file (relative paths start at this file's folder), or pkg://module.")
@@ -100,7 +101,8 @@ class Scorer(StrictModel):
     function: Function | None = Field(
         default=None,
         description="A Python function of data_source, solution_image, ground_truth, extra_info and its settings; or, "
-        "to score several samples in a call, of lists: data_sources, solution_images, ground_truths, extra_infos.",
+        "to score several samples in a call, of lists: data_sources, solution_images, ground_truths, extra_infos; "
+        "with groups, it gets all samples of a prompt together.",
     )
     http: Http | None = Field(default=None, description="A reward server.")
     weight: float = Field(default=1.0, ge=0, le=1e6, description="The reward is sum(weight * score) / sum(weight).")

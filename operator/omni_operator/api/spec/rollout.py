@@ -1,13 +1,11 @@
 """`spec.rollout`: how samples are generated."""
 
-from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Literal
 
 from pydantic import Field
-from typing_extensions import override
 
-from omni_operator.api.base import Cel, SeparateOnly, StrictModel, Violation
+from omni_operator.api.base import Rule, SeparateOnly, StrictModel
 
 from .autoscaling import AutoscalingRules, RolloutAutoscaling
 from .platform import PoolScheduling
@@ -112,16 +110,18 @@ class Window(StrictModel):
         default=25, ge=1, le=10_000_000, description="Training steps before a Progressive window moves on."
     )
 
-    cel = (Cel("self.start + self.size <= self.end", WINDOW_DOES_NOT_FIT, ".size"),)
+    cel = (
+        Rule(
+            "self.start + self.size <= self.end",
+            "size",
+            WINDOW_DOES_NOT_FIT,
+            f"is {{self.size}}: {WINDOW_DOES_NOT_FIT} ({{self.start}} to {{self.end}})",
+        ),
+    )
 
     def placement_with(self, algorithm: str) -> Literal["Random", "Progressive"]:
         """The placement, with an algorithm's default."""
         return self.placement or ("Progressive" if algorithm == "MixGRPO" else "Random")
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if self.start + self.size > self.end:
-            yield Violation(("size",), f"is {self.size}: {WINDOW_DOES_NOT_FIT} ({self.start} to {self.end})")
 
 
 class Sampler(StrictModel):
@@ -247,46 +247,45 @@ class Rollout(StrictModel):
     staleness: Staleness = Field(default=Staleness.model_construct(), description="How old an engine's weights may be.")
 
     cel = (
-        Cel("!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps", WINDOW_TOO_LONG, ".sampler"),
-        Cel("has(self.sampler.window) || self.pipeline.steps >= 2", NOTHING_TO_TRAIN, ".pipeline"),
+        Rule(
+            "self.sampler.window is None or self.sampler.window.end <= self.pipeline.steps",
+            "sampler.window.end",
+            WINDOW_TOO_LONG,
+            f"is {{self.sampler.window.end}}: {WINDOW_TOO_LONG}, which is {{self.pipeline.steps}}",
+            "sampler",
+        ),
+        Rule(
+            "self.sampler.window is not None or self.pipeline.steps >= 2",
+            "pipeline.steps",
+            NOTHING_TO_TRAIN,
+            path="pipeline",
+        ),
         # Placement first, so that most jobs need only this lookup: other rules refuse these fields with Colocated.
-        Cel(
-            "self.placement != 'Separate' || !has(self.minReplicas) || self.minReplicas <= self.replicas",
+        Rule(
+            "self.placement != 'Separate' or self.min_replicas is None or self.min_replicas <= self.replicas",
+            "minReplicas",
             MORE_THAN_ALL,
-            ".minReplicas",
+            f"is {{self.min_replicas}}: {MORE_THAN_ALL}, which is {{self.replicas}}",
         ),
-        Cel(
-            "self.placement != 'Separate' || !has(self.autoscaling) || !has(self.minReplicas) || "
-            "self.minReplicas <= self.autoscaling.minReplicas",
+        Rule(
+            "self.placement != 'Separate' or self.autoscaling is None or self.min_replicas is None or "
+            "self.min_replicas <= self.autoscaling.min_replicas",
+            "autoscaling.minReplicas",
             WOULD_WAIT,
-            ".autoscaling",
+            f"is {{self.autoscaling.min_replicas}}: {WOULD_WAIT}, which is {{self.min_replicas}}",
+            "autoscaling",
         ),
-        *AUTOSCALED.cel(),
-        Cel("self.batchesAhead == 0 || self.placement == 'Separate'", AHEAD_NEEDS_PODS, ".batchesAhead"),
-        *OF_OWN_PODS.cel(),
+        *AUTOSCALED.rules(),
+        Rule(
+            "self.batches_ahead == 0 or self.placement == 'Separate'",
+            "batchesAhead",
+            AHEAD_NEEDS_PODS,
+            f"is {{self.batches_ahead}}: {AHEAD_NEEDS_PODS}",
+        ),
+        *OF_OWN_PODS.rules(),
     )
 
     @property
     def separate(self) -> bool:
         """Whether engines run in pods of their own."""
         return self.placement == "Separate"
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        window = self.sampler.window
-        steps = self.pipeline.steps
-        if window and window.end > steps:
-            yield Violation(("sampler", "window", "end"), f"is {window.end}: {WINDOW_TOO_LONG}, which is {steps}")
-        if window is None and steps < 2:
-            yield Violation(("pipeline", "steps"), NOTHING_TO_TRAIN)
-        if self.min_replicas and self.min_replicas > self.replicas:
-            text = f"is {self.min_replicas}: {MORE_THAN_ALL}, which is {self.replicas}"
-            yield Violation(("minReplicas",), text)
-        yield from AUTOSCALED.violations(self.replicas, self.autoscaling)
-        if self.autoscaling and self.min_replicas and self.min_replicas > self.autoscaling.min_replicas:
-            text = f"is {self.autoscaling.min_replicas}: {WOULD_WAIT}, which is {self.min_replicas}"
-            yield Violation(("autoscaling", "minReplicas"), text)
-        if not self.separate:
-            if self.batches_ahead:
-                yield Violation(("batchesAhead",), f"is {self.batches_ahead}: {AHEAD_NEEDS_PODS}")
-            yield from OF_OWN_PODS.violations(self)

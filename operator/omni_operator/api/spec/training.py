@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
+from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, Rule, StrictModel, Violation
 from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported, parse_value
 from verl_omni.settings_schema.declarations import FIELDS, OF_THE_ALGORITHM
 from verl_omni.workers.algorithms.registered import job_names
@@ -132,20 +132,13 @@ class Batch(StrictModel):
     )
 
     cel = (
-        Cel(
-            "!has(self.miniBatchPrompts) || self.prompts % self.miniBatchPrompts == 0",
+        Rule(
+            "self.mini_batch_prompts is None or self.prompts % self.mini_batch_prompts == 0",
+            "miniBatchPrompts",
             "must divide spec.trainer.batch.prompts",
-            ".miniBatchPrompts",
+            "is {self.mini_batch_prompts}: must divide spec.trainer.batch.prompts, which is {self.prompts}",
         ),
     )
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if self.mini_batch_prompts and self.prompts % self.mini_batch_prompts:
-            yield Violation(
-                ("miniBatchPrompts",),
-                f"is {self.mini_batch_prompts}: must divide spec.trainer.batch.prompts, which is {self.prompts}",
-            )
 
 
 class Trainer(StrictModel):
@@ -202,6 +195,14 @@ class Checkpoint(StrictModel):
         default=20, ge=0, le=10_000_000, description="Training steps between checkpoints. 0: only at the end."
     )
     keep: int = Field(default=3, ge=0, le=1000, description="Number of newest checkpoints to keep. 0: all.")
+    adapter_every_steps: int = Field(
+        default=0,
+        ge=0,
+        le=10_000_000,
+        description="Training steps between adapters that are saved without the rest of a checkpoint, ready for "
+        "inference, in the run folder's adapters/. 0: none.",
+    )
+    keep_adapters: int = Field(default=5, ge=0, le=1000, description="Number of newest of these to keep. 0: all.")
     resume: Literal["Auto", "Never"] = Field(
         default="Auto", description="Auto: resume from the newest checkpoint. Never: start over."
     )

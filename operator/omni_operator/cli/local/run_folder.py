@@ -33,6 +33,8 @@ PACE = (
     "trainer.test_freq",
     "trainer.save_freq",
     "trainer.max_actor_ckpt_to_keep",
+    "trainer.adapter_save_freq",
+    "trainer.max_adapters_to_keep",
     "trainer.resume_mode",
 )
 PACE_FIELDS = ("spec.trainer.totalSteps", "spec.trainer.evalEverySteps", "spec.checkpoint.")

@@ -59,7 +59,19 @@ class ReportEvent(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     attempt: Count | None = None
-    event: Literal["start", "phase", "step", "checkpoint", "output", "heartbeat", "warning", "error", "stopped", "done"]
+    event: Literal[
+        "start",
+        "phase",
+        "step",
+        "checkpoint",
+        "adapter",
+        "output",
+        "heartbeat",
+        "warning",
+        "error",
+        "stopped",
+        "done",
+    ]
     step: Count | None = None
     total_steps: Count | None = None
     reward_mean: Number | None = Field(default=None, alias="reward/mean")
@@ -84,6 +96,7 @@ class ReportEvent(BaseModel):
     judge_versions: Annotated[dict[Host, Count], Field(max_length=REPLICAS_LIMIT)] | None = Field(
         default=None, alias="reward/replica_versions"
     )
+    images_folder: Annotated[str, StringConstraints(pattern=r"^samples/step_[0-9]{1,15}$")] | None = None
     text: Line | None = None
     path: Annotated[str, StringConstraints(max_length=4096)] | None = None
     url: Line | None = None
@@ -132,6 +145,7 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
             "min_version",
             "max_version",
             "images_per_second",
+            "images_folder",
             "sync_seconds",
             "step_seconds",
             "samples",

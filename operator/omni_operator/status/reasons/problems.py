@@ -331,6 +331,12 @@ WARNINGS = {
         look=STATUS,
         action="Raise `diffusion_loss.clip_ratio`, or one of the other changes that the message names.",
     ),
+    "RecipeRisk": Reason(
+        shown=("warning",),
+        meaning="Settings that published runs report as harmful, or do not use; each with its reason and source.",
+        look="drl validate JOB.yaml",
+        action="Change them, or ignore the message if they are meant. `drl validate` names them before a run.",
+    ),
     "PromptsTruncated": Reason(
         shown=("warning",),
         meaning="Prompts have more tokens than the model's text encoder reads "

@@ -68,6 +68,7 @@ def train(shared_ray: SharedRay, folder: Path, adapter: Path, run: Path) -> None
             "trainer.total_training_steps=1",
             f"trainer.default_local_dir='{run}'",
             "trainer.save_freq=1",
+            "trainer.adapter_save_freq=1",
             "actor_rollout_ref.actor.optim.lr=1e-9",
         ]
     )
@@ -82,7 +83,11 @@ def test_the_engine_samples_with_the_adapter_from_the_first_sample_on(shared_ray
         train(shared_ray, tmp_path, adapter, run)
         (line,) = [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["step"]]
         assert line["weights/version"] == 1 and line["actor/optimizer_steps"] > 0
-        adapter = run / "checkpoints" / "step_000001" / "lora"
+        adapter = run / "adapters" / "step_000001" / "lora"  # the next run starts from it
+        in_checkpoint = run / "checkpoints" / "step_000001" / "lora"
+        assert {path.name: path.read_bytes() for path in adapter.iterdir()} == {
+            path.name: path.read_bytes() for path in in_checkpoint.iterdir()
+        }
         after = load_file(adapter / "adapter_model.safetensors")
         for name, value in before.items():
             torch.testing.assert_close(after[f"base_model.model.{name}"], value, atol=1e-6, rtol=0)

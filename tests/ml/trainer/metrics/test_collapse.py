@@ -16,6 +16,7 @@ from tests.ml.trainer.runs_in_memory import run_in_memory
 from verl_omni.trainer.metrics import collapse, step_metrics
 from verl_omni.trainer.metrics.collapse import IMAGES, REWARD_SPREAD, CollapseState
 
+CONSTANT = "reward/constant_prompts"
 # Measured: `drl run examples/red-grpo.yaml`, and the same job at learning rate 0.
 MEASURED = json.loads((Path(__file__).parent / "collapse.json").read_text())
 
@@ -104,8 +105,8 @@ def test_any_numbers_give_a_verdict(values: list[float], images: bool) -> None:
 
 def test_the_spread_within_prompts_is_not_that_between_them() -> None:
     scores = torch.tensor([0.0, 0.0, 1.0, 1.0])
-    assert step_metrics.reward_spread(scores, ["a", "a", "b", "b"]) == {REWARD_SPREAD: 0.0}
-    assert step_metrics.reward_spread(scores, ["a", "b", "a", "b"]) == {REWARD_SPREAD: 0.5}
+    assert step_metrics.reward_spread(scores, ["a", "a", "b", "b"]) == {REWARD_SPREAD: 0.0, CONSTANT: 2}
+    assert step_metrics.reward_spread(scores, ["a", "b", "a", "b"]) == {REWARD_SPREAD: 0.5, CONSTANT: 0}
     assert step_metrics.reward_spread(scores, ["a", "b", "c", "d"]) == {}, "of one sample there is no deviation"
 
 

@@ -65,7 +65,7 @@ def test_the_score_of_each_scorer_has_a_standard_error_in_evaluations() -> None:
     found = step_metrics.evaluation(torch.tensor([0.0, 1.0, 2.0]), extras)
     assert found["val/reward/taste/mean"] == 2.0
     assert found["val/reward/taste/stderr"] == pytest.approx(1.0)
-    assert "val/reward/taste/parts/stderr" not in found
+    assert found["val/reward/taste/parts/stderr"] == pytest.approx(1 / 3**0.5)
 
 
 class Exploiting(AnsweringAgentLoop):

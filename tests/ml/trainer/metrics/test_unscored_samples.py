@@ -140,10 +140,13 @@ def test_metrics_are_over_the_samples_that_have_them() -> None:
         "reward/std": pytest.approx(2**0.5),
         "reward/unscored": 2,
         "reward/bonus/mean": 2.0,
+        "reward/bonus/std": pytest.approx(2**0.5),
         "reward/bonus/n": 2,
         "reward/acc/mean": 1.0,
+        "reward/acc/std": 0.0,
         "reward/acc/n": 2,
         "reward/all/mean": 2.5,
+        "reward/all/std": pytest.approx((5 / 3) ** 0.5),
     }
     assert step_metrics.evaluation(scores, extras) == {
         "val/reward/mean": -2.0,
@@ -151,12 +154,14 @@ def test_metrics_are_over_the_samples_that_have_them() -> None:
         "val/reward/unscored": 2,
         "val/n": 2,
         "val/bonus/mean": 2.0,
+        "val/bonus/stderr": pytest.approx(1.0),
         "val/bonus/n": 2,
         "val/acc/mean": 1.0,
+        "val/acc/stderr": 0.0,
         "val/acc/n": 2,
     }
     spread = step_metrics.reward_spread(torch.tensor([0.0, 2.0, NAN, 9.0]), ["a", "a", "b", "b"])
-    assert list(spread.values()) == [1.0], "prompt b has one reward"
+    assert list(spread.values()) == [1.0, 0], "prompt b has one reward"
 
 
 def test_a_field_that_is_not_finite_is_named_once(tmp_path: Path) -> None:

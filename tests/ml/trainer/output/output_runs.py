@@ -28,7 +28,7 @@ class CountingWriter:
         self.values[metric.name] = self.values.get(metric.name, 0) + value
 
 
-def save(run: main_diffusion.Run, step: int, *, keep: int = 0, adapter: bool = True) -> None:
+def save(run: main_diffusion.Run, step: int, *, keep: int = 0, adapter: bool = True, kind: str = "checkpoint") -> None:
     def write(folder: Path) -> None:
         (folder / "state").mkdir()
         (folder / "state" / "optimizer").write_bytes(b"o" * 1000)
@@ -36,8 +36,8 @@ def save(run: main_diffusion.Run, step: int, *, keep: int = 0, adapter: bool = T
             (folder / "lora").mkdir()
             (folder / "lora" / "weights.safetensors").write_bytes(bytes([step]) * 1000)
 
-    path = checkpoints.save(run.folder.path / "checkpoints", step, write, keep=keep, run=1)
-    run.folder.event("checkpoint", step=step, path=str(path))
+    path = checkpoints.save(run.folder.path / f"{kind}s", step, write, keep=keep, run=1)
+    run.folder.event(kind, step=step, path=str(path))
 
 
 def first_step(run: main_diffusion.Run) -> None:

@@ -93,6 +93,25 @@ def test_of_a_run_that_trains_all_weights_the_whole_checkpoint_is_sent(
     assert sent == {"step_000004/state/optimizer", "step_000004/manifest.json"}
 
 
+def test_adapters_between_checkpoints_are_sent_and_the_newest_is_named(tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    newest: list[str] = []
+
+    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
+        save(run, 2)
+        save(run, 3, kind="adapter")
+        until((sent / "adapters" / "step_000003" / "lora" / "weights.safetensors").exists)
+        until(lambda: "step_000003" in (sent / "latest.json").read_text())
+        newest.append(json.loads((sent / "latest.json").read_text())["checkpoint"])
+
+    trainer = {"default_local_dir": str(tmp_path / "run"), "resume_mode": "auto", "total_training_steps": 4}
+    output = {"output": {"url": f"file://{sent}", "deadline_s": 30}, "store": {"endpoint": None, "region": None}}
+    config = OmegaConf.create({"trainer": {**trainer, **output}})
+    assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.OK
+    assert newest == ["adapters/step_000003"]
+    assert files(sent / "adapters") == {"step_000003/lora/weights.safetensors"}
+
+
 def test_a_folder_takes_results_too(server: ObjectStore, bucket: Path, tmp_path: Path) -> None:
     config = settings(tmp_path / "run", server, f"file://{tmp_path}/shared/run")
     assert main_diffusion.run_training(config, NullReporter(), lambda run, resources: save(run, 4)) == main_diffusion.OK

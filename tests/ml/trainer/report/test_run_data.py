@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_omni.trainer.report.run_data import load, parse_events, parse_metrics, png_size
+from verl_omni.trainer.report.run_data import MOST_COLUMNS, load, parse_events, parse_metrics, png_size
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 lines = st.fixed_dictionaries({"step": st.integers(0, 9)}, optional={"reward/mean": finite | st.none()})
@@ -124,5 +124,7 @@ def test_of_a_long_run_only_the_images_that_are_shown_are_read(begun: Callable[.
     run = begun(last=38, total=38).path
     (run / "samples/step_000006/00.png").write_bytes(b"GIF89a")
     found = load(run)
-    assert list(found.images) == [0, 12, 26, 38], "evenly spaced, with the first and the last"
+    assert len(found.images) == MOST_COLUMNS and {0, 38} < found.images.keys(), (
+        "evenly spaced, with the first and the last"
+    )
     assert found.unreadable_images == 1, "an image that is not shown is checked too"

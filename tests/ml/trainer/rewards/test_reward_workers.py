@@ -17,7 +17,7 @@ from verl_omni.agent_loop.rows import SampleFailed
 from verl_omni.reward_loop.reward_manager import VisualRewardManager
 from verl_omni.reward_loop.scorer_results import FAILURE, ScorerFailed, ScoringFailure, unscored
 from verl_omni.trainer.rewards import reward_workers
-from verl_omni.trainer.rewards.reward_workers import RewardWorker, RewardWorkers
+from verl_omni.trainer.rewards.reward_workers import RewardWorker, RewardWorkers, parts_of_groups
 
 MODEL = Path(__file__).parents[4] / "examples" / "shapes-sd3"
 
@@ -109,6 +109,15 @@ async def test_a_sample_that_cannot_be_scored_is_named_by_scorer_and_prompt() ->
     )
     with pytest.raises(SampleFailed, match=said):
         await worker().compute_score_batch(samples([3, 2, 1]))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 9])
+def test_the_samples_of_a_prompt_go_to_one_worker(workers: int) -> None:
+    groups = list("abacabcd")
+    parts = parts_of_groups(groups, workers)
+    assert sorted(row for part in parts for row in part) == list(range(8))
+    assert len(parts) == min(workers, 4) and all(parts)
+    assert all(len({place for place, part in enumerate(parts) for row in part if groups[row] == g}) == 1 for g in "abc")
 
 
 def test_a_reward_worker_whose_process_has_ended_is_named_with_its_scorer(monkeypatch: pytest.MonkeyPatch) -> None:

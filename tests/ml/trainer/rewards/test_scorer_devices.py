@@ -195,7 +195,10 @@ def samples(count: int) -> Any:
     columns = {"data_source": "d", "reward_model": {"ground_truth": ""}, "extra_info": {}}
     return DataProto(
         batch=TensorDict({"prompts": torch.zeros(count, 1), "responses": pixels}, batch_size=count),
-        non_tensor_batch={name: np.array([value] * count, dtype=object) for name, value in columns.items()},
+        non_tensor_batch={
+            "uid": np.arange(count).astype(str),
+            **{name: np.array([value] * count, dtype=object) for name, value in columns.items()},
+        },
     )
 
 
@@ -238,3 +241,31 @@ def test_reward_workers_that_share_see_the_accelerators_of_the_trainer(tmp_path:
     assert len(set(columns["reward/mine/reserved"])) == 2
     assert list(columns["reward/mine/seen"]) == list(columns["reward/mine/reserved"])
     assert ray.available_resources()["GPU"] == 1, "the third is free"
+
+
+GROUP_WISE = "def rank(data_sources, solution_images, ground_truths, extra_infos, groups): return []"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "late"),
+    [
+        ([f"{FUNCTION}.path=FILE", f"{FUNCTION}.name=rank"], True),
+        ([f"{FUNCTION}.path=FILE", f"{FUNCTION}.name=other"], False),
+        ([SEVERAL, "reward.reward_functions={jpeg: {}, mine: {path: FILE, name: rank}}"], True),
+        (["reward.scorer=python", "reward.scorer_kwargs.function='FILE:rank'"], True),
+        (["reward.scorer=win_rate"], True),
+        (["reward.scorer=jpeg"], False),
+    ],
+)
+def test_a_scorer_that_compares_samples_gets_them_once_a_batch_is_generated(
+    tmp_path: Path, overrides: list[str], late: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(f"{GROUP_WISE}\n\ndef other(data_source): return 1\n")
+    given = [override.replace("FILE", str(tmp_path / "mine.py")) for override in overrides]
+    config = load(*given)
+    assert scorer_devices.scores_late(config) is late
+    assert not scorer_devices.needs_engines_asleep(config)
+    assert scorer_devices.colocated(config) == 1
+    if late:
+        with pytest.raises(configuration.SettingsError, match="a scorer with a parameter groups scores a batch once"):
+            load(*given, *AHEAD)

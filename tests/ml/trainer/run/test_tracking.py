@@ -15,7 +15,7 @@ import torch
 from tests.ml import smallest_job
 from verl_omni.trainer.metrics.step_recorder import StepRecorder
 from verl_omni.trainer.run import trackers
-from verl_omni.trainer.run.run_folder import RunFolder, Sample
+from verl_omni.trainer.run.run_folder import PREVIEW, RunFolder, Sample
 from verl_omni.trainer.settings import configuration, supported_values
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
@@ -90,7 +90,9 @@ def test_tensorboard_shows_held_out_pictures_with_their_prompts(config: Any, tmp
 
     tracking = trackers.open_trackers(config, tmp_path)
     assert tracking is not None and tracking.pictures == 2
-    tracking.show(20, held_out(2))
+    pixels = torch.zeros(3, 8, 16, dtype=torch.uint8)
+    preview = Sample("p", 3, 0.75, pixels, kind=PREVIEW, training_score=0.25)
+    tracking.show(20, [*held_out(2), preview])
     tracking.show(40, [])
     tracking.finish()
     events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"images": 0, "tensors": 0})
@@ -98,6 +100,10 @@ def test_tensorboard_shows_held_out_pictures_with_their_prompts(config: Any, tmp
     (shown,) = events.Images("val/generations/01")
     with Image.open(io.BytesIO(shown.encoded_image_string)) as picture:
         assert (shown.step, picture.size, picture.getpixel((0, 0))) == (20, (8, 8), (10, 0, 0))
+    (pair,) = events.Images("train/previews/00")
+    assert (pair.width, pair.height) == (16, 8), "training and evaluation side by side"
+    (text,) = events.Tensors("train/previews/00/text_summary")
+    assert text.tensor_proto.string_val[0].decode() == "p (seed 3, training score 0.25 | evaluation score 0.75)"
     (video,) = events.Images("val/generations/02")
     assert (video.width, video.height) == (16, 8), "the frames side by side"
     (caption,) = events.Tensors("val/generations/01/text_summary")

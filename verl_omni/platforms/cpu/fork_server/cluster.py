@@ -47,7 +47,30 @@ WORKERS_NEED = (
     "verl_omni.workers.engine_workers",
     "verl_omni.workers.rollout.vllm_rollout.training_worker.replica_worker",
     "verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server",
+    "vllm_omni.diffusion.models.sd3.pipeline_sd3",
 )
+# The stack imports these if it can: kernels of accelerators, torch's compiler, resampling of audio, and the language
+# models whose experts verl patches. Nothing on a CPU needs them, and they are a tenth of all modules.
+NOT_NEEDED = (
+    "flashinfer",
+    "humming",
+    "scipy.signal",
+    "torch._inductor.lowering",
+    *(
+        f"vllm.model_executor.models.{name}"
+        for name in (
+            "deepseek_v2",
+            "kimi_vl",
+            "mixtral",
+            "qwen2_moe",
+            "qwen3_5",
+            "qwen3_moe",
+            "qwen3_next",
+            "qwen3_vl_moe",
+        )
+    ),
+)
+WARNS_OF_FLASHINFER = "vllm_omni.diffusion.attention.backends.ring.ring_globals"
 # The head is the cluster's first job, this process its second.
 JOB_ID = "02000000"
 
@@ -85,14 +108,19 @@ class ForkingCluster:
 
     def _start(self, needed: Sequence[str], head_options: dict[str, Any]) -> None:
         with _frozen_imports():
-            for name in BEFORE_RAY:
-                importlib.import_module(name)
+            logging.getLogger(WARNS_OF_FLASHINFER).setLevel(logging.ERROR)
+            with _hidden(NOT_NEEDED):
+                for name in BEFORE_RAY:
+                    importlib.import_module(name)
             found = self._read_head(head_options)
             # Ray reads both once, when it is imported; so modules that import Ray come after this.
             os.environ["RAY_JOB_ID"] = JOB_ID
             os.environ["RAY_RAYLET_PID"] = str(found["raylet_pid"])
             with _ray_rng_untouched():
-                for name in (*WORKERS_NEED, *needed):
+                with _hidden(NOT_NEEDED):
+                    for name in WORKERS_NEED:
+                        importlib.import_module(name)
+                for name in needed:  # may be the user's
                     importlib.import_module(name)
         self._server, self._alive, executable = start_server()
         import ray
@@ -164,6 +192,19 @@ def _frozen_imports() -> Iterator[None]:
         gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@contextlib.contextmanager
+def _hidden(names: Sequence[str]) -> Iterator[None]:
+    """Let the import of each of these modules fail, as if it were not installed, unless it is imported already."""
+    hidden = dict.fromkeys(name for name in names if name not in sys.modules)
+    sys.modules.update(hidden)  # type: ignore[arg-type]  # None: an import raises ModuleNotFoundError
+    try:
+        yield
+    finally:
+        for name in hidden:
+            if sys.modules.get(name) is None:
+                sys.modules.pop(name, None)
 
 
 @contextlib.contextmanager
