@@ -106,6 +106,21 @@ def test_a_job_is_one_workload_waits_for_quota_is_preempted_and_returns(queued: 
         first.await_gone()
 
 
+def test_quota_of_a_job_that_kuberay_refuses_is_free_for_the_next(queued: ControlPlane) -> None:
+    with queued.api() as api:
+        kueue.apply(queued, queue_objects(accelerators=2))
+        # KubeRay allows this variable only with fault tolerance of the GCS.
+        container = {"name": "ray", "env": [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}]}
+        refused = submit(api, "refused", {**COLOCATED, "head": {"podTemplate": {"spec": {"containers": [container]}}}})
+        refused.await_condition("Failed", "True", "InvalidConfig")
+        assert "KubeRay refused the RayJob" in refused.condition("Failed")["message"]
+        second = submit(api, "after-refused")
+        deadlines.wait_until("a RayCluster of the next", PATIENCE, lambda: cluster_of(second) or None)
+        for job in (refused, second):
+            api.delete(job.own_path)
+            job.await_gone()
+
+
 def test_a_queue_admits_all_pools_as_one_workload_and_their_numbers_stay(queued: ControlPlane) -> None:
     limits = {"minReplicas": 1, "maxReplicas": 4}
     spec: dict[str, Any] = {
@@ -259,15 +274,3 @@ def test_a_quota_that_shrinks_takes_nothing_back_and_a_drained_queue_does(queued
             each.await_condition("Admitted", "True")
         status = job.status()
         assert (status["attempts"], status.get("failures", [])) == (1, [])
-
-
-def test_quota_of_a_job_that_kuberay_refuses_is_free_for_the_next(queued: ControlPlane) -> None:
-    with queued.api() as api:
-        kueue.apply(queued, queue_objects(accelerators=2))
-        # KubeRay allows this variable only with fault tolerance of the GCS.
-        container = {"name": "ray", "env": [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}]}
-        refused = submit(api, "refused", {**COLOCATED, "head": {"podTemplate": {"spec": {"containers": [container]}}}})
-        refused.await_condition("Failed", "True", "InvalidConfig")
-        assert "KubeRay refused the RayJob" in refused.condition("Failed")["message"]
-        second = submit(api, "after-refused")
-        deadlines.wait_until("a RayCluster of the next", PATIENCE, lambda: cluster_of(second) or None)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from control.operator_core.queue import KEY, NO_ROOM, RAYJOB, ROLLOUT, Queue
+from control.operator_core.test_ownership import webhook
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, WORKLOADS
 from omni_operator.status.decisions.partial_admission import RECHECK
@@ -109,6 +110,17 @@ async def test_nothing_is_changed_unless_kueue_decides(queue: Queue, found: str)
         queue.make_workload()
     await queue.admit()
     assert queue.simulation.condition("Ready").reason != "KubeRayNotInstalled"
+
+
+async def test_a_job_that_kueue_suspends_at_its_creation_is_never_shown_as_admitted(queue: Queue) -> None:
+    simulation = queue.simulation
+    webhook(simulation, lambda body: body.update(spec={**body["spec"], "suspend": True}))
+    shown = []
+    simulation.reconciler.written = lambda kind, body: shown.append(body) if kind == JOBS else None
+    simulation.submit()
+    await simulation.settle()
+    conditions = [one for body in shown for one in body["status"]["conditions"] if one["type"] == "Admitted"]
+    assert {(one["status"], one["reason"]) for one in conditions} == {("False", "Queued")}
 
 
 async def test_the_condition_has_kueues_reason_which_is_read_once_a_minute(queue: Queue) -> None:

@@ -94,8 +94,8 @@ def derive_status(
     attempt = max(previous.attempts, observed.newest)
     facts = as_running(facts, observed, attempt)
     updated = _updated(facts, observed, attempt, situation, context)
-    if isinstance(situation, Creating) and observed.rayjob(situation.attempt):
-        situation = Active(situation.attempt, InProgress(Stage.STARTING))
+    if isinstance(situation, Creating) and (created := observed.rayjob(situation.attempt)):
+        situation = Active(situation.attempt, InProgress(Stage.QUEUED if created.suspended else Stage.STARTING))
     base = _new_attempt(previous) if attempt > previous.attempts and previous.attempts else previous
     report = observed.report_of(attempt)
     heartbeat = find_heartbeat(facts, base, observed, attempt, context)
