@@ -58,7 +58,7 @@ class Evaluation:
         """Evaluate the weights after a step; returns the metrics.
 
         Args:
-            previews: training samples, shown beside samples of the same prompts that are in no metric.
+            previews: training samples, shown next to samples of the same prompts that are in no metric.
 
         Raises:
             StaleSample: a sample has another version of the weights.
@@ -86,14 +86,16 @@ class Evaluation:
             self._engines.publish(step)
 
     def _beside(self, previews: Sequence[TrainingPreview], step: int) -> list[Sample]:
-        """The previews beside samples of these weights; none where those could not be scored."""
+        """The previews next to samples of these weights; none where those could not be scored."""
         rows = [preview.row for preview in previews]
         seed = self._config.actor_rollout_ref.rollout.val_kwargs.seed
         try:
             samples = shown_samples.evaluation_samples(rows, self._generate(rows, seed, step), seed)
         except TooManyUnscored:  # a preview never stops a run
             return []
-        return [shown_samples.beside(preview, sample) for preview, sample in zip(previews, samples, strict=False)]
+        return [
+            shown_samples.join_pictures(preview, sample) for preview, sample in zip(previews, samples, strict=False)
+        ]
 
     def _generate(self, rows: list[Any], seed: int, step: int) -> ScoredSamples:
         batch = sample_generation.evaluation_requests(rows, seed=seed, version=step)

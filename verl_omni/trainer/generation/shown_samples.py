@@ -19,7 +19,7 @@ from verl_omni.trainer.run.run_folder import PREVIEW, Sample, as_picture
 from verl_omni.utils.messages import prompt_text
 from verl_omni.utils.seeds import sample_seeds
 
-PREVIEWS = 4  # training samples that are shown beside the evaluation's
+PREVIEWS = 4  # training samples that are shown next to the evaluation's
 EXTREMES = 4  # samples with the best scores of an evaluation that are saved, and as many with the worst
 
 
@@ -78,7 +78,7 @@ def choose(samples: Sequence[Sample], limit: int) -> list[Sample]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPreview:
-    """A training sample that is shown beside the evaluation's sample of the same prompt and initial noise."""
+    """A training sample that is shown next to the evaluation's sample of the same prompt and initial noise."""
 
     row: Mapping[str, Any]
     """Row of the data set, with the seed of the sample in its column `seed`."""
@@ -98,7 +98,7 @@ def training_previews(batch: SampleRequests, found: ScoredSamples, rollout: Dict
     return previews
 
 
-def beside(preview: TrainingPreview, evaluated: Sample) -> Sample:
+def join_pictures(preview: TrainingPreview, evaluated: Sample) -> Sample:
     """The evaluation's sample with the training image on its left, in the size of the evaluation's."""
     right = as_picture(evaluated.image)
     left = as_picture(preview.picture)

@@ -150,5 +150,5 @@ class TrainingBatches:
         return samples
 
     def previews(self, step: int) -> list[shown_samples.TrainingPreview]:
-        """Samples of a step to show beside the evaluation's, once; none where no evaluation follows it."""
+        """Samples of a step to show next to the evaluation's, once; none where no evaluation follows it."""
         return self._previews.pop(step, [])

@@ -84,7 +84,7 @@ class Image:
     height: int
     video: str | None = None
     kind: Kind = "prompt"
-    """A fixed prompt, one of the best or worst samples of an evaluation, or a preview: a training image beside the
+    """A fixed prompt, one of the best or worst samples of an evaluation, or a preview: a training image next to the
     evaluation's."""
     training_score: float | None = None
     """Score of the training image of a preview."""

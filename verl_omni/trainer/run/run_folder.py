@@ -25,7 +25,7 @@ from verl_omni.trainer.run.machine import describe_machine, source_commit
 from verl_omni.utils.pixels import as_images
 
 STRIP_FRAMES = 4
-PREVIEW = "preview"  # kind of a sample that shows a training image beside the evaluation's
+PREVIEW = "preview"  # kind of a sample that shows a training image next to the evaluation's
 OWNER = ".owner"
 VIDEO_QUALITY = 90  # quality of WebP's lossy compression, at most 100
 VIDEO_EFFORT = 2  # from 0 to 6: the time to write grows faster than the file shrinks
