@@ -13,6 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent / "pyproject.toml"
+OVERRIDES = HERE / "overrides.in"
 MARK = "# pyproject.toml: "
 # The extras of each set. The first set has all packages, and the others the same versions.
 SETS = {
@@ -26,7 +27,7 @@ def fingerprint(extras: Sequence[str]) -> str:
     """Hash of what a set is resolved from."""
     table = tomllib.loads(PROJECT.read_text())
     project = table["project"]
-    chosen = [project["requires-python"], project["dependencies"], table["build-system"]]
+    chosen = [project["requires-python"], project["dependencies"], table["build-system"], OVERRIDES.read_text()]
     chosen += [project["optional-dependencies"][extra] for extra in extras]
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -44,6 +45,8 @@ def resolve(uv: str, name: str, extras: Sequence[str]) -> None:
             "compile",
             str(PROJECT),
             *options,
+            "--override",
+            str(OVERRIDES),
             "--python-version",
             "3.11",
             "--generate-hashes",
@@ -60,14 +63,25 @@ def resolve(uv: str, name: str, extras: Sequence[str]) -> None:
 
 
 def stale(folder: Path = HERE) -> list[str]:
-    """Sets that were resolved from something else, name an address, or have other versions than the first set."""
+    """Sets that were resolved from something else, name an address, or have other versions than pins or the first set.
+
+    Without a pin, uv would silently take verl 0.4.1, the last without a limit on transformers.
+    """
     texts = {name: (folder / name).read_text() if (folder / name).exists() else "" for name in SETS}
     tested = versions(next(iter(texts.values())))
     return [
         name
         for name, text in texts.items()
-        if not text.startswith(f"{MARK}{fingerprint(SETS[name])}\n") or "://" in text or not versions(text) <= tested
+        if not text.startswith(f"{MARK}{fingerprint(SETS[name])}\n")
+        or "://" in text
+        or not pins(SETS[name]) <= versions(text) <= tested
     ]
+
+
+def pins(extras: Sequence[str]) -> set[str]:
+    """The requirements that allow one version, as `name==version`."""
+    optional = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+    return {requirement for extra in extras for requirement in optional[extra] if "==" in requirement}
 
 
 def versions(text: str) -> set[str]:

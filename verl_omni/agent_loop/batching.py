@@ -14,8 +14,7 @@ from verl import DataProto
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, PICTURE, STATISTICS, UNSCORED
 from verl_omni.reward_loop.scorer_results import FAILURE
-from verl_omni.utils.columns import objects
-from verl_omni.workers.rollout.diffusion_output import TIMES_ABORTED, TIMES_LOST
+from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST, objects
 
 # Columns that training reads. A data set's column may be replaced by a scorer's field, to show it as a metric.
 _MADE_HERE = frozenset({"uid", "stored", "__num_turns__", FAILURE, STATISTICS, PICTURE})

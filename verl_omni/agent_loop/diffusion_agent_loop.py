@@ -56,10 +56,10 @@ from verl_omni.reward_loop.scorer_results import (
     too_many_text,
 )
 from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS
+from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST
 from verl_omni.utils.metrics.image_statistics import ImageStatistics, measure
 from verl_omni.utils.pixels import BOTH, as_pixels
 from verl_omni.utils.sample_store import SampleWriter
-from verl_omni.workers.rollout.diffusion_output import TIMES_ABORTED, TIMES_LOST
 
 # An actor runs at most 1000 calls at a time (Ray's default), and must still have room to answer whether it is alive.
 CALLS_OF_A_REWARD_WORKER = 900

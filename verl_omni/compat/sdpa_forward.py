@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from verl_omni.compat.versions import require
 
-TESTED = frozenset({"0.28.0"})
+TESTED = frozenset({"0.30.0"})
 
 
 def apply() -> None:

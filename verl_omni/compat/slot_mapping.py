@@ -13,22 +13,22 @@ from typing import Any
 
 from verl_omni.compat.versions import require
 
-TESTED = frozenset({"0.28.0"})
+TESTED = frozenset({"0.30.0"})
 
 
 class _Kernel:
     """Supports the call syntax of Triton's kernels: `kernel[grid](…)`."""
 
     def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
+        self.func = function  # vLLM reads the names of its parameters
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return self._function
+        return self.func
 
 
 def apply(function: Callable[..., None]) -> None:
-    """Replace vLLM's `_compute_slot_mapping_kernel` by `function`, which has its arguments. Safe to repeat."""
+    """Let vLLM compute slots by `function`, which has the arguments of its Triton kernel. Safe to repeat."""
     require("vllm", TESTED, "slot_mapping")
     from vllm.v1.worker import block_table
 
-    block_table._compute_slot_mapping_kernel = _Kernel(function)
+    block_table._COMPUTE_SLOT_MAPPING_KERNEL.kernel = _Kernel(function)

@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_omni.compat.versions import require
 
-TESTED = frozenset({"0.28.0"})
+TESTED = frozenset({"0.30.0"})
 CALL = "server_call"  # sampling parameter: the id of a request's call, and whether it is the last request of the call
 
 

@@ -248,7 +248,7 @@ _DECLARED = (
     ),
     # Rewards
     Setting("reward.num_workers", "spec.reward.replicas", Kind.NUMBER),
-    Setting("reward.max_failed_share", limits=(SHARE,)),
+    Setting("reward.max_failed_share", "spec.reward.maxFailedShare", limits=(SHARE,)),
     Setting("reward.early_stopping_patience", "spec.reward.earlyStoppingPatience", Kind.NUMBER, limits=(POSITIVE,)),
     Setting("reward.batch_size", limits=(COUNT,)),
     Setting("reward.deadline_seconds", limits=(SECONDS,)),

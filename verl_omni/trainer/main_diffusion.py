@@ -299,10 +299,10 @@ def train_on(
     from verl_omni.trainer.run import recipe_risks
     from verl_omni.trainer.settings import async_settings
 
-    if text := recipe_risks.describe_risks(run.config):
-        run.folder.event("warning", reason="RecipeRisk", message=text)
-    if text := async_settings.unlimited_text(run.config):
-        run.folder.event("warning", reason="OlderSamplesNotLimited", message=text)
+    if risks := recipe_risks.describe_risks(run.config):
+        run.folder.event("warning", reason="RecipeRisk", message=risks)
+    if unlimited := async_settings.unlimited_text(run.config):
+        run.folder.event("warning", reason="OlderSamplesNotLimited", message=unlimited)
     train, held_out = prompt_dataset.load_checked(run.config)
     for text in prompt_warnings.describe_truncated(run.config, train, held_out):
         run.folder.event("warning", reason="PromptsTruncated", message=text)

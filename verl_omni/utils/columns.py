@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 
+# Of a sample, set by the client of the rollout servers only: how often it was lost with its replica, and aborted.
+TIMES_LOST = "times_lost"
+TIMES_ABORTED = "times_aborted"
+
 
 def objects(values: Sequence[Any]) -> np.ndarray:
     """An object array [B] of any values; `np.array` would make values of one length a second dimension."""

@@ -1,7 +1,8 @@
 """PURE: checks of an update: names, values, an adapter's settings and tensors, its binding to the engine's layers.
 
-vLLM-Omni 0.28 silently accepts an adapter that matches no layer, and a matrix narrower than its layer
-(vllm_omni/diffusion/lora/manager.py, `_bind_adapter_weights`; vllm/lora/layers, `set_lora` copies into a corner).
+vLLM-Omni finds an adapter that matches no layer only when it activates it (vllm_omni/diffusion/lora/manager.py,
+`_bind_adapter_weights`), and accepts a matrix narrower than its layer (vllm/lora/layers: `set_lora` copies it into a
+corner).
 """
 
 from __future__ import annotations
@@ -183,16 +184,13 @@ def check_loras(loras: Mapping[str, Any], known: Mapping[str, LoraTarget]) -> No
             check_finite(f"{name}.lora_B", b)
 
 
-def check_binding(loras: Mapping[str, Any], known: Mapping[str, LoraTarget], scale: float = 1.0) -> int:
+def check_binding(loras: Mapping[str, Any], known: Mapping[str, LoraTarget]) -> int:
     """Read every matrix back from the engine's layers. Returns the number of modules.
-
-    Args:
-        scale: the engine has multiplied lora_B by it.
 
     Raises:
         BindingIncomplete: a layer does not hold the adapter's matrices.
     """
-    unbound = [name for name, weights in loras.items() if not _holds(name, known[name], weights, scale)]
+    unbound = [name for name, weights in loras.items() if not _holds(name, known[name], weights)]
     if unbound or not loras:
         raise BindingIncomplete(
             f"{len(unbound)} of {len(loras)} LoRA modules are not bound: {summarize_names(unbound)}"
@@ -214,11 +212,11 @@ def _parts(name: str, target: LoraTarget, weights: Any) -> Iterator[tuple[int, T
             yield index, a, b, rows, target.columns
 
 
-def _holds(name: str, target: LoraTarget, weights: Any, scale: float) -> bool:
+def _holds(name: str, target: LoraTarget, weights: Any) -> bool:
     for index, a, b, _, _ in _parts(name, target, weights):
         if target.layer.tp_size > 1:
             a, b = _own_shard(target.layer, index, a, b)
-        for held, given in ((target.layer.lora_a_stacked, a), (target.layer.lora_b_stacked, b * scale)):
+        for held, given in ((target.layer.lora_a_stacked, a), (target.layer.lora_b_stacked, b)):
             corner = held[index][0, 0, : given.shape[0], : given.shape[1]]
             if not torch.equal(corner, given.to(corner)):
                 return False

@@ -133,6 +133,9 @@ class Progress(LenientModel):
     unscored_samples: Count | None = Field(
         default=None, description="Those of the samples that could not be scored; absent without any."
     )
+    images_folder: Short | None = Field(
+        default=None, description="Newest folder of held-out images and previews, in the run folder."
+    )
     images_per_second: float | None = Field(default=None, description="Images per second in the last step.")
     estimated_remaining_seconds: Count | None = Field(default=None, description="Estimated seconds to the last step.")
     remaining_summary: Short | None = Field(default=None, description="Estimated time left, for kubectl get.")

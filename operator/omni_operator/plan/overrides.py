@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
+
+from pydantic.alias_generators import to_snake
 
 from omni_operator.api import DiffusionRLJob, Spec
 from omni_operator.api.overrides.override_names import BYPASS, CORRECTION, limits_older_samples
 from omni_operator.api.spec.model import ALL_LINEAR
-from omni_operator.api.spec.reward import Reward, Scorer
+from omni_operator.api.spec.reward import Scorer
 from omni_operator.api.spec.rollout import Rollout
 from omni_operator.api.spec.training import ENTRYPOINT, ESTIMATORS, LOSSES
+from verl_omni.settings_schema.declarations import FIELDS
 
 from .hydra import Value, format_assignment
 from .pods.storage import HUB_ENDPOINT, trainer_variables
@@ -24,6 +27,23 @@ ROLLOUT_NODES = f"{ROLLOUT}.nnodes"
 JUDGE = "reward.reward_model"
 ACTOR = "actor_rollout_ref.actor"
 CORRECTIONS = (CORRECTION, f"{ACTOR}.rollout_correction")  # the reference has both names
+# Settings with the value of their field.
+ENGINE_AND_PIPELINE = (
+    "tensor_model_parallel_size",
+    "max_num_seqs",
+    *(
+        f"pipeline.{name}"
+        for name in ("height", "width", "num_inference_steps", "guidance_scale", "max_sequence_length")
+    ),
+)
+STEPS = (
+    "total_training_steps",
+    "save_freq",
+    "test_freq",
+    "max_actor_ckpt_to_keep",
+    "adapter_save_freq",
+    "max_adapters_to_keep",
+)
 RANK = 32  # default rank of a new adapter
 ALPHA = 64
 SYNC_COMPATIBLE = "trainer.v1.separate_async.sync_compatible"
@@ -56,7 +76,7 @@ def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         **_older_samples(spec, layout),
         **_judge(spec, layout),
         **_actor(spec),
-        **_reward(spec.reward),
+        **_reward(spec),
         **_trainer(job, layout),
     }
 
@@ -82,42 +102,45 @@ def _model(spec: Spec) -> Settings:
     return settings
 
 
+def _copied(spec: Spec, *names: str) -> Settings:
+    """Settings with the value of their field; one whose field is absent is left out."""
+    found: Settings = {}
+    for name in names:
+        value: Any = spec
+        for part in FIELDS[name].split(".")[1:]:
+            value = getattr(value, to_snake(part))
+        if value is not None:
+            found[name] = value
+    return found
+
+
 def _data(spec: Spec) -> Settings:
     return {
         "data.train_files": spec.data.train,
         "data.val_files": spec.data.validation or None,
-        "data.train_batch_size": spec.trainer.batch.prompts,
-        "data.max_prompt_length": spec.data.prompt_length,
-        "data.seed": spec.seed,
+        **_copied(spec, "data.train_batch_size", "data.max_prompt_length", "data.seed"),
     }
 
 
 def _rollout(spec: Spec) -> Settings:
     rollout = spec.rollout
-    pipeline = spec.rollout.pipeline
     sampler = spec.rollout.sampler
-    samples = {f"{ROLLOUT}.n": rollout.samples_per_prompt}
+    samples = _copied(spec, f"{ROLLOUT}.n")
     if spec.algorithm.reads_pairs and "samples_per_prompt" not in rollout.model_fields_set:
         samples.clear()  # nothing is sampled, and the trainer would name it as without effect
     settings: Settings = {
         f"{ROLLOUT}.name": "vllm_omni",
         **samples,
-        f"{ROLLOUT}.tensor_model_parallel_size": rollout.engine.tensor_parallel_size,
-        f"{ROLLOUT}.max_num_seqs": rollout.engine.max_batch_size,
-        f"{ROLLOUT}.pipeline.height": pipeline.height,
-        f"{ROLLOUT}.pipeline.width": pipeline.width,
-        f"{ROLLOUT}.pipeline.num_inference_steps": pipeline.steps,
-        f"{ROLLOUT}.pipeline.guidance_scale": pipeline.guidance,
-        f"{ROLLOUT}.pipeline.max_sequence_length": pipeline.max_sequence_length,
+        **_copied(spec, *(f"{ROLLOUT}.{name}" for name in ENGINE_AND_PIPELINE)),
         f"{ROLLOUT}.algo.sde_type": sampler.type or ("dance_sde" if spec.algorithm.name == "DanceGRPO" else "sde"),
-        f"{ROLLOUT}.algo.noise_level": sampler.noise_level,
+        **_copied(
+            spec,
+            f"{ROLLOUT}.algo.noise_level",
+            f"{ROLLOUT}.max_concurrent_requests",
+            f"{ROLLOUT}.agent.num_workers",
+            f"{ROLLOUT}.dtype",
+        ),
     }
-    if requests := rollout.engine.max_concurrent_requests:
-        settings[f"{ROLLOUT}.max_concurrent_requests"] = requests
-    if workers := rollout.agent_loop.workers:
-        settings[f"{ROLLOUT}.agent.num_workers"] = workers
-    if rollout.engine.dtype:
-        settings[f"{ROLLOUT}.dtype"] = rollout.engine.dtype
     if window := sampler.window:
         settings[f"{ROLLOUT}.algo.sde_window_size"] = window.size
         settings[f"{ROLLOUT}.algo.sde_window_range"] = [window.start, window.end]
@@ -187,26 +210,16 @@ def _judge(spec: Spec, layout: RunLayout) -> Settings:
 
 def _actor(spec: Spec) -> Settings:
     batch = spec.trainer.batch
-    settings: Settings = {
-        f"{ACTOR}.optim.lr": spec.trainer.learning_rate,
+    return {
+        **_copied(spec, f"{ACTOR}.optim.lr"),
         f"{ACTOR}.ppo_mini_batch_size": batch.mini_batch_prompts or batch.prompts,
+        **_copied(spec, f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
     }
-    if precision := spec.trainer.precision:
-        settings[f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"] = precision
-    if batch.micro_batch_samples:
-        settings[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = batch.micro_batch_samples
-    return settings
 
 
-def _reward(reward: Reward) -> Settings:
-    settings = _scorers(reward.scorers)
-    if reward.replicas:
-        settings["reward.num_workers"] = reward.replicas
-    if reward.early_stopping_patience:
-        settings["reward.early_stopping_patience"] = reward.early_stopping_patience
-    if reward.max_failed_share is not None:
-        settings["reward.max_failed_share"] = reward.max_failed_share
-    return settings
+def _reward(spec: Spec) -> Settings:
+    own = (f"reward.{name}" for name in ("num_workers", "early_stopping_patience", "max_failed_share"))
+    return {**_scorers(spec.reward.scorers), **_copied(spec, *own)}
 
 
 def _scorers(scorers: Sequence[Scorer]) -> Settings:
@@ -248,12 +261,7 @@ def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
     spec = job.spec
     tracking = job.spec.observability.tracking
     settings: Settings = {
-        "trainer.total_training_steps": spec.trainer.total_steps,
-        "trainer.save_freq": spec.checkpoint.every_steps,
-        "trainer.test_freq": spec.trainer.eval_every_steps,
-        "trainer.max_actor_ckpt_to_keep": spec.checkpoint.keep,
-        "trainer.adapter_save_freq": spec.checkpoint.adapter_every_steps,
-        "trainer.max_adapters_to_keep": spec.checkpoint.keep_adapters,
+        **_copied(spec, *(f"trainer.{name}" for name in STEPS)),
         "trainer.resume_mode": "auto" if spec.checkpoint.resume == "Auto" else "disable",
         "trainer.nnodes": layout.nodes,
         "trainer.n_gpus_per_node": layout.accelerators_per_node,

@@ -10,6 +10,7 @@ from typing import Any
 
 from omni_operator.api.overrides.override_names import BYPASS, CORRECTION, limits_older_samples, parse_value
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
+from verl_omni.settings_schema.declarations import FIELDS as JOB_FIELDS
 
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
@@ -157,47 +158,49 @@ def one_of(**names: str) -> Callable[[Any], Any]:
     return convert
 
 
-FIELDS: dict[str, FieldOf] = {
-    f"{MODEL}.path": FieldOf("model.base", text),
-    "data.train_files": FieldOf("data.train", texts),
-    "data.val_files": FieldOf("data.validation", texts),
-    "data.max_prompt_length": FieldOf("data.promptLength", number),
-    "data.seed": FieldOf("seed", number),
-    "data.train_batch_size": FieldOf("trainer.batch.prompts", number),
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu": FieldOf("trainer.batch.microBatchSamples", number),
-    f"{ACTOR}.fsdp_config.mixed_precision.param_dtype": FieldOf(
-        "trainer.precision", one_of(bfloat16="bfloat16", bf16="bfloat16", float32="float32", fp32="float32")
+# What a recipe's value becomes in the setting's field.
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    f"{MODEL}.path": text,
+    "data.train_files": texts,
+    "data.val_files": texts,
+    "data.max_prompt_length": number,
+    "data.seed": number,
+    "data.train_batch_size": number,
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": number,
+    f"{ACTOR}.fsdp_config.mixed_precision.param_dtype": one_of(
+        bfloat16="bfloat16", bf16="bfloat16", float32="float32", fp32="float32"
     ),
-    f"{ACTOR}.optim.lr": FieldOf("trainer.learningRate", number),
-    "trainer.total_training_steps": FieldOf("trainer.totalSteps", number),
-    "trainer.test_freq": FieldOf("trainer.evalEverySteps", interval),
-    "trainer.n_gpus_per_node": FieldOf("trainer.accelerator.count", number),
-    "trainer.nnodes": FieldOf("trainer.replicas", number),
-    "trainer.save_freq": FieldOf("checkpoint.everySteps", interval),
-    "trainer.max_actor_ckpt_to_keep": FieldOf("checkpoint.keep", interval),
-    "trainer.adapter_save_freq": FieldOf("checkpoint.adapterEverySteps", interval),
-    "trainer.max_adapters_to_keep": FieldOf("checkpoint.keepAdapters", interval),
-    "trainer.resume_mode": FieldOf("checkpoint.resume", one_of(auto="Auto", enable="Auto", disable="Never")),
-    "trainer.logger": FieldOf("observability.tracking.loggers", texts),
-    "trainer.project_name": FieldOf("observability.tracking.project", text),
-    "trainer.log_val_generations": FieldOf("observability.tracking.images", number),
-    "reward.early_stopping_patience": FieldOf("reward.earlyStoppingPatience", number),
-    "reward.num_workers": FieldOf("reward.replicas", number),
-    "reward.max_failed_share": FieldOf("reward.maxFailedShare", number),
-    f"{ROLLOUT}.n": FieldOf("rollout.samplesPerPrompt", number),
-    f"{ROLLOUT}.tensor_model_parallel_size": FieldOf("rollout.engine.tensorParallelSize", number),
-    f"{ROLLOUT}.dtype": FieldOf("rollout.engine.dtype", one_of(bfloat16="bfloat16", float32="float32")),
-    f"{ROLLOUT}.max_num_seqs": FieldOf("rollout.engine.maxBatchSize", number),
-    f"{ROLLOUT}.max_concurrent_requests": FieldOf("rollout.engine.maxConcurrentRequests", number),
-    f"{ROLLOUT}.agent.num_workers": FieldOf("rollout.agentLoop.workers", number),
-    f"{ROLLOUT}.pipeline.height": FieldOf("rollout.pipeline.height", number),
-    f"{ROLLOUT}.pipeline.width": FieldOf("rollout.pipeline.width", number),
-    f"{ROLLOUT}.pipeline.num_inference_steps": FieldOf("rollout.pipeline.steps", number),
-    f"{ROLLOUT}.pipeline.guidance_scale": FieldOf("rollout.pipeline.guidance", number),
-    f"{ROLLOUT}.pipeline.max_sequence_length": FieldOf("rollout.pipeline.maxSequenceLength", number),
-    f"{ALGO}.sde_type": FieldOf("rollout.sampler.type", text),
-    f"{ALGO}.noise_level": FieldOf("rollout.sampler.noiseLevel", number),
+    f"{ACTOR}.optim.lr": number,
+    "trainer.total_training_steps": number,
+    "trainer.test_freq": interval,
+    "trainer.n_gpus_per_node": number,
+    "trainer.nnodes": number,
+    "trainer.save_freq": interval,
+    "trainer.max_actor_ckpt_to_keep": interval,
+    "trainer.adapter_save_freq": interval,
+    "trainer.max_adapters_to_keep": interval,
+    "trainer.resume_mode": one_of(auto="Auto", enable="Auto", disable="Never"),
+    "trainer.logger": texts,
+    "trainer.project_name": text,
+    "trainer.log_val_generations": number,
+    "reward.early_stopping_patience": number,
+    "reward.num_workers": number,
+    "reward.max_failed_share": number,
+    f"{ROLLOUT}.n": number,
+    f"{ROLLOUT}.tensor_model_parallel_size": number,
+    f"{ROLLOUT}.dtype": one_of(bfloat16="bfloat16", float32="float32"),
+    f"{ROLLOUT}.max_num_seqs": number,
+    f"{ROLLOUT}.max_concurrent_requests": number,
+    f"{ROLLOUT}.agent.num_workers": number,
+    f"{ROLLOUT}.pipeline.height": number,
+    f"{ROLLOUT}.pipeline.width": number,
+    f"{ROLLOUT}.pipeline.num_inference_steps": number,
+    f"{ROLLOUT}.pipeline.guidance_scale": number,
+    f"{ROLLOUT}.pipeline.max_sequence_length": number,
+    f"{ALGO}.sde_type": text,
+    f"{ALGO}.noise_level": number,
 }
+FIELDS = {name: FieldOf(JOB_FIELDS[name].removeprefix("spec."), convert) for name, convert in _CONVERSIONS.items()}
 # Defaults of the reference, as a recipe would write them, where a job or the trainer here has another one and a run
 # would learn something else or be saved elsewhere. docs/figures/reference-settings.tsv has all of them.
 REFERENCE_DEFAULTS = {

@@ -379,7 +379,7 @@ def test_remedies_name_only_commands_that_exist() -> None:
 
 
 def test_a_local_build_of_the_pinned_version_is_accepted() -> None:
-    built = replace(GOOD, installed={"vllm": "0.28.0+cpu"}, pinned={"vllm": "0.28.0"})
+    built = replace(GOOD, installed={"vllm": "0.30.0+cpu"}, pinned={"vllm": "0.30.0"})
     assert {finding.level for finding in diagnose(built)} == {"ok"}
 
 

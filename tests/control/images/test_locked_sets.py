@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -43,3 +44,26 @@ def test_a_set_of_an_image_that_was_changed_alone_is_stale(
     assert lock.stale(tmp_path) == ["operator.txt"]
     changed.unlink()
     assert lock.stale(tmp_path) == ["operator.txt"]
+
+
+def test_sets_with_another_verl_than_the_pinned_one_are_stale(lock: ModuleType, tmp_path: Path) -> None:
+    """Without its pin, resolvers take verl 0.4.1, the last that any transformers satisfies."""
+    assert "verl==" in " ".join(lock.pins(["train"]))
+    for path in REQUIREMENTS.glob("*.txt"):
+        text = path.read_text()
+        (tmp_path / path.name).write_text(re.sub(r"^verl==\S+", "verl==0.4.1", text, flags=re.MULTILINE))
+    assert lock.stale(tmp_path) == ["all.txt", "rollout.txt"]
+
+
+def test_sets_of_other_overrides_are_stale(lock: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = tmp_path / "overrides.in"
+    changed.write_text(lock.OVERRIDES.read_text() + "torch<2\n")
+    monkeypatch.setattr(lock, "OVERRIDES", changed)
+    assert lock.stale() == list(lock.SETS)
+
+
+def test_every_override_says_why_and_until_when(lock: ModuleType) -> None:
+    text = lock.OVERRIDES.read_text()
+    assert (
+        text.count("# Why: ") == text.count("# Until: ") == len([line for line in text.splitlines() if line[0] != "#"])
+    )

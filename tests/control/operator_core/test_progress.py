@@ -75,12 +75,14 @@ async def test_usage_adds_up_over_attempts_and_restarts(simulation: Any) -> None
 async def test_a_new_attempt_begins_without_what_the_last_one_reported(simulation: Any) -> None:
     await simulation.submit_running(backoffLimit=1)
     versions = {"weights/version": 3, "weights/min_replica_version": 3, "weights/max_replica_version": 3}
-    simulation.report(step=3, eta_s=70, samples=24, unscored=2, **versions)
+    simulation.report(step=3, eta_s=70, samples=24, unscored=2, images_folder="samples/step_000002", **versions)
+    simulation.report(step=3, **versions)
     simulation.report("warning", step=3, reason="SamplesCollapsed", message="alike")
     await simulation.after(20)
     before = simulation.status()
     assert (before.weights.trainer_version, before.progress.samples, len(before.warnings)) == (3, 24, 1)
     assert before.progress.unscored_samples == 2
+    assert before.progress.images_folder == "samples/step_000002", "until there are newer images"
     assert before.progress.heartbeat_time and before.progress.estimated_remaining_seconds
     assert before.running_time and before.children.ray_cluster
     simulation.lose_head(1)

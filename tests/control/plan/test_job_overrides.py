@@ -252,7 +252,7 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every |= settings(
         "spec.reward={scorers: [{name: jpeg}, {name: shapes, use: Evaluation}], earlyStoppingPatience: 1}"
     )
-    every |= settings("spec.model.lora.startFrom=sft")
+    every |= settings("spec.model.lora.startFrom=sft", "spec.reward.maxFailedShare=0")
     every |= settings("spec.output={url: s3://b/runs}", "spec.storage={endpoint: 'http://h:9000', region: eu}")
     trainer = "spec.trainer.accelerator={vendor: Mock}"
     other = "accelerator: {vendor: Mock, rayResource: NPU}"

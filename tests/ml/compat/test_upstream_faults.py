@@ -39,6 +39,11 @@ try:
 except AttributeError:
     print("FAULT slot_mapping")
 """,
+    "stage_lora": """
+from vllm_omni.config.omni_config import _LLM_STAGE_ENGINE_FIELDS
+if "enable_lora" not in _LLM_STAGE_ENGINE_FIELDS:
+    print("FAULT stage_lora")
+""",
     "VLLMOmniHijack": """
 from types import SimpleNamespace
 from vllm_omni.diffusion.lora.manager import DiffusionLoRAManager

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 
@@ -16,6 +17,10 @@ from verl_omni.platforms.cpu.fork_server import ForkingCluster, can_fork_workers
 from verl_omni.platforms.cpu.fork_server.cluster import NOT_NEEDED  # noqa: E402
 from verl_omni.platforms.cpu.fork_server.head import IDLE_AGENT  # noqa: E402
 
+MODULES = 9_200  # 9,580 with those that only accelerators need
+PROCESSES = 7  # fork server; Ray's head, GCS, raylet, log monitor, agent of runtime environments, and the idle one
+CLIENT = str(Path(IDLE_AGENT).with_name("client.py"))
+
 assert can_fork_workers()
 cluster = ForkingCluster(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1")
 import ray  # noqa: E402
@@ -25,6 +30,7 @@ assert gc.isenabled() and gc.get_freeze_count() > 100_000, "what was imported is
 
 imported = sorted(name for name in NOT_NEEDED if name in sys.modules)
 assert not imported, f"imported, though nothing needs it on a CPU: {imported}"
+assert len(sys.modules) < MODULES, len(sys.modules)
 assert importlib.import_module("scipy.signal").resample_poly, "a scorer of the user's may need it"
 
 
@@ -61,6 +67,10 @@ idle = [p.pid for p in everyone if "ray::IDLE" in p.cmdline() and p.ppid() != cl
 assert not idle, "Ray has started workers that are no forks, which no actor can use"
 assert len([p for p in everyone if IDLE_AGENT in p.cmdline()]) == 1
 assert not [p for p in everyone if "DashboardAgent" in " ".join(p.cmdline()[:1])], "its agent imports 130 MiB"
+forks = [p for p in everyone if p.ppid() == cluster._server]
+clients = [p for p in everyone if CLIENT in p.cmdline()]
+others = [p.cmdline()[:3] for p in everyone if p not in forks + clients]
+assert len(clients) == len(forks) and len(others) == PROCESSES, others
 cluster.stop()
 deadline = time.monotonic() + 30
 while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in everyone) and time.monotonic() < deadline:

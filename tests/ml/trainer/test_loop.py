@@ -160,6 +160,11 @@ def test_training_images_are_shown_beside_the_evaluations_of_the_same_prompt_and
     pair = np.asarray(Image.open(tmp_path / "samples/step_000002" / previews[1]["file"]))
     assert pair.shape == (8, 16, 3)
     assert pair[:, :8].max() == 20 and pair[:, 8:].min() == 200, "enlarged to the size of the evaluation's"
+    events = [json.loads(text) for text in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert [event.get("images_folder") for event in events if event["event"] == "step"] == [
+        None,
+        "samples/step_000002",
+    ]
     line = made.folder.metrics()[-1]
     assert line["val/n"] == len(ROWS), "previews are in no metric"
 

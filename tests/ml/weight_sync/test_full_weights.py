@@ -25,10 +25,15 @@ class Wrapper(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Loads like vLLM-Omni's models: sent names are mapped to fused parameters by substring."""
+    """Loads like vLLM-Omni's models: sent names are mapped to fused parameters by substring.
 
-    def __init__(self, *, wrapped: bool) -> None:
+    Attributes:
+        reports_parts: like Wan's, it reports sent names, and a fused parameter only if all parts came in one call.
+    """
+
+    def __init__(self, *, wrapped: bool, reports_parts: bool = False) -> None:
         super().__init__()
+        self.reports_parts = reports_parts
         self.stacked_params_mapping = [(".to_qkv", ".to_q", "q"), (".to_qkv", ".to_k", "k"), (".to_qkv", ".to_v", "v")]
         self.attn = nn.ModuleDict({"to_qkv": nn.Linear(2, 6), "to_out": nn.Linear(2, 2)})
         self.norm = nn.LayerNorm(2)
@@ -40,23 +45,28 @@ class Transformer(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         own = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         loaded = set()
+        shards: dict[str, set[str]] = {}
         for name, tensor in weights:
+            sent_name = name
             for fused, part, shard in self.stacked_params_mapping:
                 if part in name:
                     name = name.replace(part, fused)
                     start = 2 * "qkv".index(shard)
                     own[name].data[start : start + 2] = tensor
+                    shards.setdefault(name, set()).add(shard)
                     break
             else:
                 assert own[name].shape == tensor.shape
                 own[name].data.copy_(tensor)
-            loaded.add(name)
+            loaded.add(sent_name if self.reports_parts else name)
+            if len(shards.get(name, "")) == 3:
+                loaded.add(name)
         return loaded
 
 
 class Pipeline:
-    def __init__(self, *, wrapped: bool = False, ignoring: str = "no such name") -> None:
-        self.transformer = Transformer(wrapped=wrapped)
+    def __init__(self, *, wrapped: bool = False, reports_parts: bool = False, ignoring: str = "no such name") -> None:
+        self.transformer = Transformer(wrapped=wrapped, reports_parts=reports_parts)
         self.ignoring = ignoring
         self.calls = 0
 
@@ -73,10 +83,12 @@ def sent() -> dict[str, Tensor]:
     return {f"transformer.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-@given(st.permutations(sorted(sent())), st.integers(1, 10), st.booleans())
+@given(st.permutations(sorted(sent())), st.integers(1, 10), st.booleans(), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_any_order_and_bucket_size_writes_all_weights(order: list[str], size: int, wrapped: bool) -> None:
-    pipeline = Pipeline(wrapped=wrapped)
+def test_any_order_and_bucket_size_writes_all_weights(
+    order: list[str], size: int, wrapped: bool, reports_parts: bool
+) -> None:
+    pipeline = Pipeline(wrapped=wrapped, reports_parts=reports_parts)
     weights = sent()
     update = FullUpdate(pipeline)
     for start in range(0, len(order), size):

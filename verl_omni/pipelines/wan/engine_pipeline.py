@@ -95,6 +95,9 @@ class WanRolloutPipeline(Wan22Pipeline):
             req.sampling_params_list, self.device, steps=STEPS, dtype=self.od_config.dtype, version=version_of(self)
         )
         outputs = super().forward(req)
+        for output in outputs:
+            if output.media is not None:  # upstream's video, in [-1, 1], which cannot be sent with recorded fields
+                output.output, output.media = output.media.video.tensor, None
         if not req.is_dummy_run():
             self._recorder.attach(outputs, "video")
         return outputs

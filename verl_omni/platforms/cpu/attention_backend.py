@@ -15,6 +15,7 @@ from vllm.v1.attention.backend import (
     AttentionType,
     CommonAttentionMetadata,
 )
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from verl_omni.platforms.cpu import paged_attention
 
@@ -40,12 +41,11 @@ class TorchAttentionBackend(AttentionBackend):
     def get_builder_cls() -> type[TorchAttentionMetadataBuilder]:
         return TorchAttentionMetadataBuilder
 
-    @staticmethod
+    @classmethod
     @override
-    def get_kv_cache_shape(
-        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
-    ) -> tuple[int, ...]:
-        return num_blocks, block_size, num_kv_heads, 2 * head_size
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Tokens of a block before their heads, as in `paged_attention`."""
+        return (KVCacheLayout.LBNHC,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +139,16 @@ class TorchAttention(AttentionImpl[TorchAttentionMetadata]):
         Args:
             query: [tokens, heads, head_size]; padding may follow the batch's last token.
             key, value: [tokens, kv_heads, head_size].
-            kv_cache: see `paged_attention`.
+            kv_cache: [blocks, kv_heads, block_size, 2 * head_size].
             attn_metadata: None while vLLM profiles the model; nothing is computed then.
             output: written in place, same size as the query.
         """
         if attn_metadata is None:
             return output.fill_(0)
         tokens = attn_metadata.starts[-1]
-        paged_attention.write(kv_cache, key[:tokens], value[:tokens], attn_metadata.slot_mapping)
+        cache = kv_cache.transpose(1, 2)
+        paged_attention.write(cache, key[:tokens], value[:tokens], attn_metadata.slot_mapping)
         output.view_as(query)[:tokens] = paged_attention.attend(
-            query[:tokens], kv_cache, attn_metadata.block_table, attn_metadata.starts, attn_metadata.lengths, self.scale
+            query[:tokens], cache, attn_metadata.block_table, attn_metadata.starts, attn_metadata.lengths, self.scale
         )
         return output

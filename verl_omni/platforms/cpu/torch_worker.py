@@ -75,27 +75,28 @@ class TorchWorker(Worker):
 
 
 def compute_slot_mapping(
-    tokens: int,
-    buffer_size: int,
+    num_tokens: int,
+    max_num_tokens: int,
     query_start_loc: torch.Tensor,
     positions: torch.Tensor,
-    table: torch.Tensor,
-    stride: int,
+    block_table: torch.Tensor,
+    block_table_stride: int,
     block_size: int,
-    slots: torch.Tensor,
+    slot_mapping: torch.Tensor,
     **launch: Any,
 ) -> None:
-    """vLLM's `_compute_slot_mapping_kernel`: the slot of each token, and `PAD_ID` in the rest of the buffer.
+    """vLLM's kernel `ComputeSlotMappingKernel`: the slot of each token, and `PAD_ID` in the rest of the buffer.
 
     Args:
-        tokens: number of tokens in the batch.
-        buffer_size: length of `slots`.
+        num_tokens: number of tokens in the batch.
+        max_num_tokens: length of `slot_mapping`.
         query_start_loc: int32 [requests + 1].
         positions: int64 [tokens].
-        table: int32 [requests, blocks].
-        slots: int64 [buffer_size], written in place.
+        block_table: int32 [requests, blocks].
+        slot_mapping: int64 [max_num_tokens], written in place.
     """
     counts = query_start_loc[1:] - query_start_loc[:-1]
     owners = torch.repeat_interleave(torch.arange(len(counts)), counts.to(torch.int64))
-    slots[:tokens] = paged_attention.slot_indices(positions[:tokens], owners, table, block_size)
-    slots[tokens:] = paged_attention.PADDING
+    slots = paged_attention.slot_indices(positions[:num_tokens], owners, block_table, block_size)
+    slot_mapping[:num_tokens] = slots
+    slot_mapping[num_tokens:] = paged_attention.PADDING

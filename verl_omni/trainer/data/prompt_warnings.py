@@ -73,8 +73,7 @@ def describe_unread(config: DictConfig, train: Any, held_out: Any | None) -> Ite
 
 
 def _describe(texts: Sequence[str], tokenizer: Any, limit: int) -> str:
-    counts = prompt_dataset.token_counts(texts, tokenizer, {})
-    long = [(row, count) for row, count in enumerate(counts) if count > limit]
+    long = prompt_dataset.too_long(texts, tokenizer, {}, limit)
     if not long:
         return ""
     row, tokens = long[0]

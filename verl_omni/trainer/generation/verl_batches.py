@@ -15,9 +15,8 @@ from verl_omni.agent_loop.training_tensors import KEEPS_PICTURE, PICTURE, RECORD
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, failure_of
 from verl_omni.samples import SAMPLE, SampleRequests, ScoredSamples, TrainingBatch
-from verl_omni.utils.columns import objects
+from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST, objects
 from verl_omni.utils.pixels import as_pixels
-from verl_omni.workers.rollout.diffusion_output import TIMES_ABORTED, TIMES_LOST
 
 
 def requests_to_verl(batch: SampleRequests, *, failures_allowed: int = 0, score_later: bool = False) -> DataProto:

@@ -68,6 +68,7 @@ class RunFolder:
         self.path = path
         self.on_event = on_event
         self._owner: str | None = None
+        self._images_folder: str | None = None  # of the last evaluation with images
         self._newest: float | None = None  # the step of the last line of metrics.jsonl
         self._lock = threading.RLock()  # results are sent in the background, and recorded from there
         path.mkdir(parents=True, exist_ok=True)
@@ -157,7 +158,9 @@ class RunFolder:
         else:
             self._append("metrics.jsonl", line)
         self._newest = line["step"]
-        event = {"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored}
+        event: dict[str, Any] = {"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored}
+        if self._images_folder is not None:
+            event["images_folder"] = self._images_folder
         if held_out:
             event["val/held_out_scores"] = {scorer: _plain(value) for scorer, value in held_out.items()}
         self._record(event)
@@ -184,6 +187,7 @@ class RunFolder:
             index.append(entry)
         _write_videos(videos, fps)
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
+        self._images_folder = f"samples/{folder.name}"
 
     def _record(self, event: Mapping[str, Any]) -> None:
         with self._lock:

@@ -12,7 +12,7 @@ from vllm_omni.lora.request import LoRARequest
 
 from verl_omni.compat.versions import require
 
-TESTED = frozenset({"0.28.0"})
+TESTED = frozenset({"0.30.0"})
 
 # verl's name, id and path of the policy's adapter. There is no file at the path, and it is never opened.
 VLLM_LORA_NAME = "123"

@@ -6,10 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# Keys of `extra_fields`, set by the client only: how often the sample was lost with its replica, and aborted.
-TIMES_LOST = "times_lost"
-TIMES_ABORTED = "times_aborted"
-
 
 class DiffusionOutput(BaseModel):
     """One finished (or aborted) sample.

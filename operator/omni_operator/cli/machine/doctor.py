@@ -157,7 +157,7 @@ def _packages(here: Machine) -> Iterator[Finding]:
 
 
 def _release(found: str) -> str:
-    """`0.28.0+cpu` -> `0.28.0`: any build of the release will do."""
+    """`0.30.0+cpu` -> `0.30.0`: any build of the release will do."""
     return found.partition("+")[0]
 
 

@@ -243,6 +243,7 @@ class TrainerReport:
         version: version of the last published weights.
         samples: samples generated in this attempt, since its trainer last started.
         unscored: samples that could not be scored, included in `samples`.
+        images_folder: newest folder of images, in the run folder.
         checkpoint: name of the newest checkpoint.
         checkpoint_at: arrival of the report of that checkpoint.
         queue: number of samples still to generate.
@@ -273,6 +274,7 @@ class TrainerReport:
     validation_reward: float | None = None
     held_out_scores: Mapping[str, float] | None = None
     images_per_second: float | None = None
+    images_folder: str | None = None
     checkpoint: str | None = None
     checkpoint_step: int | None = None
     checkpoint_at: datetime | None = None

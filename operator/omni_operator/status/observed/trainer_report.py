@@ -96,6 +96,7 @@ class ReportEvent(BaseModel):
     judge_versions: Annotated[dict[Host, Count], Field(max_length=REPLICAS_LIMIT)] | None = Field(
         default=None, alias="reward/replica_versions"
     )
+    images_folder: Annotated[str, StringConstraints(pattern=r"^samples/step_[0-9]{1,15}$")] | None = None
     text: Line | None = None
     path: Annotated[str, StringConstraints(max_length=4096)] | None = None
     url: Line | None = None
@@ -144,6 +145,7 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
             "min_version",
             "max_version",
             "images_per_second",
+            "images_folder",
             "sync_seconds",
             "step_seconds",
             "samples",

@@ -34,6 +34,7 @@ def update_progress(previous: Progress, report: TrainerReport | None, facts: Job
         held_out_scores=dict(report.held_out_scores) if report.held_out_scores else previous.held_out_scores,
         samples=report.samples if report.samples is not None else previous.samples,
         unscored_samples=(report.unscored if report.unscored is not None else previous.unscored_samples) or None,
+        images_folder=report.images_folder or previous.images_folder,
         images_per_second=report.images_per_second
         if report.images_per_second is not None
         else previous.images_per_second,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verl.utils import hf_tokenizer
 
 from tests.ml import smallest_job
 from verl_omni.trainer import startup
@@ -37,6 +38,35 @@ def test_long_prompts_are_refused_before_training(tmp_path: Path, monkeypatch: p
     said = r"2 of 4 prompts of data.train_files have more than data.max_prompt_length=8 tokens; the first, row 1, "
     with pytest.raises(ValueError, match=said):
         prompt_dataset.load_checked(config(tmp_path))
+
+
+def test_only_prompts_that_may_be_too_long_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = hf_tokenizer(f"{MODEL}/tokenizer")
+    encoded: list[str] = []
+    token_ids = prompt_dataset.token_ids
+
+    def counted(prompts: Any, *arguments: Any) -> Any:
+        encoded.extend(prompts)
+        return token_ids(prompts, *arguments)
+
+    monkeypatch.setattr(prompt_dataset, "token_ids", counted)
+    # The third is longer than a prompt of `limit` tokens needs to be, and the last one is not ASCII.
+    prompts = ["? ! ", "? ! ?", "? ! ? !", "red", "\ufdfa"]
+    limit = 2 + 1 + len(prompts[1])
+    counts = [len(ids) for ids in token_ids(prompts, tokenizer, {})]
+    assert prompt_dataset.too_long(prompts, tokenizer, {}, limit) == [
+        (row, c) for row, c in enumerate(counts) if c > limit
+    ]
+    assert encoded == [prompts[2], prompts[4]]
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "tokenizer_2", "tokenizer_3"])
+def test_ascii_text_has_at_most_a_token_for_each_character_and_space(name: str) -> None:
+    tokenizer = hf_tokenizer(f"{MODEL}/{name}")
+    texts = ["", "a", *(chr(code) for code in range(128)), "".join(map(chr, range(128))), "?!" * 40, "a b " * 40]
+    for text in texts:
+        (ids,) = prompt_dataset.token_ids([text], tokenizer, {})
+        assert len(ids) <= len(text) + tokenizer.num_special_tokens_to_add() + 1, repr(text)
 
 
 def test_long_negative_prompts_too(tmp_path: Path) -> None:

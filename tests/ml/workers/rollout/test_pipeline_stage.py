@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +64,32 @@ def test_other_models_are_refused(tmp_path: Path, pipelines: dict[str, Any], set
         pipeline_stage.register_language_model(model, trust_remote_code=False)
 
 
-def test_nested_default_settings_are_dropped(tmp_path: Path) -> None:
+def test_arguments_at_their_defaults_are_not_passed(tmp_path: Path) -> None:
+    """The engine refuses those of them that a stage does not read."""
     from vllm.config import CompilationConfig, CUDAGraphMode
     from vllm_omni.engine.arg_utils import OmniEngineArgs
 
     from verl_omni.workers.rollout.vllm_rollout.language_model import pipeline_stage
 
     model = folder(tmp_path / "qwen2", model_type="qwen2", architectures=["Qwen2ForCausalLM"])
-    chosen = CompilationConfig(cudagraph_mode=CUDAGraphMode.PIECEWISE)
-    given = asdict(OmniEngineArgs(model=model, max_num_seqs=3, compilation_config=chosen))
-    made = dict(given)
-    pipeline_stage.drop_default_settings(made)
-    assert made["compilation_config"] == {"cudagraph_mode": CUDAGraphMode.PIECEWISE}
-    assert made["max_num_seqs"] == 3 and made.keys() < given.keys()
-    assert OmniEngineArgs(**made).compilation_config.cudagraph_mode == CUDAGraphMode.PIECEWISE
-    with pytest.raises(ValueError, match="cudagraph_capture_sizes"):
-        OmniEngineArgs(**given)  # if upstream accepts its own defaults, dropping them is no longer necessary
+    compilation = CompilationConfig(cudagraph_mode=CUDAGraphMode.PIECEWISE)
+    made = pipeline_stage.chosen_arguments(OmniEngineArgs(model=model, max_num_seqs=3, compilation_config=compilation))
+    assert made == {
+        "model": model,
+        "max_num_seqs": 3,
+        "compilation_config": {"cudagraph_mode": CUDAGraphMode.PIECEWISE},
+    }
+
+
+def test_lora_is_handed_to_the_stage_and_not_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm_omni.engine import stage_init_utils, stage_runtime
+
+    from verl_omni.compat import stage_lora
+
+    name = "build_engine_args_dict_from_omni_stage_config"
+    monkeypatch.setattr(stage_runtime, name, None)
+    monkeypatch.setattr(stage_init_utils, name, lambda stage: {"stage": stage})
+    given = {"model": "m", "enable_lora": True, "max_lora_rank": 8}
+    stage_lora.apply(given)
+    assert given == {"model": "m"}
+    assert getattr(stage_runtime, name)(1) == {"stage": 1, "enable_lora": True, "max_lora_rank": 8}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from verl_omni.settings_schema.setting import plain_value
 from verl_omni.workers.algorithms.description import (
     MODEL,
     ONLINE,
@@ -14,7 +15,6 @@ from verl_omni.workers.algorithms.description import (
     RegisteredAlgorithm,
     RequiredSetting,
     fraction_conflicts,
-    plain_value,
 )
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from typing_extensions import override
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.llm_server import LLMServerClient
 
+from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
-from verl_omni.workers.rollout.diffusion_output import TIMES_ABORTED, TIMES_LOST, DiffusionOutput
+from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.output_groups import OutputGroup
 from verl_omni.workers.rollout.replica_calls import (
     EngineDead,

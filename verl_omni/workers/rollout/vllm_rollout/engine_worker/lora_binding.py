@@ -31,8 +31,8 @@ from verl_omni.weight_sync.errors import (
 def check_every_adapter() -> None:
     """Let vLLM-Omni check every adapter that it loads as the policy's, also one that a client names by a folder.
 
-    vLLM-Omni 0.28 serves the base model, or another adapter, for one whose names match no layer, whose `alpha_pattern`
-    it does not read, or whose rank is above its limit in the second request for it. Repeated calls change nothing.
+    vLLM-Omni 0.30 serves another adapter for one whose `alpha_pattern` it does not read, or whose rank is above its
+    limit in the second request for it. Repeated calls change nothing.
 
     Raises:
         PatchOutdated: this was not tested with the installed version of vllm-omni.
@@ -43,9 +43,7 @@ def check_every_adapter() -> None:
     if hasattr(DiffusionLoRAManager, "add_unchecked_adapter"):
         return
     DiffusionLoRAManager.add_unchecked_adapter = DiffusionLoRAManager.add_adapter
-    DiffusionLoRAManager.activate_unchecked_adapter = DiffusionLoRAManager._activate_adapter
     DiffusionLoRAManager.add_adapter = _add_adapter
-    DiffusionLoRAManager._activate_adapter = _activate_adapter
 
 
 def _add_adapter(manager: Any, request: Any) -> bool:
@@ -74,17 +72,6 @@ def _read_files(request: Any) -> OmniTensorLoRARequest:
         peft_config=settings,
         lora_tensors=tensors,
     )
-
-
-def _activate_adapter(manager: Any, adapter_id: int, scale: float) -> None:
-    if manager._is_active_at_scale(adapter_id, scale):
-        return
-    manager.activate_unchecked_adapter(adapter_id, scale)
-    try:
-        checks.check_binding(_loras(manager, adapter_id), _targets(manager), scale)
-    except Exception:
-        manager._deactivate_all_adapters()
-        raise
 
 
 def _loras(manager: Any, adapter_id: int) -> Mapping[str, Any]:
@@ -159,7 +146,7 @@ def _bind_diffusion_adapter(worker: Any, request: OmniTensorLoRARequest, modules
     manager.set_active_adapter(request)
     # No file can reload the policy's adapter, so the cache must not evict it for another adapter.
     manager.pin_adapter(VLLM_LORA_INT_ID)
-    return len(loras)
+    return checks.check_binding(loras, _targets(manager))
 
 
 def _restore_diffusion_adapter(manager: Any, previous: Any, request: OmniTensorLoRARequest) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import asdict
 from typing import Any
 
 from typing_extensions import override
@@ -13,6 +12,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_omni.compat import stage_lora
 from verl_omni.workers.config import DiffusionRolloutConfig
 from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
 from verl_omni.workers.rollout.vllm_rollout.language_model.weights_gate import WeightsGate
@@ -54,10 +54,11 @@ class LanguageModelMode(ModelMode):
 
         from verl_omni.workers.rollout.vllm_rollout.language_model import pipeline_stage
 
-        engine_args = asdict(OmniEngineArgs.from_cli_args(args))
-        pipeline_stage.register_language_model(engine_args["model"], trust_remote_code=model_config.trust_remote_code)
-        pipeline_stage.drop_default_settings(engine_args)
-        return engine_args
+        engine_args = OmniEngineArgs.from_cli_args(args)
+        pipeline_stage.register_language_model(engine_args.model, trust_remote_code=model_config.trust_remote_code)
+        chosen = pipeline_stage.chosen_arguments(engine_args)
+        stage_lora.apply(chosen)
+        return chosen
 
     @override
     def engine_request(
@@ -99,7 +100,7 @@ class LanguageModelMode(ModelMode):
 
     @override
     async def clear_cache(self, engine: Any) -> None:
-        # The one call of AsyncOmni that clears the cache; its `reset_prefix_cache` does nothing yet.
+        # Unlike `reset_prefix_cache`, it also clears what encoders computed from pictures.
         await engine.pause_generation(mode="keep", clear_cache=True)
 
     @override

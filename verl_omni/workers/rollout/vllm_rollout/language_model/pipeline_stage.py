@@ -49,16 +49,23 @@ def register_language_model(model: str, *, trust_remote_code: bool) -> None:
     )
 
 
-def drop_default_settings(engine_args: dict[str, Any]) -> None:
-    """Remove default values from the nested settings of `asdict(OmniEngineArgs)`, in place.
+def chosen_arguments(engine_args: OmniEngineArgs) -> dict[str, Any]:
+    """Arguments of `AsyncOmni` that are not at their defaults: it refuses others that a stage does not read.
 
-    vLLM rejects some of these defaults: `cudagraph_capture_sizes` of its compilation config must not be None.
+    Of nested settings also, because vLLM rejects some defaults: `cudagraph_capture_sizes` of its compilation config
+    must not be None.
     """
-    defaults = asdict(OmniEngineArgs(model=engine_args["model"]))
-    for name, default in defaults.items():
-        if isinstance(default, dict) and isinstance(given := engine_args[name], dict):
-            chosen = {key: value for key, value in given.items() if key not in default or value != default[key]}
-            if chosen:
-                engine_args[name] = chosen
-            else:
-                del engine_args[name]
+    return _differing(asdict(engine_args), asdict(OmniEngineArgs(model=engine_args.model))) | {
+        "model": engine_args.model
+    }
+
+
+def _differing(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in given.items():
+        default = defaults.get(name)
+        if isinstance(value, dict) and isinstance(default, dict):
+            value, default = _differing(value, default), {}
+        if name not in defaults or value != default:
+            found[name] = value
+    return found

@@ -64,7 +64,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
 
     @override
     def _resolve_sleep_level(self) -> int:
-        # Level 2 drops weights that training never sends (text encoders, VAE), and vLLM-Omni 0.28 cannot wake from it.
+        # Level 2 drops weights that training never sends (text encoders, VAE), and vLLM-Omni 0.30 cannot wake from it.
         return 1
 
     @override
