@@ -92,7 +92,7 @@ class CheckpointSaver:
         self._writing = step
 
     def save_adapter(self, step: int) -> None:
-        """Save the adapter alone, complete or not at all, as `adapters/step_NNNNNN/lora` beside the checkpoints.
+        """Save the adapter alone, complete or not at all, as `adapters/step_NNNNNN/lora` of the run folder.
 
         Raises:
             Exception: a rank could not write it; it does not exist then.
