@@ -92,11 +92,7 @@ class CheckpointSaver:
         self._writing = step
 
     def save_adapter(self, step: int) -> None:
-<<<<<<< HEAD
-        """Save the adapter alone, complete or not at all, as `adapters/step_NNNNNN/lora` next to the checkpoints.
-=======
         """Save the adapter alone, complete or not at all, as `adapters/step_NNNNNN/lora` of the run folder.
->>>>>>> front
 
         Raises:
             Exception: a rank could not write it; it does not exist then.
