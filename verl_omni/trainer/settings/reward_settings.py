@@ -34,7 +34,10 @@ OF_TEXTS = ("naive", "dapo", "gdpo", "rate_limited", "remote")  # verl's manager
 def is_group_wise(reward: DictConfig) -> bool:
     """Whether a scorer gets all samples of a prompt together. A function that does not exist does not."""
     function = reward.custom_reward_function
-    parts = [dict(given) | {"name": given.get("name") or key} for key, given in reward.reward_functions.items()]
+    parts = [
+        dict(given) | {"name": given.get("name") or ("compute_score" if given.get("path") else key)}
+        for key, given in reward.reward_functions.items()
+    ]
     parts += [{"path": function.path, "name": function.name}] if function.path else []
     parts += [{**(reward.scorer_kwargs or {}), "name": reward.scorer}] if reward.scorer else []
     return any(_is_group_wise(given) for given in parts)

@@ -244,6 +244,7 @@ def test_reward_workers_that_share_see_the_accelerators_of_the_trainer(tmp_path:
 
 
 GROUP_WISE = "def rank(data_sources, solution_images, ground_truths, extra_infos, groups): return []"
+DEFAULT_NAME = GROUP_WISE.replace("rank", "compute_score")
 
 
 @pytest.mark.parametrize(
@@ -253,6 +254,7 @@ GROUP_WISE = "def rank(data_sources, solution_images, ground_truths, extra_infos
         ([f"{FUNCTION}.path=FILE", f"{FUNCTION}.name=other"], False),
         ([SEVERAL, "reward.reward_functions={jpeg: {}, mine: {path: FILE, name: rank}}"], True),
         (["reward.scorer=python", "reward.scorer_kwargs.function='FILE:rank'"], True),
+        ([SEVERAL, "reward.reward_functions={mine: {path: FILE}}"], True),
         (["reward.scorer=win_rate"], True),
         (["reward.scorer=jpeg"], False),
     ],
@@ -260,7 +262,7 @@ GROUP_WISE = "def rank(data_sources, solution_images, ground_truths, extra_infos
 def test_a_scorer_that_compares_samples_gets_them_once_a_batch_is_generated(
     tmp_path: Path, overrides: list[str], late: bool
 ) -> None:
-    (tmp_path / "mine.py").write_text(f"{GROUP_WISE}\n\ndef other(data_source): return 1\n")
+    (tmp_path / "mine.py").write_text(f"{GROUP_WISE}\n\n{DEFAULT_NAME}\n\ndef other(data_source): return 1\n")
     given = [override.replace("FILE", str(tmp_path / "mine.py")) for override in overrides]
     config = load(*given)
     assert scorer_devices.scores_late(config) is late

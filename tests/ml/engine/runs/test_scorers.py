@@ -1,0 +1,75 @@
+"""A job on the real engine whose reward compares the samples of a prompt, with scorers that score evaluations only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from omni_operator import plan
+from omni_operator.api import load_job
+from tests.ml.engine.shared_ray import SharedRay
+from verl_omni.trainer.report.page import render
+from verl_omni.trainer.report.run_data import load
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+SCORERS = """
+def redness(image):
+    means = image.float().mean(dim=(-2, -1)) / 255
+    return float(means[0] - (means[1] + means[2]) / 2)
+
+def rank(data_sources, solution_images, ground_truths, extra_infos, groups):
+    scores = [redness(image) for image in solution_images]
+    found = []
+    for score, group in zip(scores, groups):
+        others = [other for other, name in zip(scores, groups) if name == group]
+        assert len({info["prompt"] for info, name in zip(extra_infos, groups) if name == group}) == 1
+        found.append({"score": sum(other < score for other in others) / max(len(others) - 1, 1), "n": len(others)})
+    return found
+
+def red(data_source, solution_image, ground_truth, extra_info):
+    return redness(solution_image)
+
+def broken(data_source, solution_image, ground_truth, extra_info):
+    raise OSError("no such model")
+"""
+
+
+def test_ranks_of_a_prompts_samples_are_trained_on_and_held_out_scorers_are_only_shown(
+    shared_ray: SharedRay, tmp_path: Path
+) -> None:
+    (tmp_path / "scorers.py").write_text(SCORERS)
+    scorers = [
+        {"name": name, "function": {"path": str(tmp_path / "scorers.py"), "name": name}, "use": use}
+        for name, use in (("rank", "Training"), ("red", "Evaluation"), ("broken", "Evaluation"))
+    ]
+    settings = [
+        f"spec.reward={json.dumps({'scorers': scorers, 'replicas': 2})}",
+        f"spec.algorithm={json.dumps({'name': 'FlowGRPO', 'overrides': ['data.val_max_samples=8']})}",
+        "spec.trainer.evalEverySteps=0",
+        "spec.trainer.totalSteps=2",
+        "spec.checkpoint.everySteps=0",
+    ]
+    job = plan.resolve_paths(load_job(EXAMPLES / "red-grpo.yaml", settings).job, str(EXAMPLES))
+    shared_ray.train(plan.render_overrides(job, plan.local_layout(job, str(tmp_path))))
+    folder = tmp_path / "red-grpo"
+    before, first, last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    samples = job.spec.rollout.samples_per_prompt
+    for step in (first, last):
+        assert step["reward/reward/rank/n/mean"] == samples, "each call has whole groups"
+        # Ranks of n different samples are 0, 1/(n-1), ..., 1.
+        assert step["reward/mean"] == pytest.approx(0.5, abs=0.05)
+        assert step["actor/grad_norm"] > 0
+        assert not any("/red/" in name or "/broken/" in name for name in step if name.startswith("reward/"))
+    for evaluation in (before, last):
+        assert evaluation["val/reward/rank/n/mean"] == 1
+        assert -1 < evaluation["val/reward/red/mean"] < 1 and evaluation["val/reward/red/stderr"] > 0
+        assert "val/reward/broken/mean" not in evaluation and evaluation["val/n"] == 8
+    events = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+    (warning,) = [event for event in events if event.get("reason") == "SamplesNotScored"]
+    assert "reward 'broken' failed: OSError: no such model" in warning["message"]
+    page = render(load(folder))
+    assert "Held-out scorers" in page and r"held-out reward\u002fred" in page
