@@ -32,7 +32,9 @@ def find_risks(job: DiffusionRLJob) -> list[Violation]:
     lines = (line.lstrip("+").partition("=") for line in render_overrides(job, local_layout(job, "runs")))
     settings: dict[str, Any] = {name: parse_value(value) for name, _, value in lines}
     settings[recipe_lint.FUNCTIONS] = {
-        scorer.name: {"name": scorer.scorer, "weight": scorer.weight} for scorer in spec.reward.scorers
+        scorer.name: {"name": scorer.scorer, "weight": scorer.weight}
+        for scorer in spec.reward.scorers
+        if scorer.is_trained
     }
     judges = frozenset(scorer.scorer for scorer in spec.reward.scorers if asks_judge(scorer.scorer))
     found = recipe_lint.find_risks(settings.get, judges)

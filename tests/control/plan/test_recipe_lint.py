@@ -52,6 +52,7 @@ def warned(make_job: MakeJob, *assignments: str) -> list[str]:
             ["use_kl_loss"],
         ),
         (("spec.reward.scorers=[{name: ocr, weight: 0}, {name: jpeg}]",), []),
+        (("spec.reward.scorers=[{name: ocr, use: Evaluation}, {name: jpeg}]", "spec.data.validation=[h.txt]"), []),
         (NFT, ["ref_kl_coef"]),
         ((*NFT, KL_OF_NFT), []),
         (("spec.model.base=org/Z-Image-Turbo",), ["base"]),

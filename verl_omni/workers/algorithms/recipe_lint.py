@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from verl_omni.reward_loop.part_settings import only_evaluates
 from verl_omni.workers.algorithms.description import ACTOR, ROLLOUT, RegisteredAlgorithm
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
@@ -118,7 +119,8 @@ def _distance_risks(
 def _scorers(read: Callable[[str], Any]) -> set[str]:
     """Names of the built-in scorers that are trained on."""
     functions = read(FUNCTIONS) or {}
-    named = {str(part.get("name") or key) for key, part in functions.items() if part.get("weight", 1)}
+    trained = {key: part for key, part in functions.items() if part.get("weight", 1) and not only_evaluates(part)}
+    named = {str(part.get("name") or key) for key, part in trained.items()}
     return named or {str(read(SCORER))}
 
 
@@ -140,5 +142,4 @@ def _rate_risks(read: Callable[[str], Any]) -> Iterator[Risk]:
     rate = read(RATE)
     if rate > most:
         usual = f"3e-4 for adapters ({FLOW_GRPO})" if adapter else "3e-5 for all weights of Qwen-Image (verl-omni)"
-    if rate > most:
         yield Risk(RATE, f"is {rate:g}: more than ten times what published runs use, {usual}")
