@@ -16,7 +16,7 @@ from omni_operator.status.observed.trainer_report import WARNING_REASONS, Report
 def events_in_the_source(root: Path) -> set[str]:
     """Names of the events that the trainer's source writes."""
     texts = [path.read_text(encoding="utf-8") for path in (root / "verl_omni" / "trainer").rglob("*.py")]
-    return {name for text in texts for name in re.findall(r"(?:\.event\(|\"event\": )\"(\w+)\"", text)}
+    return {name for text in texts for name in re.findall(r"(?:[._]event\(|\"event\": )\"(\w+)\"", text)}
 
 
 def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
@@ -68,6 +68,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         folder.step(metrics, eta_s=28.5, samples=96, unscored=5)
         folder.step({"step": 4, "reward/mean": float("nan")}, eta_s=None)
         folder.event("checkpoint", step=4, path=str(tmp_path / ("long" * 50) / "step_000004"))
+        folder.event("adapter", step=4, path=str(tmp_path / "adapters" / "step_000004"))
         folder.event("output", step=4, url="s3://bucket/" + "long/" * 100)
         for reason in (
             "SamplesCollapsed",
@@ -84,7 +85,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         folder.event("done", step=10, report="/runs/report.html")
         reporter.post({"event": "heartbeat"})
     parsed = [parse_event(body) for body in posted]
-    assert len(parsed) == 18
+    assert len(parsed) == 19
     assert {event.reason for event in parsed if event.event == "warning"} <= WARNING_REASONS
     assert [event.queued for event in parsed if event.queued is not None] == [96], "once, with the first event"
     assert [event.judge_queued for event in parsed if event.judge_queued is not None] == [24], "the largest"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,5 +71,7 @@ def test_a_training_step_whose_samples_a_judge_scores_later_gets_no_images(train
 def test_an_evaluation_gets_and_saves_images(trainer: Any, loop: Loop) -> None:
     trainer.loop.evaluation.evaluate(0)
     assert loop.carried == [True]
-    saved = list((trainer.folder.path / "samples").rglob("*.png"))
-    assert len(saved) == 1, "the two rows have the same prompt, and the report shows no prompt twice"
+    folder = trainer.folder.path / "samples" / "step_000000"
+    kinds = [entry.get("kind", "prompt") for entry in json.loads((folder / "index.json").read_text())]
+    assert kinds == ["prompt", "best", "worst"], "the two rows have the same prompt, and the report shows none twice"
+    assert len(list(folder.glob("*.png"))) == 3
