@@ -193,8 +193,8 @@ def test_an_example_trains_with_its_own_settings(
     assert any(line["actor/grad_norm"] > 0 for line in lines[1:])
     scored = [math.isfinite(line["reward/mean"]) for line in lines[1:] if "reward/mean" in line]
     assert scored == ([] if name in PAIRS else [True] * STEPS), "pairs of a data set are not scored"
-    # Training samples, and two evaluations.
-    assert len(Judge.asked) == len(scored) * 2 * 4 + 2 * HELD_OUT
+    # Training samples, two evaluations, and samples next to a training sample of each prompt of the last step.
+    assert len(Judge.asked) == len(scored) * 2 * 4 + 2 * HELD_OUT + (2 if scored else 0)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -218,7 +218,7 @@ def test_a_recipe_trains_with_its_own_settings(
     if prompts:
         # Each of the recipe's agent-loop workers evaluates as many: a batch is padded to a multiple of them.
         workers = int(recipe.given["actor_rollout_ref.rollout.agent.num_workers"])
-        assert len(Judge.asked) == prompts * (STEPS * 2 * 4 + max(HELD_OUT, workers))
+        assert len(Judge.asked) == prompts * (STEPS * 2 * 4 + max(HELD_OUT, workers) + max(2, workers))
     if "drm" in str(recipe.given):  # latents are scored, and 1 + 0.1 * score; pictures are kept all the same
         assert all(1 <= line["reward/mean"] <= 1.1 for line in trained)
         assert len(list((tmp_path / "run").rglob("*.png"))) >= HELD_OUT
