@@ -137,7 +137,7 @@ class Run:
     def metrics(self) -> dict[int, dict[str, Any]]:
         """Metrics of each step without durations; of a repeated step, the last."""
         lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-        clock = ("timing_s/", "images_per_s")
+        clock = ("timing_s/", "images_per_s", "rollout/idle_share")
         return {line["step"]: {k: v for k, v in line.items() if not k.startswith(clock)} for line in lines}
 
     def adapter(self) -> dict[str, torch.Tensor]:
