@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 POST_PROCESS = "get_post_process_func"
 IMAGE_SHIFT = "{} generates images, whose noise levels have the shift of the model's scheduler"
+PROMPT_CACHE = ("enable_prompt_embed_cache", "prompt_embed_cache_size")
 NEGATIVE = "negative_"  # prefix of the conditions that only guidance reads
 # Token ids and text of a prompt, to why the engine refuses it; None if it takes it.
 PromptCheck = Callable[[Sequence[int], str], str | None]
@@ -153,6 +154,10 @@ def unread_engine_settings(architecture: str | None, given: Mapping[str, Any]) -
         yield "boundary_ratio", f"{architecture} has one transformer"
     if not family(architecture).videos and "flow_shift" in given:
         yield "flow_shift", IMAGE_SHIFT.format(architecture)
+    if family(architecture).videos:
+        # Its stage of a pipeline that it registers itself has no field for them.
+        dropped = f"vLLM-Omni 0.30 does not hand it to {architecture}; a batch encodes each prompt once anyway"
+        yield from ((name, dropped) for name in PROMPT_CACHE if name in given)
 
 
 def check_encoder(architecture: str | None) -> None:

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from verl_omni.platforms.cpu import fork_server
-from verl_omni.platforms.cpu.fork_server import head, idle_agent
 
 pytestmark = pytest.mark.slow  # each server imports torch
 
@@ -183,24 +182,6 @@ def test_without_a_server_the_client_runs_the_script_itself(tmp_path: Path) -> N
         check=True,
     )
     assert done.stdout == "['one']\n"
-
-
-def test_the_idle_agent_writes_its_ports_and_ends_with_the_raylet(tmp_path: Path) -> None:
-    command = [sys.executable, "-S", "-E", head.IDLE_AGENT, "agent.py", "--node-id=a1", f"--session-dir={tmp_path}"]
-    script = f"""
-import os, subprocess, sys
-environment = {{"RAY_RAYLET_PID": str(os.getpid())}}
-print(subprocess.Popen({command}, env=environment).pid, flush=True)
-sys.stdin.read()
-"""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", script], **pipes) as raylet:  # type: ignore[call-overload]
-        agent = psutil.Process(int(raylet.stdout.readline()))
-        raylet.kill()
-    gone, _ = psutil.wait_procs([agent], timeout=DEADLINE)
-    assert gone == [agent]
-    files = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    assert files == dict.fromkeys([f"{port}_a1" for port in idle_agent.PORTS], "-1")
 
 
 def test_ray_workers_are_forks_and_no_process_is_left(tmp_path: Path) -> None:

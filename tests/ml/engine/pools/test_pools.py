@@ -72,7 +72,11 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     """Metrics of each step without durations."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {name: value for name, value in line.items() if not name.startswith(("timing_s/", "images_per_s", "rollout/idle_share"))}
+        {
+            name: value
+            for name, value in line.items()
+            if not name.startswith(("timing_s/", "images_per_s", "rollout/idle_share"))
+        }
         for line in lines
     ]
 

@@ -246,6 +246,8 @@ def test_what_does_nothing_for_a_family_is_named() -> None:
         "boundary_ratio": "QwenImagePipeline has one transformer"
     }
     assert idle(boundary, architecture="WanPipeline") == idle(boundary) == {}
+    (dropped,) = idle(f"{GROUP}.enable_prompt_embed_cache=true", architecture="WanPipeline").items()
+    assert dropped[0] == "enable_prompt_embed_cache" and "does not hand it to WanPipeline" in dropped[1]
 
 
 def test_what_does_nothing_on_a_cpu_is_named() -> None:

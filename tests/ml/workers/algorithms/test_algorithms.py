@@ -117,7 +117,7 @@ def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
         ([NFT, "algorithm.old_policy_update_interval=0"], "must be a whole number from 1: 0"),
         ([f"{CORRECTION}.loss_type=reinforce"], "reinforce is not supported; write ppo_clip"),
         ([f"{CORRECTION}.rollout_is_batch_normalize=true"], "weights are not divided by their mean"),
-        ([f"{CORRECTION}.rollout_is=geometric"], "write None or token or sequence"),
+        ([f"{CORRECTION}.rollout_is=geometric"], "write null or token or sequence"),
         (["algorithm.timestep_fraction=0"], "must be above 0 and at most 1: 0"),
         (["algorithm.timestep_fraction=1.5"], "must be above 0 and at most 1: 1.5"),
         ([NFT, "algorithm.timestep_fraction=0"], "must be above 0 and at most 1: 0"),
