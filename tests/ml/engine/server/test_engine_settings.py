@@ -18,7 +18,6 @@ GIVEN: dict[str, Any] = {
     "diffusion_attention_config.per_role.joint.backend": "TORCH_SDPA",
     "diffusion_compile_dynamic": False,
     "diffusion-compile-granularity": "full",
-    "diffusion_kv_cache_dtype": "fp8",
     "diffusion_kv_cache_skip_layers": 1,
     "diffusion_kv_cache_skip_steps": "0-1",
     "enable_diffusion_pipeline_profiler": True,
@@ -40,6 +39,7 @@ GIVEN: dict[str, Any] = {
 ELSEWHERE = {
     "cache_backend",
     "cache_config",
+    "diffusion_kv_cache_dtype",
     "enable_cache_dit_summary",
     "distributed_executor_backend",
     "enable_cpu_offload",

@@ -66,6 +66,8 @@ def _differing(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
         default = defaults.get(name)
         if isinstance(value, dict) and isinstance(default, dict):
             value, default = _differing(value, default), {}
+        if value == "" and default is None:  # vLLM's command line has an empty text where its arguments have None
+            continue
         if name not in defaults or value != default:
             found[name] = value
     return found
