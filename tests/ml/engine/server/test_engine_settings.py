@@ -18,8 +18,6 @@ GIVEN: dict[str, Any] = {
     "diffusion_attention_config.per_role.joint.backend": "TORCH_SDPA",
     "diffusion_compile_dynamic": False,
     "diffusion-compile-granularity": "full",
-    "diffusion_kv_cache_skip_layers": 1,
-    "diffusion_kv_cache_skip_steps": "0-1",
     "enable_diffusion_pipeline_profiler": True,
     "enable_multithread_weight_load": False,
     "enable_prompt_embed_cache": True,
@@ -40,6 +38,8 @@ ELSEWHERE = {
     "cache_backend",
     "cache_config",
     "diffusion_kv_cache_dtype",
+    "diffusion_kv_cache_skip_layers",
+    "diffusion_kv_cache_skip_steps",
     "enable_cache_dit_summary",
     "distributed_executor_backend",
     "enable_cpu_offload",
@@ -87,7 +87,7 @@ def test_every_documented_setting_is_tested() -> None:
 def test_settings_arrive_in_the_worker(stack: Any) -> None:
     found = reported(stack)
     wanted = {name_of(given): value for given, value in GIVEN.items() if name_of(given) != "init_timeout"}
-    wanted |= {"diffusion_attention_config": ["joint"], "diffusion_kv_cache_skip_layers": "1"}
+    wanted |= {"diffusion_attention_config": ["joint"]}
     assert {name: found.get(name) for name in wanted} == wanted
     types = {name: type(found[name]) for name in wanted if name in ("flow_shift", "request_batch_max_wait_ms")}
     assert types == dict.fromkeys(types, float)
