@@ -69,13 +69,13 @@ def run(folder: Path, model: Path, program: str, *overrides: str) -> tuple[Path,
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """Metrics of each step without durations."""
+    """Metrics of each step without durations and lost samples."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {
             name: value
             for name, value in line.items()
-            if not name.startswith(("timing_s/", "images_per_s", "rollout/idle_share"))
+            if not name.startswith(("timing_s/", "images_per_s", "rollout/idle_share", "rollout/samples_lost"))
         }
         for line in lines
     ]
