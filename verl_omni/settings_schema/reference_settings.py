@@ -64,7 +64,6 @@ def read_yaml(text: str) -> Any:
 @cache
 def rules() -> dict[str, Rule]:
     """All rules, by the name of a setting or of a group, which ends with `.*`."""
-
     source = files("verl_omni.settings_schema").joinpath("reference_settings.yaml").read_text(encoding="utf-8")
     lists = read_yaml(source)
     found: dict[str, Rule] = {name: Renamed(target) for name, target in lists["renamed"].items()}

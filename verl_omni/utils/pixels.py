@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any, Literal
 
 import numpy as np
@@ -44,6 +45,13 @@ def as_pixels(media: Any, dtype: PixelDtype = "uint8") -> Tensor:
 def as_images(pixels: Tensor) -> list[Image.Image]:
     """Convert uint8 pixels [B, 3, H, W] to PIL images."""
     return [Image.fromarray(each.permute(1, 2, 0).contiguous().cpu().numpy()) for each in pixels]
+
+
+def jpeg_size(image: Tensor, quality: int) -> int:
+    """Bytes of an image, uint8 [3, H, W], as a JPEG."""
+    file = io.BytesIO()
+    Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)
+    return len(file.getvalue())
 
 
 def _tensor(media: Any) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 from verl_omni.reward_loop.setting_types import Quality
@@ -16,14 +15,7 @@ def compute_score(
 ) -> float:
     """Minus the size of the image as a JPEG, in kilobytes of 1000 bytes; of a video, the mean of its frames."""
     from verl_omni.reward_loop.video_frames import chosen_frames
+    from verl_omni.utils.pixels import jpeg_size
 
     frames = chosen_frames(solution_image, 1)
-    return -sum(_size(frame, quality) for frame in frames) / len(frames) / 1000
-
-
-def _size(image: Tensor, quality: int) -> int:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)
-    return len(file.getvalue())
+    return -sum(jpeg_size(frame, quality) for frame in frames) / len(frames) / 1000

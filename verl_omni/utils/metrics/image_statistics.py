@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from verl_omni.utils.pixels import as_pixels
+from verl_omni.utils.pixels import as_pixels, jpeg_size
 
 LUMA = (0.2126, 0.7152, 0.0722)  # weights of red, green and blue, ITU-R BT.709
 DARK = 0.2  # a pixel with less luminance is dark
@@ -42,7 +40,7 @@ class ImageStatistics:
 
     def numbers(self) -> dict[str, float]:
         """The statistics by name, without the thumbnail."""
-        return {name: value for name, value in asdict(self).items() if name != "thumbnail"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "thumbnail"}
 
 
 def measure(sample: Any) -> ImageStatistics:
@@ -79,13 +77,11 @@ def _measure_frame(frame: Tensor) -> dict[str, float]:
     spread = highest - colors.amin(0)
     differences = [luminance.diff(dim=axis).abs().flatten() for axis in (0, 1)]
     edges = torch.cat(differences)
-    file = io.BytesIO()
-    Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=QUALITY)
     return {
         "luminance": luminance.mean().item(),
         "dark": (luminance < DARK).float().mean().item(),
         "clipped": ((frame == 0) | (frame == 255)).float().mean().item(),
         "edges": edges.mean().item() if len(edges) else 0.0,
         "saturation": torch.where(highest > 0, spread / highest.clamp(min=1 / 255), 0.0).mean().item(),
-        "jpeg_bits": 8 * len(file.getvalue()) / luminance.numel(),
+        "jpeg_bits": 8 * jpeg_size(frame, QUALITY) / luminance.numel(),
     }

@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from tests.ml.engine import forked_program
+from tests.ml.run_metrics import without_durations
 from verl_omni.models.vision_language import make_tiny_qwen3_vl
 from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 from verl_omni.reward_loop.rewards.genrm_ocr import QUESTION, normalize, text_score
@@ -72,11 +73,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     """Metrics of each step without durations and lost samples."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {
-            name: value
-            for name, value in line.items()
-            if not name.startswith(("timing_s/", "images_per_s", "rollout/idle_share", "rollout/samples_lost"))
-        }
+        {name: value for name, value in without_durations(line).items() if name != "rollout/samples_lost"}
         for line in lines
     ]
 

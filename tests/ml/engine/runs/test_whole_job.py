@@ -24,6 +24,7 @@ from e2e.conftest import leave_out
 from e2e.hub_server import Hub, hub_server
 from e2e.object_store import ObjectStore, object_store
 from tests.ml.engine.shared_memory import SharedMemoryWatch, users_of
+from tests.ml.run_metrics import without_durations
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -137,8 +138,7 @@ class Run:
     def metrics(self) -> dict[int, dict[str, Any]]:
         """Metrics of each step without durations; of a repeated step, the last."""
         lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-        clock = ("timing_s/", "images_per_s", "rollout/idle_share")
-        return {line["step"]: {k: v for k, v in line.items() if not k.startswith(clock)} for line in lines}
+        return {line["step"]: without_durations(line) for line in lines}
 
     def adapter(self) -> dict[str, torch.Tensor]:
         """The last checkpoint's adapter. Its file differs in the order of its metadata, so tensors are compared."""

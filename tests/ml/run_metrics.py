@@ -1,0 +1,12 @@
+"""Metrics of runs that are compared with each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CLOCKED = ("timing_s/", "images_per_s", "rollout/idle_share")
+
+
+def without_durations(line: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of a step that two equal runs have in common."""
+    return {name: value for name, value in line.items() if not name.startswith(CLOCKED)}
