@@ -64,6 +64,15 @@ def test_every_row_is_complete_and_names_existing_tests(root: Path, text: str) -
         assert set(tests) <= known, f"{row[0]}: no such test: {sorted(set(tests) - known)}"
 
 
+def test_every_test_that_the_page_names_exists(root: Path) -> None:
+    """Also those of numeric faults and of bit-identical runs, below the failure modes."""
+    folders = [root / "tests", root / "e2e" / "suites"]
+    code = "\n".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("test_*.py"))
+    known = set(re.findall(r"^(?:async )?def (test_\w+)", code, re.MULTILINE))
+    named = set(re.findall(r"`(test_\w+)`", (root / PAGE).read_text(encoding="utf-8").partition(TITLE)[2]))
+    assert len(named) > 15 and named - known == set()
+
+
 def test_every_name_on_the_page_exists(root: Path, text: str) -> None:
     shown = {name for row in rows(text) for cell in row[1:3] for name in CODE.findall(cell)}
     words = {*words_of_code(root), *CONDITION_TYPES}

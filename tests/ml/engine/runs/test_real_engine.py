@@ -7,7 +7,7 @@ import copy
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -31,6 +31,17 @@ class Running:
     config: Any
     stack: Any
     rows: list[dict[str, Any]]
+
+
+class Held(NamedTuple):
+    """What a process holds."""
+
+    objects: int
+    """Those that the garbage collector tracks."""
+    references: int
+    """Objects of Ray's store that it keeps."""
+    resident: int
+    """Bytes of memory."""
 
 
 @pytest.fixture(scope="module")
@@ -259,3 +270,42 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
         seconds = server.await_value('ray_omni_phase_seconds_total{phase="update"}')
         spent = sum(line["timing_s/update"] for line in RunFolder(tmp_path / "run").metrics() if line["step"])
         assert seconds == pytest.approx(spent)
+
+
+def held(actor: Any) -> Held:
+    """What the process of an actor holds; runs in it."""
+    import ctypes
+    import gc
+
+    import psutil
+    from ray._private.worker import global_worker
+
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    references = len(global_worker.core_worker.get_all_reference_counts())
+    return Held(len(gc.get_objects()), references, psutil.Process().memory_info().rss)
+
+
+def test_200_steps_leave_nothing_in_the_store_the_engine_and_its_workers(running: Running) -> None:
+    """Each step generates stored samples and publishes an adapter; counted from the 50th on, in the processes."""
+    import ray
+
+    from verl_omni.trainer.generation import sample_generation
+
+    stack = running.stack
+    (server,) = stack.servers.server_handles
+    (loop,) = stack.agent_loop.agent_loop_workers
+    found = []
+    stack.weights.update_weights(global_steps=0)
+    for step in range(1, 201):
+        prompts = sample_generation.training_requests(
+            running.rows[:1], n=1, step=step, version=step - 1, seed=3, keeps_media=False, stores_tensors=True
+        )
+        assert sample_generation.generate_scored(running.config, stack.agent_loop, prompts).stored
+        stack.weights.update_weights(global_steps=step)
+        if step in (50, 200):
+            found.append([ray.get(each.__ray_call__.remote(held), timeout=60) for each in (loop, server)])
+    for name, before, after in zip(("agent loop", "server"), *found, strict=True):
+        grown = Held(*(new - old for new, old in zip(after, before, strict=True)))
+        assert grown.objects < 100 and grown.references < 100, (name, grown)
+        assert grown.resident < 150 * 32 * 1024, (name, grown)  # pixels and latents of a sample
