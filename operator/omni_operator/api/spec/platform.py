@@ -14,7 +14,7 @@ from .pods import KeyReference
 WANDB_UNUSED = "has no effect unless spec.observability.tracking.loggers contains wandb"
 PROJECT_UNUSED = "has no effect unless spec.observability.tracking.loggers names a tracker"
 IMAGES_UNUSED = "has no effect unless spec.observability.tracking.loggers contains tensorboard, wandb or mlflow"
-WITH_IMAGES = ("tensorboard", "wandb", "mlflow")
+WITH_IMAGES = ("tensorboard", "wandb", "mlflow", "trackio")
 ONE_LEVEL = "must not be given with topology.required: choose one of them"
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
@@ -121,18 +121,21 @@ class PodMonitor(StrictModel):
 class Tracking(StrictModel):
     """Experiment trackers that the trainer logs its metrics to, under the name of the job."""
 
-    loggers: Annotated[tuple[Literal["console", "tensorboard", "wandb", "mlflow"], ...], Field(strict=False)] = Field(
+    loggers: Annotated[
+        tuple[Literal["console", "tensorboard", "wandb", "mlflow", "trackio"], ...], Field(strict=False)
+    ] = Field(
         default=(),
-        max_length=4,
+        max_length=5,
         description="Trackers that get every step's metrics. console: the trainer's output. tensorboard: files in the "
         "run folder. wandb: Weights & Biases. mlflow: the server in the trainer's variable MLFLOW_TRACKING_URI, else "
-        "a database in the run folder; needs an image with its package. Default: none.",
+        "a database in the run folder. trackio: files in the run folder. These two need an image with their package. "
+        "Default: none.",
     )
     images: int | None = Field(
         default=None,
         ge=0,
         le=100,
-        description="Held-out samples of each evaluation that tensorboard, wandb and mlflow show. Default: 8.",
+        description="Held-out samples of each evaluation that trackers show. Default: 8.",
     )
     project: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = Field(
         default=None, description="Project that the tracker files the run under. Default: omni-operator."
