@@ -248,7 +248,9 @@ class Spec(StrictModel):
     @override
     def violations(self) -> Iterator[Violation]:
         yield from super().violations()
-        yield from override_violations(self.algorithm, self.trainer, self.rollout)
+        yield from override_violations(
+            self.algorithm, self.trainer, self.rollout, trains_adapter=self.model.lora.enabled
+        )
 
 
 class DiffusionRLJob(StrictModel):
