@@ -64,7 +64,7 @@ def held(row: dict[str, Any], colors: tuple[str, ...] = (), **objects: list[Dete
 
 CUPS = {"include": [{"class": "cup", "count": 3}], "exclude": [{"class": "cup", "count": 4}], "tag": "counting"}
 RED = {"include": [{"class": "cup", "count": 1, "color": "red"}]}
-BESIDE = {"include": [{"class": "dog", "count": 1}, {"class": "cup", "count": 1, "position": ["left of", 0]}]}
+NEXT_TO = {"include": [{"class": "dog", "count": 1}, {"class": "cup", "count": 1, "position": ["left of", 0]}]}
 TWO = {"include": [{"class": "dog", "count": 1}, {"class": "cup", "count": 1}]}
 
 
@@ -81,9 +81,9 @@ TWO = {"include": [{"class": "dog", "count": 1}, {"class": "cup", "count": 1}]}
         (RED, {"cup": [at(1, 1)]}, ("blue",), [True, False]),
         (RED, {"cup": [at(1, 1), at(2, 2)]}, ("blue", "red"), [True, False]),  # the most certain one decides
         (RED, {}, ("red",), [False, False]),
-        (BESIDE, {"cup": [at(1, 50)], "dog": [at(90, 50)]}, (), [True, True, True]),
-        (BESIDE, {"cup": [at(90, 50)], "dog": [at(1, 50)]}, (), [True, True, False]),
-        (BESIDE, {"cup": [at(1, 50)]}, (), [False, True, False]),
+        (NEXT_TO, {"cup": [at(1, 50)], "dog": [at(90, 50)]}, (), [True, True, True]),
+        (NEXT_TO, {"cup": [at(90, 50)], "dog": [at(1, 50)]}, (), [True, True, False]),
+        (NEXT_TO, {"cup": [at(1, 50)]}, (), [False, True, False]),
         # Parquet's rows have all fields, and a column may be JSON.
         ({**RED, "include": json.dumps(RED["include"])}, {"cup": [at(1, 1)]}, ("red",), [True, True]),
         (
