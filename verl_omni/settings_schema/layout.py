@@ -12,7 +12,7 @@ from typing import Any
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.declarations import SETTINGS, may_be_null, out_of_range
 from verl_omni.settings_schema.reference_settings import read_yaml
-from verl_omni.settings_schema.setting import Kind, fits, is_number, plain_value
+from verl_omni.settings_schema.setting import Kind, fits, is_number, plain_value, refused_type
 
 MISSING = "???"  # the default of a setting that must be given
 _FILES = files("verl_omni.trainer.config")
@@ -54,10 +54,7 @@ class Layout:
         if kind is None or fits(kind, value) or (value in (None, "", []) and self._may_be_empty(kind, name, value)):
             return None
         advice = f"{kind.value}, such as {SETTINGS[name].advice}" if kind is Kind.PAIR else kind.value
-        if value == "":
-            return f"has no value; write {advice}"
-        shown = f"the text {value!r}" if isinstance(value, str) else plain_value(value)
-        return f"{shown} is not supported; write {advice}"
+        return refused_type(value, advice)
 
     def wrong_value(self, name: str, value: Any) -> str | None:
         """What is wrong with the type or range of a value; None: nothing."""

@@ -12,7 +12,7 @@ from verl_omni.reward_loop.part_settings import part_problems
 from verl_omni.reward_loop.scorer_signature import nearest_name
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.declarations import SETTINGS, out_of_range
-from verl_omni.settings_schema.setting import is_number, plain_value
+from verl_omni.settings_schema.setting import is_number, refused_choice
 from verl_omni.trainer.settings import async_settings, judge_settings, pool_settings, scorer_devices
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.algorithms.registered import ALGORITHMS
@@ -99,8 +99,7 @@ def _values(config: DictConfig) -> Iterator[str]:
         registered = tuple(ESTIMATORS.registered) if name == "algorithm.adv_estimator" else ()
         value = select(config, name)
         if setting.values and not setting.accepts(value, registered):
-            values = " or ".join(map(plain_value, (*setting.values, *registered)))
-            yield f"{name}: {plain_value(value)} is not supported; write {values}: {setting.advice}"
+            yield f"{name}: {refused_choice(value, (*setting.values, *registered), setting.advice)}"
 
 
 def _limits(config: DictConfig) -> Iterator[str]:

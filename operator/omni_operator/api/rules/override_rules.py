@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api.base import Violation
-from omni_operator.api.overrides.override_names import ENGINE, setting_here
-from omni_operator.api.overrides.override_values import find_wrong_values, read_value
+from omni_operator.api.overrides.override_names import ENGINE, find_wrong_values, read_value, setting_here
 from omni_operator.api.spec.rollout import Rollout
 from omni_operator.api.spec.training import ENTRYPOINT, ESTIMATORS, LOSSES, OVERRIDE, SOURCE, Algorithm, Trainer
 from verl_omni.settings_schema.setting import is_number
