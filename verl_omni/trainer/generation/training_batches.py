@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ class TrainingBatches:
         last: last step of the run.
         offline: whether the run trains on preference pairs, and generates nothing.
         is_evaluated: whether an evaluation follows a step; some of its training samples are then shown.
+        parts: samples of each part of a step, if one part is trained on while the next is generated.
+        update_parts: begins the update of a step with so many samples; returns what trains on each part but the last.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class TrainingBatches:
         last: int,
         offline: bool,
         is_evaluated: Callable[[int], bool] = lambda step: False,
+        parts: Sequence[int] = (),
+        update_parts: Callable[[int, int], Callable[[ScoredSamples], None]],
     ) -> None:
         self._config = config
         self._generator = generator
@@ -74,6 +78,8 @@ class TrainingBatches:
         self._last = last
         self._offline = offline
         self._is_evaluated = is_evaluated
+        self._parts = parts
+        self._update_parts = update_parts
         self._previews: dict[int, list[shown_samples.TrainingPreview]] = {}
         self._ahead: GenerationAhead[ScoredSamples] | None = None
 
@@ -140,7 +146,11 @@ class TrainingBatches:
             stores_tensors=True,
             pictures=min(shown_samples.PREVIEWS, trainer.sample_prompts) if self._is_evaluated(step) else 0,
         )
-        samples = self._generator.generate(batch, ahead=self._ahead is not None)
+        if len(self._parts) > 1:
+            take = self._update_parts(step, len(batch.requests))
+            samples = self._generator.generate_parts(batch.parts(self._parts), take)
+        else:
+            samples = self._generator.generate(batch, ahead=self._ahead is not None)
         step_metrics.check_versions(samples.versions, version)
         if samples.pictures:
             self._previews[step] = shown_samples.training_previews(batch, samples, rollout)

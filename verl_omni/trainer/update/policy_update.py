@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from omegaconf import DictConfig
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.samples import TrainingBatch
+from verl_omni.samples import ScoredSamples, TrainingBatch
 from verl_omni.trainer.data.preferences import PreferencePairs
 from verl_omni.trainer.data.prompt_dataset import PromptOrder
 from verl_omni.trainer.generation import sample_generation, verl_batches
@@ -15,6 +16,7 @@ from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.exported import TrainerMetrics
 from verl_omni.trainer.update import rank_rows
+from verl_omni.trainer.update.partial_update import PartialUpdate
 from verl_omni.utils.seeds import hashed_seed
 from verl_omni.workers.algorithms.base import training_algorithm
 
@@ -41,12 +43,38 @@ class PolicyUpdate:
         self._order = order
         self._exported = exported
         self._pairs = pairs
+        self._partial: PartialUpdate | None = None
         self._loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
         self._algorithm = training_algorithm(self._loss.loss_mode)
 
+    def begin_parts(self, step: int, rows: int) -> Callable[[ScoredSamples], None]:
+        """Begin the update of a step with samples of the engine that come in parts.
+
+        Args:
+            rows: samples of the step.
+
+        Returns:
+            Trains on the samples of a part; `train_on` trains on the last one.
+        """
+        self._partial = PartialUpdate(
+            self._config,
+            self._workers,
+            self._algorithm,
+            self._loss,
+            self._algorithm.update_arguments(self._config, step),
+            rows=rows,
+            seed=self._seed(step),
+        )
+        return self._partial.add
+
+    def _seed(self, step: int) -> int:
+        return hashed_seed("update", self._config.trainer.seed, step)
+
     def train_on(self, batch: GeneratedBatch) -> dict[str, float]:
         """Train on a batch; returns the metrics of the update."""
-        seed = hashed_seed("update", self._config.trainer.seed, batch.step)
+        seed = self._seed(batch.step)
+        partial = self._partial
+        self._partial = None
         if self._pairs is not None:
             request = self._pairs.update_request(self._order.rows(batch.step), seed)
             count = 2 * len(request)
@@ -54,6 +82,11 @@ class PolicyUpdate:
             training_batch = self._training_batch(batch, seed)
             request = verl_batches.update_to_verl(training_batch)
             count = training_batch.samples
+            if partial is not None and batch.samples is not None:
+                early = {"timing_s/update": partial.seconds}
+                if (found := partial.finish(training_batch, batch.samples.scores)) is not None:
+                    self._exported.trained(count)
+                    return early | self._algorithm.metrics(step_metrics.over_ranks(found))
         rows_per_prompt = self._algorithm.rows_per_prompt(self._config.actor_rollout_ref.rollout.n)
         request.reorder(rank_rows.order_of_run(self._config, len(request), rows_per_prompt))
         rank_metrics = self._workers.update_actor(request).meta_info["metrics"]
