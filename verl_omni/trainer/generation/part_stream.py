@@ -1,15 +1,13 @@
-"""The results of calls that a step makes in parts, in order, while later parts are being made."""
+"""The parts of a step's samples, in order, while later parts are generated."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
 JOIN_SECONDS = 30.0
-SENT = 2  # the engine generates a part, and the next one waits there
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
@@ -17,47 +15,36 @@ Result = TypeVar("Result")
 def in_order(
     parts: Sequence[Part], make: Callable[[Part], Result], at_the_end: Callable[[Callable[[], None]], None]
 ) -> Generator[Result]:
-    """The result of each part, in order; a thread makes each, at most `SENT` of them at a time.
+    """The result of each part; a thread makes one after the other, whatever the caller does meanwhile.
 
-    A part is sent as soon as the last but one before it is made, before the caller gets the result of that one.
+    The next part is sent when the last one is made: the engine would put parts that wait together into one batch.
 
     Args:
         at_the_end: gets what waits for a thread that is left: one in a call of Ray must not outlive Ray.
 
     Raises:
-        BaseException: what `make` raised for the next part; no further part is sent.
+        BaseException: what `make` raised for the next part; no further part is made.
     """
-    waiting = deque(parts)
-    sent: deque[tuple[threading.Thread, Future[Result]]] = deque()
-    try:
-        while waiting or sent:
-            while waiting and len(sent) < SENT:
-                sent.append(_start(make, waiting.popleft()))
-            _, future = sent[0]
-            made = future.result()
-            sent.popleft()
-            if waiting:
-                sent.append(_start(make, waiting.popleft()))
-            yield made
-    finally:
-        for thread, _ in sent:
-            at_the_end(_joins(thread))
-
-
-def _start(make: Callable[[Part], Result], part: Part) -> tuple[threading.Thread, Future[Result]]:
-    future: Future[Result] = Future()
+    results: list[Future[Result]] = [Future() for _ in parts]
+    is_closed = threading.Event()
 
     def run() -> None:
-        try:
-            future.set_result(make(part))
-        except BaseException as error:  # noqa: BLE001  raised where the result is taken
-            future.set_exception(error)
+        for part, result in zip(parts, results, strict=True):
+            if is_closed.is_set():
+                return
+            try:
+                result.set_result(make(part))
+            except BaseException as error:  # noqa: BLE001  raised where the result is taken
+                result.set_exception(error)
+                return
 
     # Not of an executor, which the interpreter joins at its exit.
-    thread = threading.Thread(target=run, name="generation-of-a-part", daemon=True)
+    thread = threading.Thread(target=run, name="generation-of-parts", daemon=True)
     thread.start()
-    return thread, future
-
-
-def _joins(thread: threading.Thread) -> Callable[[], None]:
-    return lambda: thread.join(JOIN_SECONDS)
+    try:
+        for result in results:
+            yield result.result()
+    finally:
+        is_closed.set()
+        if not results[-1].done():
+            at_the_end(lambda: thread.join(JOIN_SECONDS))

@@ -45,6 +45,17 @@ class GeneratedBatch:
             return {}
         return {"timing_s/wait": self.waited_s, "weights/staleness": self.staleness}
 
+    def durations(self, seconds: float) -> dict[str, float]:
+        """Metrics of a step that took so many seconds."""
+        durations = {"timing_s/step": seconds}
+        if self.samples is not None:
+            durations["timing_s/generate"] = self.samples.seconds
+            durations["rollout/idle_share"] = max(0.0, 1 - self.samples.seconds / seconds)
+            durations["images_per_s"] = len(self.samples.scores) / seconds
+            if self.samples.scoring_seconds is not None:
+                durations["timing_s/reward"] = self.samples.scoring_seconds
+        return durations
+
 
 class TrainingBatches:
     """Generates the batch of each step from the rows that the order gives it.

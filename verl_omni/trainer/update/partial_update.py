@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -42,8 +41,6 @@ class PartialUpdate:
         rows: int,
         seed: int,
     ) -> None:
-        self.seconds = 0.0
-        """Seconds of the parts that were sent before the last one."""
         self._workers = workers
         self._algorithm = algorithm
         self._loss = loss
@@ -58,14 +55,12 @@ class PartialUpdate:
 
     def add(self, samples: ScoredSamples) -> None:
         """Accumulate the gradients of the next part, which is not the last one."""
-        began = time.perf_counter()
         rows = self._algorithm.training_batch(samples, self._loss, self._config, self._seed)
         if self._is_scaled and not self._sent:
             self._divisor = advantages.batch_divisor(samples.scores)
         sent = rows["advantages"] / self._divisor
         self._update(TrainingBatch({**rows, "advantages": sent}, samples.stored, self._arguments), is_last=False)
         self._sent.append(sent)
-        self.seconds += time.perf_counter() - began
 
     def finish(self, batch: TrainingBatch, scores: Tensor) -> dict[str, list[float]] | None:
         """Train on the rest of a batch, and take the optimizer step.

@@ -73,25 +73,33 @@ class PolicyUpdate:
     def train_on(self, batch: GeneratedBatch) -> dict[str, float]:
         """Train on a batch; returns the metrics of the update."""
         seed = self._seed(batch.step)
-        partial = self._partial
-        self._partial = None
         if self._pairs is not None:
             request = self._pairs.update_request(self._order.rows(batch.step), seed)
             count = 2 * len(request)
+            rank_metrics = self._update(request)
         else:
             training_batch = self._training_batch(batch, seed)
-            request = verl_batches.update_to_verl(training_batch)
             count = training_batch.samples
-            if partial is not None and batch.samples is not None:
-                early = {"timing_s/update": partial.seconds}
-                if (found := partial.finish(training_batch, batch.samples.scores)) is not None:
-                    self._exported.trained(count)
-                    return early | self._algorithm.metrics(step_metrics.over_ranks(found))
-        rows_per_prompt = self._algorithm.rows_per_prompt(self._config.actor_rollout_ref.rollout.n)
-        request.reorder(rank_rows.order_of_run(self._config, len(request), rows_per_prompt))
-        rank_metrics = self._workers.update_actor(request).meta_info["metrics"]
+            rank_metrics = self._finish_parts(batch, training_batch) or self._update(
+                verl_batches.update_to_verl(training_batch)
+            )
         self._exported.trained(count)
         return self._algorithm.metrics(step_metrics.over_ranks(rank_metrics))
+
+    def _update(self, request: Any) -> dict[str, list[float]]:
+        """Train on all rows of a batch; returns the metrics of each rank."""
+        rows_per_prompt = self._algorithm.rows_per_prompt(self._config.actor_rollout_ref.rollout.n)
+        request.reorder(rank_rows.order_of_run(self._config, len(request), rows_per_prompt))
+        metrics: dict[str, list[float]] = self._workers.update_actor(request).meta_info["metrics"]
+        return metrics
+
+    def _finish_parts(self, batch: GeneratedBatch, rows: TrainingBatch) -> dict[str, list[float]] | None:
+        """Finish an update that has begun with parts; None: none has, or it cannot be finished."""
+        partial = self._partial
+        self._partial = None
+        if partial is None or batch.samples is None:
+            return None
+        return partial.finish(rows, batch.samples.scores)
 
     def _training_batch(self, batch: GeneratedBatch, seed: int) -> TrainingBatch:
         assert batch.samples is not None

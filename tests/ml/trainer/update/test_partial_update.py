@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +52,7 @@ class Trained:
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         places = torch.as_tensor(prompts.non_tensor_batch["_rollout_seed_global_idx"].astype(np.int64))
         first = int(places[0])
-        if first == len(self._scores) - 2 * SAMPLES:  # the last of four parts: others have been trained on meanwhile
+        if first == len(self._scores) - 2 * SAMPLES:  # the last of four parts: another is trained on meanwhile
             assert self._began_update.wait(20)
         if self._fails_at is not None and self._fails_at in places.tolist():
             raise RuntimeError("the engine is lost")
@@ -159,11 +158,11 @@ def test_the_optimizer_step_is_that_of_a_run_without_overlap(tmp_path: Path, glo
         *["trained 8"] * 4,
         "published 1",
     ]
-    assert sorted(each for each in parts.events if each.startswith("generated")) == [
+    assert [each for each in parts.events if each.startswith("generated")] == [
         "generated 0-7",
+        "generated 8-15",
         "generated 16-23",
         "generated 24-31",
-        "generated 8-15",
     ]
     assert parts.events.index("trained 8") < parts.events.index("generated 24-31")
     # In float32, for the advantages of a batch with one standard deviation are multiplied by the quotient of two.
