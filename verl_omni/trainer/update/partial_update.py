@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from verl_omni.algos import advantages
 from verl_omni.samples import ScoredSamples, TrainingBatch
-from verl_omni.trainer.generation import verl_batches
 from verl_omni.trainer.settings import step_parts
 from verl_omni.workers.algorithms.base import TrainingAlgorithm
 
+Metrics = dict[str, list[float]]
 ROUNDING = 1e-5  # relative; of advantages in float32
 
 
@@ -24,7 +25,7 @@ class PartialUpdate:
     they are divided by that of the first part, and then all gradients are multiplied by the quotient.
 
     Args:
-        workers: the trainer's rank, with `update_part(request)`.
+        train: has the trainer's rank train on rows, with arguments of `DiffusionActor.update_part`; returns metrics.
         loss: settings of the algorithm's loss.
         arguments: as of a `TrainingBatch`.
         rows: samples of all parts together.
@@ -33,7 +34,7 @@ class PartialUpdate:
     def __init__(
         self,
         config: DictConfig,
-        workers: Any,
+        train: Callable[[TrainingBatch, Mapping[str, Any]], Metrics],
         algorithm: TrainingAlgorithm[Any],
         loss: Any,
         arguments: dict[str, Any],
@@ -41,7 +42,7 @@ class PartialUpdate:
         rows: int,
         seed: int,
     ) -> None:
-        self._workers = workers
+        self._train = train
         self._algorithm = algorithm
         self._loss = loss
         self._arguments = arguments
@@ -62,7 +63,7 @@ class PartialUpdate:
         self._update(TrainingBatch({**rows, "advantages": sent}, samples.stored, self._arguments), is_last=False)
         self._sent.append(sent)
 
-    def finish(self, batch: TrainingBatch, scores: Tensor) -> dict[str, list[float]] | None:
+    def finish(self, batch: TrainingBatch, scores: Tensor) -> Metrics | None:
         """Train on the rest of a batch, and take the optimizer step.
 
         Args:
@@ -89,13 +90,6 @@ class PartialUpdate:
         largest = max(float(each.abs().max()) for each in (sent, wanted, wanted / scale))
         return largest <= self._loss.adv_clip_max and torch.allclose(sent * scale, known, rtol=ROUNDING, atol=0)
 
-    def _update(self, batch: TrainingBatch, *, is_last: bool, scale: float = 1.0) -> dict[str, list[float]]:
-        request = verl_batches.update_to_verl(batch)
-        request.meta_info["part"] = {
-            "rows": self._rows,
-            "is_first": not self._sent,
-            "is_last": is_last,
-            "scale": scale,
-        }
-        metrics: dict[str, list[float]] = self._workers.update_part(request).meta_info["metrics"]
-        return metrics
+    def _update(self, batch: TrainingBatch, *, is_last: bool, scale: float = 1.0) -> Metrics:
+        part = {"rows": self._rows, "is_first": not self._sent, "is_last": is_last, "scale": scale}
+        return self._train(batch, part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from omegaconf import DictConfig
@@ -58,7 +58,7 @@ class PolicyUpdate:
         """
         self._partial = PartialUpdate(
             self._config,
-            self._workers,
+            self._train_on_part,
             self._algorithm,
             self._loss,
             self._algorithm.update_arguments(self._config, step),
@@ -91,6 +91,12 @@ class PolicyUpdate:
         rows_per_prompt = self._algorithm.rows_per_prompt(self._config.actor_rollout_ref.rollout.n)
         request.reorder(rank_rows.order_of_run(self._config, len(request), rows_per_prompt))
         metrics: dict[str, list[float]] = self._workers.update_actor(request).meta_info["metrics"]
+        return metrics
+
+    def _train_on_part(self, rows: TrainingBatch, part: Mapping[str, Any]) -> dict[str, list[float]]:
+        request = verl_batches.update_to_verl(rows)
+        request.meta_info["part"] = dict(part)
+        metrics: dict[str, list[float]] = self._workers.update_part(request).meta_info["metrics"]
         return metrics
 
     def _finish_parts(self, batch: GeneratedBatch, rows: TrainingBatch) -> dict[str, list[float]] | None:
