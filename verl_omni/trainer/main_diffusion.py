@@ -391,6 +391,8 @@ def build_loop(
         last=total,
         offline=pairs is not None,
         is_evaluated=evaluation.is_due,
+        parts=startup.parts_of_step(config).sizes,
+        update_parts=update.begin_parts,
     )
     report_pools(stack, folder, note, checkpoints.poll_requests)
     return TrainingLoop(total, stack.workers, folder, batches, update, engines, evaluation, recorder, checkpoints)
