@@ -21,8 +21,6 @@ from verl_omni.reward_loop.scorer_results import error_text
 from verl_omni.reward_loop.video_frames import chosen_frames
 
 PAUSES = wait_exponential(max=10)  # seconds between two attempts
-# What a scorer's settings need not have where the run serves a judge itself (reward.reward_model).
-SERVED = {"base_url": "http://reward-router", "model": "reward.reward_model.model_path"}
 
 
 class JudgeError(RuntimeError):

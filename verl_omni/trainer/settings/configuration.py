@@ -29,7 +29,7 @@ from verl_omni.settings_schema.reference_settings import (
     copied_group,
     find_rule,
 )
-from verl_omni.settings_schema.setting import plain_value
+from verl_omni.settings_schema.setting import plain_value, refused_choice
 from verl_omni.trainer.settings import cpu_values, reference_modules, registered_names, supported_values, unused_values
 from verl_omni.trainer.settings.extension_settings import EXTERNAL_LIB, default_settings, import_extensions
 from verl_omni.workers.algorithms import registry
@@ -162,7 +162,7 @@ def _wrong_types(config: DictConfig, known: Layout, given: Sequence[str]) -> Ite
             if name == setting or name.startswith(f"{setting}."):
                 value = supported_values.select(config, name)
                 if text := known.wrong_type(name, value):
-                    yield f"{name}: {text}" + ("; a variable of the script may be empty" if value == "" else "")
+                    yield f"{name}: {text}"
 
 
 def defaults(loss: str) -> DictConfig:
@@ -271,8 +271,7 @@ def _translate(overrides: Sequence[str], known: Collection[str], loss: str) -> _
                     found.overrides.append(f"{name}={text}")
                 found.copies.append((key, name, _parsed(text)))
             case Rejected(accepted=accepted, advice=advice) if not rule.accepts(_parsed(text)):
-                values = " or ".join(plain_value(value) for value in accepted)
-                found.problems.append(f"{key}: {text} is not supported; write {values}: {advice}")
+                found.problems.append(f"{key}: {refused_choice(_parsed(text), accepted, advice)}")
     return found
 
 
