@@ -45,3 +45,9 @@ def test_the_oldest_kubernetes_is_that_of_the_chart() -> None:
 def test_users_are_told_to_install_the_tested_kuberay() -> None:
     (told,) = re.findall(r"kuberay-operator --version (\S+)", (ROOT / "docs/start/kubernetes.md").read_text("utf-8"))
     assert told == matrix()["KubeRay"][0]
+
+
+def test_users_of_the_wheel_are_told_the_override_of_the_lock() -> None:
+    lines = (ROOT / "requirements" / "overrides.in").read_text(encoding="utf-8").splitlines()
+    (override,) = [line for line in lines if line and not line.startswith("#")]
+    assert f"`{override}`" in (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
