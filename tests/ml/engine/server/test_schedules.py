@@ -49,6 +49,7 @@ class Case:
 
 
 CASES = {
+    "flux": Case("flux", DYNAMIC),
     "sd3": Case("sd3"),
     "sd3 with a dynamic shift": Case("sd3", DYNAMIC),
     "sd3 with a dynamic shift, step by step": Case("sd3", DYNAMIC, step_execution=True),
