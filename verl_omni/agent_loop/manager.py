@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import ray
@@ -16,6 +18,8 @@ from verl.utils.skip import SkipManager
 from verl_omni.agent_loop.batching import align
 from verl_omni.agent_loop.diffusion_agent_loop import DiffusionAgentLoopWorker
 
+CANCEL_SECONDS = 30.0  # for the other workers to end their rows when one has failed
+
 
 class DiffusionAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
     """Runs `DiffusionAgentLoopWorker`s.
@@ -25,6 +29,7 @@ class DiffusionAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
     """
 
     agent_loop_workers_class = ray.remote(DiffusionAgentLoopWorker)
+    cancel: Callable[[Any], Any] = staticmethod(ray.cancel)
 
     @override
     @auto_await
@@ -32,21 +37,31 @@ class DiffusionAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
     async def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Samples for a batch; keys as in `batching.collate`.
 
-        The same as verl's method (verl/experimental/agent_loop/agent_loop.py), except for `align`, and for batches
-        whose size the number of workers does not divide: verl's caller would have to pad them.
+        The same as verl's method (verl/experimental/agent_loop/agent_loop.py), except for `align`, for batches whose
+        size the number of workers does not divide, which verl's caller would have to pad, and for a worker that fails:
+        the others are cancelled and awaited, so that nothing of this batch is generated, scored or stored after it.
         """
         if "priority" not in prompts.non_tensor_batch:
             prompts.non_tensor_batch["priority"] = np.arange(len(prompts), dtype=np.int64)
         padded, padding = pad_dataproto_to_divisor(prompts, len(self.agent_loop_workers))
         chunks = padded.chunk(len(self.agent_loop_workers))
-        made = await asyncio.gather(
-            *(worker.generate_sequences.remote(c) for worker, c in zip(self.agent_loop_workers, chunks, strict=True))
-        )
-        outputs = align(made)
+        workers = zip(self.agent_loop_workers, chunks, strict=True)
+        outputs = align(await self._results([worker.generate_sequences.remote(chunk) for worker, chunk in workers]))
         output = DataProto.concat(outputs)
         metrics = [part.meta_info.pop("metrics") for part in outputs]
         output.meta_info = {"timing": self._performance_metrics(metrics, output), **outputs[0].meta_info}
         return unpad_dataproto(output, padding)
+
+    async def _results(self, calls: Sequence[Any]) -> list[DataProto]:
+        """Results of calls of workers. After the first failure, the others are cancelled and awaited."""
+        results = [asyncio.ensure_future(call) for call in calls]
+        try:
+            return list(await asyncio.gather(*results))
+        except Exception:
+            for call in calls:
+                self.cancel(call)
+            await asyncio.wait(results, timeout=CANCEL_SECONDS)
+            raise
 
     def queued_samples(self, deadline: float) -> int:
         """Number of samples that wait for generation, or are being generated.

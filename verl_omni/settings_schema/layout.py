@@ -90,7 +90,7 @@ def defaults(own: Mapping[str, Any]) -> dict[str, Any]:
 
 def default_of(name: str) -> Any:
     """The default of a setting that all algorithms have the same default of."""
-    return dict(_flat(defaults({})))[name]
+    return dict(flat_settings(defaults({})))[name]
 
 
 @cache
@@ -101,11 +101,11 @@ def layout(loss: str) -> Layout:
 
 def layout_of(values: Mapping[str, Any]) -> Layout:
     """Settings with given defaults, as `defaults` returns them."""
-    flat = dict(_flat(values))
+    flat = dict(flat_settings(values))
     kinds = {setting.name: setting.kind for setting in SETTINGS.values() if setting.kind is not None}
     for name in flat:
         is_checked = not (name in SETTINGS and SETTINGS[name].values) and not name.startswith(_CHECKED_ELSEWHERE)
-        if is_checked and (kind := _kind(_resolved(flat, name))):
+        if is_checked and (kind := _kind(resolved_default(flat, name))):
             kinds[name] = kind
     engine = [f"{_ENGINE}{name}" for name in engine_settings.SETTINGS]
     groups = {name: not value for name, value in flat.items() if isinstance(value, dict)}
@@ -148,19 +148,19 @@ def _merged(values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings and groups by name, each group before what is in it."""
     for key, value in values.items():
         yield f"{prefix}{key}", value
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat_settings(value, f"{prefix}{key}.")
 
 
-def _resolved(flat: Mapping[str, Any], name: str) -> Any:
+def resolved_default(flat: Mapping[str, Any], name: str) -> Any:
     """The default of a setting, or of the one that it refers to."""
     value = flat.get(name)
     match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    return _resolved(flat, match[1]) if match else value
+    return resolved_default(flat, match[1]) if match else value
 
 
 def _kind(default: Any) -> Kind | None:

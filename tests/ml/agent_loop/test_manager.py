@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import zlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl_omni.agent_loop.batching import align, collate
 from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
+from verl_omni.trainer.generation.sample_generation import training_requests
+from verl_omni.trainer.generation.verl_batches import requests_to_verl
 
 INFO = st.dictionaries(st.sampled_from(["acc", "iou", "note"]), st.floats(0, 1))
 ROW = st.tuples(
@@ -99,6 +103,86 @@ def test_the_manager_joins_results_and_timings_of_its_workers() -> None:
         assert {f"agent_loop/{name}/{kind}" for kind in ("min", "max", "mean")} <= timing.keys()
         assert f"agent_loop/slowest/{name}" in timing
     assert "metrics" not in made.meta_info
+
+
+NOISE = ("seed", "sde_noise_seed", "sde_window_seed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("same_noise", [False, True])
+def test_images_do_not_depend_on_the_number_of_workers(
+    worker: Any, engine: Any, rewards: Any, same_noise: bool
+) -> None:
+    """The engine's image is a function of prompt and seeds; 3 prompts of 3 samples are divided in the middle of one."""
+    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
+
+    class Seeded(engine):  # type: ignore[misc]
+        async def generate(self, request_id: str, **request: Any) -> Any:
+            made = await super().generate(request_id, **request)
+            asked = [request["prompt_ids"], *(request["sampling_params"].get(name) for name in NOISE)]
+            pixel = zlib.crc32(repr(asked).encode()) % 256
+            return made.model_copy(update={"diffusion_output": torch.full((3, 2, 2), pixel, dtype=torch.uint8)})
+
+    texts = ("a red circle", "a cat", "a tree")
+    rows = [{"raw_prompt": [{"role": "user", "content": text}], "data_source": text} for text in texts]
+    batch = training_requests(rows, n=3, step=2, version=1, seed=5)
+
+    settings = ("actor_rollout_ref.rollout.n=3", f"actor_rollout_ref.rollout.algo.init_same_noise={same_noise}")
+    one = worker(*settings, engine=Seeded(), rewards=[rewards()])
+
+    def drawn(workers: int) -> DataProto:
+        manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
+        manager.agent_loop_workers = [SimpleNamespace(generate_sequences=Remote(one.generate_sequences))] * workers
+        return manager.generate_sequences(requests_to_verl(batch))
+
+    alone = drawn(1)
+    assert list(alone.non_tensor_batch["data_source"]) == [text for text in texts for _ in range(3)]
+    assert len(set(alone.batch["rm_scores"].flatten().tolist())) > 6, "samples differ"
+    for workers in (2, 4, 9, 10):
+        found = drawn(workers)
+        assert torch.equal(found.batch["responses"], alone.batch["responses"]), workers
+        assert torch.equal(found.batch["prompts"], alone.batch["prompts"])
+        assert torch.equal(found.batch["rm_scores"], alone.batch["rm_scores"])
+
+
+class Remote:
+    """A method of an actor's handle."""
+
+    def __init__(self, method: Any) -> None:
+        self.remote = method
+
+
+def test_when_a_worker_fails_the_others_write_nothing_any_more() -> None:
+    """A batch that is generated again would otherwise share the engines with what is left of the failed one."""
+    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
+
+    events: list[str] = []
+
+    async def fail(chunk: DataProto) -> DataProto:
+        await asyncio.sleep(0)
+        raise RuntimeError("engine is gone")
+
+    async def write(chunk: DataProto) -> DataProto:
+        try:
+            await asyncio.sleep(0.05)
+            events.append("late write")
+        finally:
+            events.append("ended")
+        return chunk
+
+    async def generate() -> None:
+        manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
+        manager.cancel = asyncio.Task.cancel
+        manager.agent_loop_workers = [
+            SimpleNamespace(generate_sequences=Remote(lambda chunk, run=run: asyncio.create_task(run(chunk))))
+            for run in (write, fail, write)
+        ]
+        prompts = DataProto(batch=None, non_tensor_batch={"score": np.arange(3, dtype=object)}, meta_info={})
+        with pytest.raises(RuntimeError, match="engine is gone"):
+            await manager.generate_sequences(prompts)
+        assert events == ["ended", "ended"], "before the error is raised"
+
+    asyncio.run(generate())
 
 
 def test_by_default_each_node_has_an_agent_loop_worker(monkeypatch: pytest.MonkeyPatch, on_two_nodes: Any) -> None:

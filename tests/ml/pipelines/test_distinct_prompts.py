@@ -15,9 +15,10 @@ def test_each_distinct_prompt_is_encoded_once() -> None:
         lengths = torch.tensor([float(len(text)) for text in texts])
         return lengths[:, None].expand(-1, 4), lengths
 
-    embeds, pooled = encode_distinct(["red", "a cat", "red", "a cat", "red"], encode)
+    samples = ["red", "red", "a cat", "a cat", "red"]  # two of each prompt, and one of the next batch's
+    embeds, pooled = encode_distinct(samples, encode)
     assert encoded == [["red", "a cat"]]
-    assert pooled.tolist() == [3, 5, 3, 5, 3] and embeds.shape == (5, 4) and embeds[1].tolist() == [5] * 4
+    assert pooled.tolist() == [3, 3, 5, 5, 3] and embeds.shape == (5, 4) and embeds[2].tolist() == [5] * 4
 
 
 def test_prompts_may_be_token_ids_and_all_distinct() -> None:

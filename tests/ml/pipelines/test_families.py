@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import QwenImageTransformer2DModel
 from torch import Tensor
 
 from verl_omni.pipelines import engine_requests, post_processing, registry, scheduler_config, trajectory_recorder
@@ -199,6 +200,60 @@ def test_qwen_image_guidance_keeps_the_norm_of_each_patch(negative: int) -> None
     assert torch.allclose(guided.norm(dim=-1), plain.norm(dim=-1), rtol=1e-5)
     unscaled = 3 * predictions["positive"] - 2 * predictions["negative"]
     assert torch.allclose(torch.cosine_similarity(guided, unscaled, dim=-1), torch.ones(2, 6), atol=1e-5)
+
+
+@pytest.mark.parametrize("edits", [False, True])
+@torch.no_grad()
+def test_prompts_of_other_lengths_in_a_batch_change_no_velocity_of_qwen_image(edits: bool) -> None:
+    """Against the transformer called as by diffusers' pipeline: one prompt, without padding.
+
+    Attention and positions of rotary embeddings depend on the lengths of the prompts and the sizes of the images.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformer = QwenImageTransformer2DModel(
+            in_channels=16,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            axes_dims_rope=(4, 6, 6),
+        )
+        torch.nn.init.normal_(transformer.proj_out.weight, std=0.1)
+        x = torch.randn(2, 24, 16)
+        images = torch.randn(2, 20, 16)
+        prompts = {
+            "prompt_embeds": ((3, 7), torch.randn(2, 7, 32)),
+            "negative_prompt_embeds": ((5, 2), torch.randn(2, 9, 32)),
+        }
+    shapes = [(1, 4, 6), (1, 5, 4)] if edits else [(1, 4, 6)]  # frames, rows and columns of patches
+    batch: dict[str, Tensor] = {"img_shapes": torch.tensor([shapes if edits else shapes[0]] * 2)}
+    if edits:
+        batch["image_latents"] = images
+    for name, (lengths, embeds) in prompts.items():
+        mask = torch.arange(embeds.shape[1]) < torch.tensor(lengths)[:, None]
+        batch |= {name: embeds * mask[..., None], f"{name}_mask": mask.long()}
+    timestep = torch.full((2,), 300.0)
+    found = {
+        scale: qwen_image.velocity(transformer, batch, x, timestep, scale, dtype=torch.float32) for scale in (1, 3)
+    }
+    for row in range(2):
+        positive, negative = (
+            transformer(
+                hidden_states=torch.cat([x, images], 1)[row : row + 1] if edits else x[row : row + 1],
+                timestep=timestep[:1] / 1000,
+                encoder_hidden_states=embeds[row : row + 1, : lengths[row]],
+                img_shapes=[shapes],
+                return_dict=False,
+            )[0][0, :24]
+            for lengths, embeds in prompts.values()
+        )
+        torch.testing.assert_close(found[1][row], positive, rtol=1e-4, atol=1e-5)
+        guided = 3 * positive - 2 * negative
+        guided *= positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+        torch.testing.assert_close(found[3][row], guided, rtol=1e-4, atol=1e-5)
+    assert (found[1][0] - found[1][1]).abs().max() > 0.01
 
 
 def params(seed: int, **extra: Any) -> SimpleNamespace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import time
 from pathlib import Path
@@ -242,6 +243,24 @@ def test_a_step_counts_its_samples_and_no_more_time_than_passes(tmp_path: Path) 
     lines = [line for line in RunFolder(tmp_path).metrics() if line["step"] > 0]
     assert 0 < sum(line["timing_s/step"] for line in lines) <= passed
     assert [line["images_per_s"] for line in lines] == [pytest.approx(4 / line["timing_s/step"]) for line in lines]
+
+
+def test_the_driver_has_as_many_objects_after_200_steps_as_after_50(tmp_path: Path) -> None:
+    """Objects that the garbage collector tracks, such as tensors, lists and dicts: one of each step would be 150."""
+    made = trainer(tmp_path, "trainer.total_training_steps=200", "trainer.save_freq=50", "trainer.test_freq=50")
+    made.stack.agent_loop = ShowingAgentLoop()
+    publish = made.stack.weights.update_weights
+    objects: dict[int, int] = {}
+
+    def publishing(global_steps: int) -> None:
+        if global_steps in (50, 200):
+            gc.collect()
+            objects[global_steps] = len(gc.get_objects())
+        publish(global_steps)
+
+    made.stack.weights.update_weights = publishing
+    made.fit(None)
+    assert objects[200] - objects[50] < 100
 
 
 def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_omni.reward_loop.part_settings import part_problems
 from verl_omni.reward_loop.scorer_signature import nearest_name
 from verl_omni.settings_schema import engine_settings
+from verl_omni.settings_schema.conflicts import find_conflicts
 from verl_omni.settings_schema.declarations import SETTINGS, out_of_range
 from verl_omni.settings_schema.setting import is_number, refused_choice
 from verl_omni.trainer.settings import async_settings, judge_settings, pool_settings, scorer_devices
@@ -64,6 +65,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         installed: packages of `TRACKER_PACKAGES` that can be imported.
     """
     own = [
+        *find_conflicts(config),
         *_limits(config),
         *_numbers(config),
         *_length(config),
@@ -153,8 +155,6 @@ def _optimizer(optim: DictConfig) -> Iterator[str]:
     for name in own or ():
         if name not in ADAMW:
             yield f"{OPTIM}.override_optimizer_config.{name}: is not one of {', '.join(ADAMW)}"
-    if optim.lr_warmup_steps > 0 and optim.lr_warmup_steps_ratio > 0:
-        yield f"{OPTIM}.lr_warmup_steps_ratio: is not read with lr_warmup_steps={optim.lr_warmup_steps}; write one"
 
 
 def _paths(config: DictConfig) -> Iterator[str]:
@@ -199,8 +199,3 @@ def _length(config: DictConfig) -> Iterator[str]:
     trainer = config.trainer
     if trainer.total_training_steps is None and trainer.total_epochs is None:
         yield f"{STEPS}: must be given, or {EPOCHS}"
-    if trainer.total_epochs is not None and config.data.filter_overlong_prompts:
-        yield (
-            f"{EPOCHS}: with data.filter_overlong_prompts=true the number of prompts is known only after the start; "
-            f"write {EPOCHS}=null and {STEPS}"
-        )

@@ -1,13 +1,11 @@
 """`spec.scheduling`, `spec.security`, `spec.observability`."""
 
-from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
-from typing_extensions import override
 
-from omni_operator.api.base import Cel, LabelKey, NullFree, ObjectName, Rule, StrictModel, Violation
+from omni_operator.api.base import LabelKey, NullFree, ObjectName, Rule, StrictModel
 
 from .pods import KeyReference
 
@@ -147,27 +145,22 @@ class Tracking(StrictModel):
     )
 
     cel = (
-        Cel(
-            "!has(self.wandbSecretRef) || (has(self.loggers) && 'wandb' in self.loggers)",
+        Rule(
+            "self.wandb_secret_ref is None or (self.loggers is not None and 'wandb' in self.loggers)",
+            "wandbSecretRef",
             WANDB_UNUSED,
-            ".wandbSecretRef",
         ),
-        Cel("!has(self.project) || (has(self.loggers) && self.loggers.size() > 0)", PROJECT_UNUSED, ".project"),
-        Cel(
-            "!has(self.images) || (has(self.loggers) && self.loggers.exists(l, l != 'console'))",
+        Rule(
+            "self.project is None or (self.loggers is not None and len(self.loggers) > 0)",
+            "project",
+            PROJECT_UNUSED,
+        ),
+        Rule(
+            "self.images is None or (self.loggers is not None and any(each != 'console' for each in self.loggers))",
+            "images",
             IMAGES_UNUSED,
-            ".images",
         ),
     )
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if self.wandb_secret_ref and "wandb" not in self.loggers:
-            yield Violation(("wandbSecretRef",), WANDB_UNUSED)
-        if self.project and not self.loggers:
-            yield Violation(("project",), PROJECT_UNUSED)
-        if self.images is not None and not self._shows_images:
-            yield Violation(("images",), IMAGES_UNUSED)
 
     @property
     def shown_images(self) -> int:
