@@ -1,8 +1,7 @@
 """FLUX.1-dev.
 
 The guidance scale of FLUX.1-dev is an input of the model, so a step is one forward pass, and negative prompts have no
-effect. Prompts are padded to `max_sequence_length`, and the model attends to the padding. FLUX.1-schnell, which has no
-such input and takes four steps, is refused.
+effect. FLUX.1-schnell, which has no such input, is refused.
 """
 
 from __future__ import annotations
