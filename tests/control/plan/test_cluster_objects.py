@@ -212,8 +212,26 @@ def test_only_scheduler_labels_are_copied_to_the_rayjob(make_job: MakeJob) -> No
         SPEC_ANNOTATION,
         CHECKSUM_ANNOTATION,
     }
-    near = workers(make_job("spec.scheduling.topology.preferred=rack"))["template"]["metadata"]["annotations"]
-    assert near["kueue.x-k8s.io/podset-preferred-topology"] == "rack"
+
+
+def test_each_group_of_pods_has_its_own_topology_and_annotations(make_job: MakeJob) -> None:
+    groups = {"head": "spec.head", "trainer": "spec.trainer", "rollout": "spec.rollout"}
+    job = make_job(
+        "spec.rollout={placement: Separate, replicas: 2}",
+        "spec.scheduling.topology.preferred=rack",
+        "spec.rollout.scheduling.topology.required=block",
+        *(f"{path}.podTemplate.metadata.annotations={{example.com/group: {name}}}" for name, path in groups.items()),
+    )
+    cluster = ray_job(job)["spec"]["rayClusterSpec"]
+    trainer, rollout = cluster["workerGroupSpecs"]
+    found = [group["template"]["metadata"]["annotations"] for group in (cluster["headGroupSpec"], trainer, rollout)]
+    assert [annotations["example.com/group"] for annotations in found] == [*groups]
+    topology = [{name: level for name, level in one.items() if name.endswith("-topology")} for one in found]
+    assert topology == [
+        {},
+        {"kueue.x-k8s.io/podset-preferred-topology": "rack"},
+        {"kueue.x-k8s.io/podset-required-topology": "block"},
+    ]
 
 
 def test_the_report_token_is_valid_for_this_job_only(make_job: MakeJob) -> None:

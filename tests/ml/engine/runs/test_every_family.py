@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 import torch
@@ -150,7 +150,7 @@ def png(width: int, height: int) -> bytes:
 
 def edited_over_http(running: Any, width: int, height: int) -> Image.Image:
     """An image edited by the HTTP API."""
-    answer = httpx.post(
+    answer = httpx2.post(
         f"http://{running.stack.servers.server_addresses[0]}/v1/images/edits",
         data={"prompt": "a red circle", "size": "64x64", "num_inference_steps": "2"},
         files={"image": ("first.png", png(width, height), "image/png")},
@@ -209,7 +209,7 @@ def test_wan_agrees_before_and_after_an_update_that_changes_the_videos(family: A
         assert refused.status_code == 400 and words in refused.text
 
 
-def video_over_http(running: Any, **other: Any) -> httpx.Response:
+def video_over_http(running: Any, **other: Any) -> httpx2.Response:
     """The first video of `evaluate`, by the HTTP API."""
     asked = {
         "prompt": "a red circle",
@@ -222,10 +222,10 @@ def video_over_http(running: Any, **other: Any) -> httpx.Response:
         **other,
     }
     form = {name: (None, str(value)) for name, value in asked.items()}
-    return httpx.post(f"http://{running.stack.servers.server_addresses[0]}/v1/videos/sync", files=form, timeout=120)
+    return httpx2.post(f"http://{running.stack.servers.server_addresses[0]}/v1/videos/sync", files=form, timeout=120)
 
 
-def frames(answer: httpx.Response) -> np.ndarray:
+def frames(answer: httpx2.Response) -> np.ndarray:
     """Every frame of an MP4, [T, H, W, 3] from 0 to 255."""
     import av
 
@@ -249,10 +249,10 @@ def test_wan_5b_agrees_with_other_latents_and_another_vae(family: Any) -> None:
     assert torch.equal(running.evaluate().images, changed.images), "the engine serves on"
 
 
-def with_first_frame(running: Any) -> httpx.Response:
+def with_first_frame(running: Any) -> httpx2.Response:
     """The answer of the HTTP API to a prompt with the first frame of the video."""
     asked = {"prompt": "a red circle", "size": "64x64", "num_frames": str(FRAMES), "num_inference_steps": "2"}
-    return httpx.post(
+    return httpx2.post(
         f"http://{running.stack.servers.server_addresses[0]}/v1/videos/sync",
         data=asked,
         files={"input_reference": ("first.png", png(64, 64), "image/png")},
