@@ -13,7 +13,6 @@ from omni_operator.cli.machine import devices
 from verl_omni.trainer.memory_estimate.estimate import fits
 
 GIB = 1 << 30
-MIB = 1 << 20
 Row = dict[str, Any]
 
 
@@ -42,14 +41,11 @@ def models(rows: list[Row]) -> str:
             model,
             f"{found[0]['parameters'] / 1e9:.1f}",
             *("/".join(_gib(row[peak]) for row in found) for peak in ("generation", "update", "host")),
-            f"{found[0]['sample'] / MIB:.1f}",
             "/".join(_smallest(row["peak"]) for row in found),
         ]
         for model, found in by_model.items()
     ]
-    return formatting.table(
-        ["model", "billion parameters", "generation", "update", "host", "sample, MiB", "smallest device"], cells
-    )
+    return formatting.table(["model", "billion parameters", "generation", "update", "host", "smallest device"], cells)
 
 
 def _smallest(peak: int) -> str:

@@ -8,6 +8,7 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def results_file(parser: argparse.ArgumentParser, chosen: argparse.Namespace) ->
 
 
 def write(out: Path, runs: Sequence[dict[str, Any]], **conditions: Any) -> None:
-    """Write the raw data with the machine and the conditions of the measurement."""
-    answer = {"machine": machine(), **conditions, "runs": list(runs)}
+    """Write the raw data with the machine, the date and the conditions of the measurement."""
+    answer = {"machine": machine(), "date": date.today().isoformat(), **conditions, "runs": list(runs)}
     out.write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
 
 

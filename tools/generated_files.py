@@ -17,6 +17,7 @@ from tools import (
     job_page,
     metrics_page,
     other_defaults,
+    proof_table,
     scorers_table,
     settings_page,
     troubleshooting_page,
@@ -34,6 +35,7 @@ GENERATORS: tuple[Callable[[Sequence[str]], int], ...] = (
     scorers_table.main,
     algorithms_table.main,
     families_table.main,
+    proof_table.main,
     init_jobs.main,
 )
 

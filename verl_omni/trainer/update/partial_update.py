@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,6 +43,7 @@ class PartialUpdate:
         rows: int,
         seed: int,
     ) -> None:
+        self._began = time.perf_counter()
         self._train = train
         self._algorithm = algorithm
         self._loss = loss
@@ -63,16 +65,19 @@ class PartialUpdate:
         self._update(TrainingBatch({**rows, "advantages": sent}, samples.stored, self._arguments), is_last=False)
         self._sent.append(sent)
 
-    def finish(self, batch: TrainingBatch, scores: Tensor) -> Metrics | None:
+    def finish(self, batch: TrainingBatch, samples: ScoredSamples) -> Metrics | None:
         """Train on the rest of a batch, and take the optimizer step.
 
         Args:
-            batch: all rows. scores: the rewards of its samples.
+            batch: all rows. samples: those that it is made of.
 
         Returns:
-            The metrics of the ranks; None if the rows that were sent are not those of the batch: the caller trains on
-            all of it, and what was accumulated is dropped.
+            The metrics of the ranks, and in `timing_s/update` how long parts have been trained on since the last one
+            was generated; None if the rows that were sent are not those of the batch: the caller trains on all of it,
+            and what was accumulated is dropped.
         """
+        late = max(0.0, time.perf_counter() - self._began - samples.seconds)
+        scores = samples.scores
         scale = self._divisor / advantages.batch_divisor(scores) if self._is_scaled else 1.0
         sent = torch.cat(self._sent)
         wanted = batch.rows["advantages"]
@@ -80,7 +85,8 @@ class PartialUpdate:
             return None
         rest = {name: tensor[len(sent) :] for name, tensor in batch.rows.items()}
         rest["advantages"] = rest["advantages"] / scale
-        return self._update(TrainingBatch(rest, batch.stored, batch.arguments), is_last=True, scale=scale)
+        metrics = self._update(TrainingBatch(rest, batch.stored, batch.arguments), is_last=True, scale=scale)
+        return {**metrics, "timing_s/update": [late]}
 
     def _agree(self, sent: Tensor, wanted: Tensor, scale: float) -> bool:
         known = wanted[: len(sent)]

@@ -105,7 +105,7 @@ class PolicyUpdate:
         self._partial = None
         if partial is None or batch.samples is None:
             return None
-        return partial.finish(rows, batch.samples.scores)
+        return partial.finish(rows, batch.samples)
 
     def _training_batch(self, batch: GeneratedBatch, seed: int) -> TrainingBatch:
         assert batch.samples is not None

@@ -220,6 +220,7 @@ class DiffusionActor:
         """Drop the gradients of an update that has not ended: the samples of its last parts are missing."""
         if self._parts is not None:
             self.optimizer.zero_grad()
+            self._flops.take()
             self._parts[2].close()
             self._parts = None
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_omni.settings_schema import engine_settings
-from verl_omni.settings_schema.declarations import OPEN_GROUPS, SETTINGS, field_of
+from verl_omni.settings_schema.declarations import SETTINGS, field_of
 from verl_omni.settings_schema.layout import common_layout, layout, names_of_algorithms
-from verl_omni.settings_schema.nearest_names import nearest_setting
 from verl_omni.settings_schema.reference_settings import Rejected, WithoutEffect, find_rule, target_of
 from verl_omni.settings_schema.setting import refused_choice
+from verl_omni.settings_schema.setting_names import describe_unknown, is_in_open_group
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 DEFAULT_LOSS = "flow_grpo"
@@ -52,11 +52,7 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
         return _describe_value(name, value, loss)
     if _is_open(name) or name in names_of_algorithms():
         return None  # the trainer names a setting that this algorithm does not read
-    rollout = "actor_rollout_ref.rollout."
-    of_samples = (each for each in known if each.startswith((f"{rollout}pipeline.", f"{rollout}algo.")))
-    of_evaluations = (f"{rollout}val_kwargs.{each.removeprefix(rollout)}" for each in of_samples)
-    near = nearest_setting(name, {*known, *of_evaluations})
-    return f"the trainer has no setting {name}" + (f"; did you mean {near!r}?" if near else "")
+    return f"{name}: {describe_unknown(name, known)}"
 
 
 def limits_older_samples(loss: str | None) -> bool:
@@ -78,7 +74,7 @@ def _is_open(name: str) -> bool:
     if name.startswith(f"{ENGINE}."):
         own, dot, _ = name.removeprefix(f"{ENGINE}.").partition(".")
         return bool(dot) and own in engine_settings.SETTINGS and engine_settings.SETTINGS[own].kind is dict
-    return any(name.startswith(f"{group}.") for group in OPEN_GROUPS)
+    return is_in_open_group(name)
 
 
 def _names_in(mapping: str) -> Iterator[str]:

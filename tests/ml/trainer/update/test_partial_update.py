@@ -199,7 +199,7 @@ def test_failed_scores_are_counted_over_all_parts(tmp_path: Path) -> None:
     allowed = run(tmp_path / "allowed", stack := Trained(rewards), "reward.max_failed_share=0.1")
     allowed.fit(None)
     assert len(stack.steps) == 1
-    made = run(tmp_path / "refused", stack := Trained(rewards), "reward.max_failed_share=0.07")
+    made = run(tmp_path / "refused", stack := Trained(rewards), "reward.max_failed_share=0.06")
     with pytest.raises(TooManyUnscored, match="3"):
         made.fit(None)
     assert stack.steps == []
