@@ -2,7 +2,8 @@
 
     python benchmarks/fit_models.py [--out FILE]
 
-No model is downloaded, and no accelerator is used. The table in docs/guides/fit.md is written from the result.
+No model is downloaded, and no accelerator is used. The table in docs/reference/model-families.md is written from the
+result.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def main() -> int:
     rows = estimates()
     write(options.out, rows, settings=list(USUAL), image=list(IMAGE), video=list(VIDEO))
     table(rows, ["model", "devices", "generation", "update", "host"])
-    page_tables.update(fit_page.PAGE, fit_page.TABLES, options.out)
+    page_tables.update(*fit_page.MODELS, options.out)
     return 0
 
 

@@ -1,7 +1,8 @@
-"""Tables of docs/guides/fit.md, from the raw data in docs/figures."""
+"""Tables of the estimates of `drl fit`, from the raw data in docs/figures."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import formatting
@@ -11,9 +12,7 @@ from results import ROOT
 from omni_operator.cli.machine import devices
 from verl_omni.trainer.memory_estimate.estimate import fits
 
-PAGE = ROOT / "docs" / "guides" / "fit.md"
 GIB = 1 << 30
-MIB = 1 << 20
 Row = dict[str, Any]
 
 
@@ -33,24 +32,20 @@ def _span(ratios: list[float]) -> str:
 
 
 def models(rows: list[Row]) -> str:
-    """Peaks of the public models, and the smallest device that holds them."""
+    """Peaks of the public models on each number of devices, and the smallest device that holds them."""
+    by_model: dict[str, list[Row]] = {}
+    for row in rows:
+        by_model.setdefault(row["model"], []).append(row)
     cells = [
         [
-            row["model"],
-            f"{row['parameters'] / 1e9:.1f}",
-            str(row["devices"]),
-            _gib(row["generation"]),
-            _gib(row["update"]),
-            _gib(row["host"]),
-            f"{row['sample'] / MIB:.1f}",
-            _smallest(row["peak"]),
+            model,
+            f"{found[0]['parameters'] / 1e9:.1f}",
+            *("/".join(_gib(row[peak]) for row in found) for peak in ("generation", "update", "host")),
+            "/".join(_smallest(row["peak"]) for row in found),
         ]
-        for row in rows
+        for model, found in by_model.items()
     ]
-    return formatting.table(
-        ["model", "billion parameters", "devices", "generation", "update", "host", "sample, MiB", "smallest device"],
-        cells,
-    )
+    return formatting.table(["model", "billion parameters", "generation", "update", "host", "smallest device"], cells)
 
 
 def _smallest(peak: int) -> str:
@@ -63,4 +58,5 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.1f}"
 
 
-TABLES: Tables = {"fit_accuracy": accuracy, "fit_models": models}
+ACCURACY: tuple[Path, Tables] = (ROOT / "docs" / "guides" / "fit.md", {"fit_accuracy": accuracy})
+MODELS: tuple[Path, Tables] = (ROOT / "docs" / "reference" / "model-families.md", {"fit_models": models})

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import budgets_page
-import httpx
+import httpx2
 import page_tables
 from operator_stack import (
     JOBS,
@@ -95,10 +95,10 @@ def writes(plane: ControlPlane, since: Mark) -> list[Call]:
 def written(plane: ControlPlane, since: Mark, resource: str) -> int:
     """Number of objects of a resource that the operator wrote."""
     calls = (call for call in writes(plane, since) if call.resource == resource)
-    return len({call.name for call in calls if call.code in (httpx.codes.OK, httpx.codes.CREATED)})
+    return len({call.name for call in calls if call.code in (httpx2.codes.OK, httpx2.codes.CREATED)})
 
 
-def allocated_mib(client: httpx.Client) -> float:
+def allocated_mib(client: httpx2.Client) -> float:
     """MiB that the API server has allocated so far, which other work on the machine does not change."""
     lines = client.get("/metrics").raise_for_status().text.splitlines()
     return float(next(line for line in lines if line.startswith("go_memstats_alloc_bytes_total ")).split()[1]) / 2**20
@@ -115,7 +115,7 @@ class Idle:
 class ServerUse:
     """CPU time and allocations of the API server from now on, without what it takes when nothing happens."""
 
-    def __init__(self, plane: ControlPlane, client: httpx.Client, idle: Idle) -> None:
+    def __init__(self, plane: ControlPlane, client: httpx2.Client, idle: Idle) -> None:
         self._plane = plane
         self._client = client
         self._idle = idle
@@ -134,7 +134,7 @@ class ServerUse:
         }
 
 
-def idle_use(plane: ControlPlane, client: httpx.Client) -> Idle:
+def idle_use(plane: ControlPlane, client: httpx2.Client) -> Idle:
     """What the API server takes when nothing happens."""
     time.sleep(SETTLED)
     cpu = server_seconds(plane)
@@ -144,7 +144,7 @@ def idle_use(plane: ControlPlane, client: httpx.Client) -> Idle:
 
 
 def create(
-    plane: ControlPlane, client: httpx.Client, running: RunningOperator, names: list[str], idle: Idle
+    plane: ControlPlane, client: httpx2.Client, running: RunningOperator, names: list[str], idle: Idle
 ) -> dict[str, float]:
     """Submit the jobs; figures until each has RayJob and status."""
     settled(running)
@@ -176,7 +176,7 @@ def head_service(name: str, owner: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
 
 
-def apply_by_force(plane: ControlPlane, client: httpx.Client, names: list[str], idle: Idle) -> dict[str, float]:
+def apply_by_force(plane: ControlPlane, client: httpx2.Client, names: list[str], idle: Idle) -> dict[str, float]:
     """The API server's figures for a job whose objects are applied with force, from its submission on."""
     settings = plan.ClusterSettings(image="rollout:1")
     status = client.get(JOBS, params={"limit": "1"}).json()["items"][0]["status"]  # that of a job of the operator
@@ -210,7 +210,7 @@ def apply_by_force(plane: ControlPlane, client: httpx.Client, names: list[str], 
 
 
 def turns(
-    plane: ControlPlane, client: httpx.Client, running: RunningOperator, jobs: int, repeats: int, profile: Path | None
+    plane: ControlPlane, client: httpx2.Client, running: RunningOperator, jobs: int, repeats: int, profile: Path | None
 ) -> tuple[dict[str, Any], Idle]:
     """Figures of jobs that are created `repeats` times; a turn before is not counted."""
     made: list[dict[str, float]] = []
@@ -227,7 +227,7 @@ def turns(
     return figures, idle
 
 
-def submission(plane: ControlPlane, client: httpx.Client, jobs: int, idle: Idle) -> dict[str, float]:
+def submission(plane: ControlPlane, client: httpx2.Client, jobs: int, idle: Idle) -> dict[str, float]:
     """The API server's figures for a job that only its user writes."""
     server = ServerUse(plane, client, idle)
     submit(client, [f"alone-{number}" for number in range(jobs)])

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import budgets_page
-import httpx
+import httpx2
 import page_tables
 from job_spec import SPEC
 from operator_stack import JOBS, QUIET, RAYJOBS, count, empty_plane, settled, submit, wait_for
@@ -59,7 +59,7 @@ class Suspension:
     suspended: float
 
 
-def suspend(client: httpx.Client, name: str) -> Suspension:
+def suspend(client: httpx2.Client, name: str) -> Suspension:
     """Suspend a job of the other namespace."""
     began = time.monotonic()
     headers = {"Content-Type": "application/merge-patch+json"}
@@ -79,7 +79,7 @@ def suspend(client: httpx.Client, name: str) -> Suspension:
     return Suspension(request, first, first + wait_for(name, lambda: read(suspended), PATIENCE, pause=PAUSE))
 
 
-def burst(client: httpx.Client, jobs: int, seconds: int) -> None:
+def burst(client: httpx2.Client, jobs: int, seconds: int) -> None:
     """Create the jobs, as many each second."""
     texts = {f"example.com/text-{number}": "x" * 4000 for number in range(3)}
     spec = {**SPEC, "trainer": {**SPEC["trainer"], "podTemplate": {"metadata": {"annotations": texts}}}}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import budgets_page
-import httpx
+import httpx2
 import page_tables
 from operator_stack import (
     JOBS,
@@ -70,14 +70,14 @@ def scrape(running: RunningOperator) -> dict[str, float]:
     for _ in range(3):
         time.sleep(0.5)
         began = time.monotonic()
-        httpx.get(f"http://127.0.0.1:{running.http}/metrics", timeout=60, trust_env=False).raise_for_status()
+        httpx2.get(f"http://127.0.0.1:{running.http}/metrics", timeout=60, trust_env=False).raise_for_status()
         seconds.append(time.monotonic() - began)
     end.set()
     thread.join()
     return {"scrape_s": statistics.median(seconds), "slowest_probe_s": max(probes)}
 
 
-def stream(plane: ControlPlane, client: httpx.Client) -> dict[str, float]:
+def stream(plane: ControlPlane, client: httpx2.Client) -> dict[str, float]:
     """Latency from the creation of a job to its RayJob, at a fixed rate."""
     made: dict[str, float] = {}
     with Arrivals(plane).recorded() as arrivals:
@@ -91,7 +91,7 @@ def stream(plane: ControlPlane, client: httpx.Client) -> dict[str, float]:
     return {"latency_p50_s": statistics.median(seconds), "latency_p99_s": percentile(seconds, 0.99)}
 
 
-def served(plane: ControlPlane, client: httpx.Client, name: str) -> float:
+def served(plane: ControlPlane, client: httpx2.Client, name: str) -> float:
     """Seconds until a new job has a RayJob."""
     with Arrivals(plane).recorded() as arrivals:
         began = time.monotonic()
@@ -100,7 +100,7 @@ def served(plane: ControlPlane, client: httpx.Client, name: str) -> float:
         return arrivals.at[name] - began
 
 
-def fill(plane: ControlPlane, client: httpx.Client, jobs: int, folder: Path) -> dict[str, float]:
+def fill(plane: ControlPlane, client: httpx2.Client, jobs: int, folder: Path) -> dict[str, float]:
     """Figures of one operator from no job to all of them, then of a scrape and of a stream of new jobs."""
     with operator(plane, folder, **QUIET) as running:
         empty = idle_memory(running)
@@ -119,7 +119,7 @@ def fill(plane: ControlPlane, client: httpx.Client, jobs: int, folder: Path) -> 
         return {**found, **scrape(running), **stream(plane, client)}
 
 
-def restart(plane: ControlPlane, client: httpx.Client, deleted: int, empty: float, folder: Path) -> dict[str, float]:
+def restart(plane: ControlPlane, client: httpx2.Client, deleted: int, empty: float, folder: Path) -> dict[str, float]:
     """Figures of a second operator over the same jobs: start, a new job, memory against `empty`, deletion."""
     began = time.monotonic()
     with operator(plane, folder, **QUIET) as running:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 from operator_stack import JOBS, RAYJOBS, delete, empty_plane, resident, submit
 from results import FIGURES, write
@@ -58,7 +58,7 @@ def take(running: RunningOperator, began: float, made: int) -> Sample:
     )
 
 
-def churn(client: httpx.Client, number: int, jobs: int) -> None:
+def churn(client: httpx2.Client, number: int, jobs: int) -> None:
     """Create a job, edit one, finish one, delete the oldest."""
     submit(client, [f"job-{number}"])
     edited = number - jobs // 4
@@ -74,13 +74,13 @@ def churn(client: httpx.Client, number: int, jobs: int) -> None:
         answer = client.patch(
             f"{RAYJOBS}/job-{finished}-a01/status", content=json.dumps({"status": status}), headers=MERGE
         )
-        if answer.status_code != httpx.codes.NOT_FOUND:  # the operator may be behind
+        if answer.status_code != httpx2.codes.NOT_FOUND:  # the operator may be behind
             answer.raise_for_status()
     if oldest >= 0:
         delete(client, [f"job-{oldest}"])
 
 
-def samples(running: RunningOperator, client: httpx.Client, minutes: float, jobs: int) -> Iterator[Sample]:
+def samples(running: RunningOperator, client: httpx2.Client, minutes: float, jobs: int) -> Iterator[Sample]:
     """Samples under churn, as often as `SAMPLE_SECONDS`."""
     began = last = time.monotonic()
     for number in itertools.count():
@@ -119,7 +119,7 @@ def main() -> int:
             for sample in samples(running, client, given.minutes, given.jobs):
                 found.append(sample)
                 print("  ".join(f"{key} {value:.0f}" for key, value in asdict(sample).items()), flush=True)
-            healthy = running.page("/healthz").status_code == httpx.codes.OK
+            healthy = running.page("/healthz").status_code == httpx2.codes.OK
     if len(found) < 9:
         print(f"{len(found)} samples are too few; run longer", file=sys.stderr)
         return 1

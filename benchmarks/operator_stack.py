@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from job_spec import SPEC
 
 from e2e.cluster import pki
@@ -31,7 +31,7 @@ QUIET: dict[str, Any] = {"RESYNC_SECONDS": "86400", "PRUNE_SECONDS": "86400"}
 
 
 @contextmanager
-def empty_plane(checkout: Path = ROOT) -> Iterator[tuple[ControlPlane, httpx.Client, Path]]:
+def empty_plane(checkout: Path = ROOT) -> Iterator[tuple[ControlPlane, httpx2.Client, Path]]:
     """A control plane without jobs, with the custom resources of `checkout`; an administrator's client; a folder."""
     with tempfile.TemporaryDirectory() as folder, control_plane({}) as plane, http(plane) as client:
         install(plane, checkout=checkout)
@@ -39,16 +39,16 @@ def empty_plane(checkout: Path = ROOT) -> Iterator[tuple[ControlPlane, httpx.Cli
 
 
 @contextmanager
-def http(plane: ControlPlane) -> Iterator[httpx.Client]:
+def http(plane: ControlPlane) -> Iterator[httpx2.Client]:
     """An administrator's HTTP client; threads may share it."""
     certificate, key = plane.authority.issue(pki.ADMIN)
     context = ssl.create_default_context(cafile=str(plane.authority.certificate))
     context.load_cert_chain(certificate, key)
-    with httpx.Client(base_url=plane.layout.server, verify=context, timeout=60, trust_env=False) as client:
+    with httpx2.Client(base_url=plane.layout.server, verify=context, timeout=60, trust_env=False) as client:
         yield client
 
 
-def submit(client: httpx.Client, names: Iterable[str], spec: dict[str, Any] | None = None, path: str = JOBS) -> None:
+def submit(client: httpx2.Client, names: Iterable[str], spec: dict[str, Any] | None = None, path: str = JOBS) -> None:
     """Create jobs, eight at a time."""
 
     def create(name: str) -> None:
@@ -59,13 +59,13 @@ def submit(client: httpx.Client, names: Iterable[str], spec: dict[str, Any] | No
         list(pool.map(create, names))
 
 
-def delete(client: httpx.Client, names: Iterable[str]) -> None:
+def delete(client: httpx2.Client, names: Iterable[str]) -> None:
     """Request the deletion of jobs, eight at a time."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: client.delete(f"{JOBS}/{name}").raise_for_status(), names))
 
 
-def names(client: httpx.Client) -> list[str]:
+def names(client: httpx2.Client) -> list[str]:
     """Names of all jobs."""
     found: list[str] = []
     rest = ""
@@ -77,7 +77,7 @@ def names(client: httpx.Client) -> list[str]:
             return found
 
 
-def count(client: httpx.Client, path: str) -> int:
+def count(client: httpx2.Client, path: str) -> int:
     """Number of objects."""
     page = client.get(path, params={"limit": "1"}).raise_for_status().json()
     return len(page["items"]) + int(page["metadata"].get("remainingItemCount") or 0)
@@ -117,7 +117,7 @@ class Arrivals:
                 self._end.set()
                 thread.join()  # before its client is closed
 
-    def _record(self, client: httpx.Client, version: str) -> None:
+    def _record(self, client: httpx2.Client, version: str) -> None:
         headers = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
         while not self._end.is_set():
             parameters = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "2"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
+import httpx2
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api, ApiError
@@ -121,7 +121,7 @@ class JobOnPlane(Job):
             try:
                 return self.api.get(self.ray("rayjobs", self.attempt(number)))
             except ApiError as error:
-                if error.code == httpx.codes.NOT_FOUND:
+                if error.code == httpx2.codes.NOT_FOUND:
                     return None
                 raise
 

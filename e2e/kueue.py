@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import yaml
 
 from e2e.cluster import deadlines, pki
@@ -200,8 +200,8 @@ def await_ready(plane: ControlPlane, health: int) -> None:
     def ready() -> bool:
         plane.daemons.check()
         try:
-            return httpx.get(f"http://{LOOPBACK}:{health}/readyz", trust_env=False).status_code == httpx.codes.OK
-        except httpx.TransportError:
+            return httpx2.get(f"http://{LOOPBACK}:{health}/readyz", trust_env=False).status_code == httpx2.codes.OK
+        except httpx2.TransportError:
             return False
 
     deadlines.wait_until("Kueue to be ready", READY_S, ready)

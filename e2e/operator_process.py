@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api, ApiError
@@ -37,8 +37,8 @@ class RunningOperator:
     reports: int
     log: Path
 
-    def page(self, path: str) -> httpx.Response:
-        return httpx.get(f"http://127.0.0.1:{self.http}{path}", timeout=10, trust_env=False)
+    def page(self, path: str) -> httpx2.Response:
+        return httpx2.get(f"http://127.0.0.1:{self.http}{path}", timeout=10, trust_env=False)
 
     def ready(self) -> bool:
         """Whether it says so.
@@ -48,8 +48,8 @@ class RunningOperator:
         """
         assert self.process.poll() is None, self.log.read_text()[-4000:]
         try:
-            return self.page("/readyz").status_code == httpx.codes.OK
-        except httpx.TransportError:
+            return self.page("/readyz").status_code == httpx2.codes.OK
+        except httpx2.TransportError:
             return False
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 
 from e2e.cluster import deadlines
 from e2e.cluster.errors import DeadlinePassed
@@ -71,7 +71,7 @@ class Running:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The samples that an expression has now."""
-        answer = httpx.get(f"{self.server}/api/v1/query", params={"query": expression}, timeout=10, trust_env=False)
+        answer = httpx2.get(f"{self.server}/api/v1/query", params={"query": expression}, timeout=10, trust_env=False)
         answer.raise_for_status()
         found: list[dict[str, Any]] = answer.json()["data"]["result"]
         return found
@@ -136,7 +136,7 @@ class Running:
 
     def rules(self) -> dict[str, str]:
         """Health of each alert rule that is loaded: `ok` once it was evaluated without an error."""
-        answer = httpx.get(f"{self.server}/api/v1/rules", timeout=10, trust_env=False)
+        answer = httpx2.get(f"{self.server}/api/v1/rules", timeout=10, trust_env=False)
         answer.raise_for_status()
         groups = answer.json()["data"]["groups"]
         return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
@@ -226,8 +226,8 @@ def running(
     def ready() -> bool:
         assert process.poll() is None, log.read_text(encoding="utf-8")[-2000:]
         try:
-            return httpx.get(f"{found.server}/-/ready", timeout=5, trust_env=False).status_code == httpx.codes.OK
-        except httpx.TransportError:
+            return httpx2.get(f"{found.server}/-/ready", timeout=5, trust_env=False).status_code == httpx2.codes.OK
+        except httpx2.TransportError:
             return False
 
     try:

@@ -130,6 +130,22 @@ class Documents:
         return str(self.pick([made, made.strip("-./_:0") or "a", "a", "a.b/c", "1", "16Gi", "/a", "https://a:80/b"]))
 
 
+def jobs(seed: int, count: int, schema: Node, known: Any) -> Iterator[Node]:
+    """Jobs with at most four changes, because one error hides others: written ones, and random ones.
+
+    Args:
+        schema: of the jobs' `spec`.
+        known: the written changes, the module tests/control/api/job_documents.py.
+    """
+    documents = Documents(seed, schema)
+    written = known.changes()
+    for _ in range(count):
+        made = known.applied(documents.pick(written) for _ in range(documents.pick([0, 0, 1, 1, 2])))
+        for _ in range(documents.pick([0, 1, 1, 2])):
+            documents.change(made["spec"])
+        yield made
+
+
 def _fields(node: Node, at: Path) -> Iterator[tuple[Path, Node]]:
     for name, inner in node.get("properties", {}).items():
         yield (*at, name), inner

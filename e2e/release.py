@@ -163,8 +163,7 @@ def write_bills(version: str, root: Path, folder: Path) -> None:
     """Write a bill of materials for each locked set that images install."""
     for name, locked in SETS.items():
         text = (root / "requirements" / locked).read_text(encoding="utf-8")
-        made = sbom.bill(f"omni-{name}", version, text)
-        (folder / f"omni-{name}-{version}.cdx.json").write_text(made, encoding="utf-8")
+        sbom.write_bill(f"omni-{name}", version, text, folder / f"omni-{name}-{version}.cdx.json")
 
 
 def image_digest(archive: Path) -> str | None:

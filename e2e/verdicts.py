@@ -27,7 +27,7 @@ from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import control_plane
 from e2e.operator_process import install
 from e2e.pod_schema import pod_template
-from e2e.random_documents import Documents
+from e2e.random_documents import jobs
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, JobError, read_job
 from omni_operator.api.base import whole
@@ -54,15 +54,8 @@ class Difference:
 
 def random_jobs(seed: int, count: int) -> Iterator[Document]:
     """Jobs with a few changes: those that are written down for the tests, and random ones."""
-    known = load(ROOT / "tests" / "control" / "api" / "job_documents.py")
-    pods = pod_template()
-    documents = Documents(seed, _with_pods(schema()["properties"]["spec"], pods))
-    fixed = known.cases()
-    for _ in range(count):
-        made = documents.pick(fixed) if documents.chance(0.3) else copy.deepcopy(known.SMALLEST)
-        for _ in range(documents.pick([0, 1, 1, 2, 3])):
-            documents.change(made["spec"])
-        yield made
+    spec = _with_pods(schema()["properties"]["spec"], pod_template())
+    return jobs(seed, count, spec, load(ROOT / "tests" / "control" / "api" / "job_documents.py"))
 
 
 def _with_pods(given: Document, pods: Document) -> Document:

@@ -29,12 +29,12 @@ def render() -> str:
 
 
 def _table() -> Iterator[str]:
-    yield "| family | models | `_class_name` in `model_index.json` | generates | guidance setting | tiny models |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+    yield "| family | models | `_class_name` in `model_index.json` | generates | tiny models |"
+    yield "| --- | --- | --- | --- | --- |"
     for name, family in FOLDERS.items():
         architectures = ", ".join(f"`{each}`" for each in family.architectures)
         tiny = ", ".join(f"`{each}`" for each in family.tiny_models)
-        yield f"| `{name}` | {family.models} | {architectures} | {family.generates} | `{family.guidance}` | {tiny} |"
+        yield f"| `{name}` | {family.models} | {architectures} | {family.generates} | {tiny} |"
 
 
 def _paragraphs() -> Iterator[str]:

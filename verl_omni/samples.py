@@ -16,8 +16,9 @@ samples in its `DataProto`, which only the modules that speak to verl know (`tes
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -70,6 +71,16 @@ class SampleRequests:
     """Whether pixels or latents come back; otherwise they are dropped once they are scored."""
     stores_tensors: bool = False
     """Whether training tensors stay in the object store, and their references come back."""
+    first: int = 0
+    """Place of the first request in the batch of the step, from which seeds are derived."""
+
+    def parts(self, sizes: Sequence[int]) -> list[SampleRequests]:
+        """The requests in parts, one after the other."""
+        ends = list(itertools.accumulate(sizes))
+        return [
+            replace(self, requests=self.requests[end - size : end], first=self.first + end - size)
+            for size, end in zip(sizes, ends, strict=True)
+        ]
 
     def prompts(self) -> list[Any]:
         """The messages of each request, [B]."""

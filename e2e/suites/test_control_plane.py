@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from e2e.cluster import deadlines
@@ -118,8 +118,8 @@ def test_nothing_is_left_when_it_ends(tmp_path: Path) -> None:
         assert all(runs(item) for item in identities)
     assert [item.name for item in identities if runs(item)] == []
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(server, verify=False, trust_env=False)
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(server, verify=False, trust_env=False)
 
 
 def test_its_processes_end_when_its_owner_is_killed(tmp_path: Path) -> None:

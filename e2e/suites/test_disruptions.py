@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from e2e.cluster import deadlines
@@ -40,7 +40,7 @@ def evict(api: Api, pod: dict[str, Any]) -> int:
         api.post(f"{PODS}/{meta['name']}/eviction", {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta})
     except ApiError as error:
         return error.code
-    return httpx.codes.CREATED
+    return httpx2.codes.CREATED
 
 
 def protects(api: Api) -> bool:
@@ -68,12 +68,12 @@ def test_head_and_trainer_pods_are_not_evicted_unless_the_job_allows_it(tmp_path
                 deadlines.wait_until("the budget", JOB_SEEN, lambda: protects(api))
                 for pod in pods:
                     assert pod["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
-                    assert evict(api, pod) == httpx.codes.TOO_MANY_REQUESTS
+                    assert evict(api, pod) == httpx2.codes.TOO_MANY_REQUESTS
                 movable.submit()
                 pods = deadlines.wait_until("pods", 2 * JOB_SEEN, lambda: ready_pods(api, movable))
                 for pod in pods:
                     assert "karpenter.sh/do-not-disrupt" not in pod["metadata"].get("annotations", {})
-                    assert evict(api, pod) == httpx.codes.CREATED
+                    assert evict(api, pod) == httpx2.codes.CREATED
                 assert len(api.get(BUDGETS)["items"]) == 1
                 api.delete(kept.own_path)
                 deadlines.wait_until("the budget to be gone", 2 * JOB_SEEN, lambda: not api.get(BUDGETS)["items"])

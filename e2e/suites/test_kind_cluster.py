@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from e2e.cluster import addons
@@ -90,7 +90,7 @@ def test_nodes_have_devices_and_labels_and_the_control_plane_its_settings(kind: 
         assert {f"--{name}={value}" for name, value in flags.items()} <= set(container["command"])
     # Pods answer the machine, and find it under this address.
     (dns,) = api.get("/api/v1/namespaces/kube-system/pods", labelSelector="k8s-app=kube-dns")["items"]
-    assert httpx.get(f"http://{dns['status']['podIP']}:8181/ready", trust_env=False).text == "OK"
+    assert httpx2.get(f"http://{dns['status']['podIP']}:8181/ready", trust_env=False).text == "OK"
     assert f'"prefsrc":"{kind.gateway}"' in run(["ip", "-json", "route"])
     mark = kind.audit.mark()
     api.get("/api/v1/namespaces/default/pods")

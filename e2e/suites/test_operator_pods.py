@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from e2e.cluster import deadlines
@@ -82,7 +82,7 @@ def test_who_sets_the_number_of_pods_back_each_time_is_named_and_answered_seldom
                 fieldManager="other-program",
             )
         except ApiError as error:
-            assert error.code == httpx.codes.CONFLICT
+            assert error.code == httpx2.codes.CONFLICT
         return job.condition("Updated").get("reason") == "ChangedByOthers"
 
     deadlines.wait_until("the condition", JOB_SEEN, told)
@@ -210,10 +210,10 @@ def follow_queue(
 
     def queue(number: int) -> int:
         """The trainer reports how much waits; how many pods the group has."""
-        answer = httpx.post(url, json={"event": "heartbeat", name: number}, headers=sent, timeout=JOB_SEEN)
+        answer = httpx2.post(url, json={"event": "heartbeat", name: number}, headers=sent, timeout=JOB_SEEN)
         group = api.get(path)["spec"]["workerGroupSpecs"][1]
         assert group["groupName"] == pool
-        return int(group["replicas"]) if answer.status_code == httpx.codes.OK else 0
+        return int(group["replicas"]) if answer.status_code == httpx2.codes.OK else 0
 
     mark = installed.audit.mark()
     deadlines.wait_until(f"four {pool} pods", JOB_SEEN, lambda: queue(35) == 4)
@@ -274,7 +274,7 @@ def replace_and_roll_back(
 
     def named() -> set[str]:
         """The trainer reports, and the names of the pods that KubeRay is to delete and has not deleted."""
-        httpx.post(url, json={"event": "heartbeat", f"{pool}/replica_versions": serving}, headers=sent)
+        httpx2.post(url, json={"event": "heartbeat", f"{pool}/replica_versions": serving}, headers=sent)
         there = {pod["metadata"]["name"] for pod in api.get(pods)["items"]}
         return there & {*group().get("scaleStrategy", {}).get("workersToDelete", ())}
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from e2e.cluster import deadlines
@@ -188,8 +188,8 @@ def test_a_frozen_leader_writes_nothing_when_it_wakes(replicas: Replicas) -> Non
         """A report to the replica that does not lead."""
         url = f"http://127.0.0.1:{other.reports}/v1/reports"
         step = {"event": "step", "step": 7}
-        answer = httpx.post(url, json=step, headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=30)
-        return answer.status_code == httpx.codes.OK
+        answer = httpx2.post(url, json=step, headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=30)
+        return answer.status_code == httpx2.codes.OK
 
     deadlines.wait_until("the report to be accepted", JOB_SEEN, accepted)
     reporting.await_status("the step", lambda status: status.get("progress", {}).get("globalStep") == 7)

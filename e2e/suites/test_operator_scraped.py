@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from e2e import dashboards, prometheus
@@ -96,7 +96,7 @@ def test_dashboards_and_alert_rules_on_a_real_prometheus(
         def reported() -> bool:
             url = f"http://127.0.0.1:{running.reports}/v1/reports"
             sent = {"Authorization": f"Bearer {token}"}
-            return httpx.post(url, json=step, headers=sent, timeout=30, trust_env=False).status_code == httpx.codes.OK
+            return httpx2.post(url, json=step, headers=sent, timeout=30, trust_env=False).status_code == httpx2.codes.OK
 
         deadlines.wait_until("the operator to accept a report", deadlines.API_READY, reported)
         job.await_status("the step", lambda found: found.get("progress", {}).get("globalStep") == 3)

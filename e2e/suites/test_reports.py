@@ -9,7 +9,7 @@ import resource
 from collections import Counter
 
 import aiohttp
-import httpx
+import httpx2
 import pytest
 
 from e2e.cluster.api import Api
@@ -34,7 +34,7 @@ def post(running: RunningOperator, bearer: str, body: object, **headers: str) ->
     url = f"http://127.0.0.1:{running.reports}/v1/reports"
     sent = {"Authorization": f"Bearer {bearer}", **headers}
     content = body if isinstance(body, bytes) else json.dumps(body)
-    return httpx.post(url, content=content, headers=sent, timeout=30, trust_env=False).status_code
+    return httpx2.post(url, content=content, headers=sent, timeout=30, trust_env=False).status_code
 
 
 def trainer(running: RunningOperator, job: JobOnPlane, number: int = 1) -> str:

@@ -6,7 +6,7 @@ import base64
 import io
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 from PIL import Image
 from torch import Tensor
@@ -30,11 +30,11 @@ def compute_score(
         timeout: seconds to wait for the answer.
 
     Raises:
-        httpx.HTTPError: the server cannot be reached, or refuses the request.
+        httpx2.HTTPError: the server cannot be reached, or refuses the request.
     """
     places = np.linspace(0, len(solution_image) - 1, min(frames, len(solution_image))).round().astype(int)
     sent = {"prompt": extra_info["prompt"], "frames": [_png(solution_image[place]) for place in places]}
-    answer = httpx.post(server, json=sent, timeout=timeout)
+    answer = httpx2.post(server, json=sent, timeout=timeout)
     answer.raise_for_status()
     return float(answer.json()["score"])
 

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import get_args
 
-import pytest
 from typer.testing import CliRunner
 
 from architecture.reasons import given_reasons, operator_strings, warnings_of_the_trainer
@@ -54,14 +53,6 @@ def test_what_holds_a_job_has_a_command_and_a_remedy() -> None:
     for name, reason in REASONS.items():
         assert reason.normal == (name in NORMAL) and bool(reason.look) == bool(reason.action), name
         assert reason.meaning.endswith(".") and (reason.normal or reason.action.endswith(".")), name
-
-
-def test_the_page_is_up_to_date(root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert troubleshooting_page.main(["--check", "--out", str(root / PAGE)]) == 0
-    stale = tmp_path / "page.md"
-    stale.write_text("old")
-    assert troubleshooting_page.main(["--check", "--out", str(stale)]) == 1
-    assert "make crds" in capsys.readouterr().err
 
 
 def test_every_reason_that_holds_a_job_has_a_heading_of_its_own(root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -34,26 +35,24 @@ FITTED = [
 RELEASED = [path for path in EXAMPLES if "/" in load_job(path).job.spec.model.base]  # repositories of the hub
 
 
-def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 4
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_named_like_its_file(path: Path) -> None:
     assert load_job(path).job.metadata.name == path.stem
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_trainer_loads_the_settings_of_an_example(path: Path) -> None:
+def test_the_trainer_loads_the_entry_point_of_an_example(path: Path) -> None:
     from verl_omni.trainer.settings import configuration
 
-    job = plan.resolve_paths(load_job(path).job, str(path.parent))
-    place = plan.local_layout(job, "/runs")
-    config = configuration.load(plan.render_overrides(job, place))
-    for name, value in plan.render_settings(job, place).items():
-        wanted = list(value) if isinstance(value, tuple) else value
+    made, place = plan.resolve_for_pods(load_job(path).job)
+    line = plan.render_entrypoint(made, place).partition("; trap : INT TERM; ")[2].partition(' >"$pipe" 2>&1; ')[0]
+    config = configuration.load(shlex.split(line)[3:])
+    for name, value in plan.render_settings(made, place).items():
         found = OmegaConf.select(config, name)
+        wanted = list(value) if isinstance(value, tuple) else value
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == wanted, name
+    assert config.ray_kwargs.ray_init.address == "auto"
+    assert config.trainer.default_local_dir == f"/runs/{path.stem}"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

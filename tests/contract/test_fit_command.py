@@ -8,13 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from omni_operator.api.overrides.override_names import describe_unsupported
 from omni_operator.cli.machine import machine_facts
 from omni_operator.cli.main import app
 from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
-from verl_omni.settings_schema.declarations import field_of
-from verl_omni.trainer.memory_estimate import advice
-from verl_omni.trainer.settings import configuration
 
 JOB = """\
 apiVersion: diffusionrl.io/v1alpha1
@@ -107,18 +103,3 @@ def test_an_invalid_model_is_refused_in_the_words_of_the_program(job: Path) -> N
     result = CliRunner().invoke(app, ["fit", str(job), "--device", "h100-80g", "--set", "spec.model.base=some/model"])
     assert result.exit_code == 2
     assert "some/model is not a folder, and its configuration is not built in" in result.stderr
-
-
-def test_a_job_can_carry_out_every_advice() -> None:
-    config = configuration.load(
-        [
-            "actor_rollout_ref.model.path=m",
-            "data.train_files=x",
-            "trainer.total_training_steps=1",
-            "actor_rollout_ref.rollout.free_cache_engine=false",
-        ]
-    )
-    advised = [change.setting for change in advice.changes(config)]
-    assert len(advised) > 5
-    refused = [name for name in advised if not field_of(name) and describe_unsupported(name, "1", "flow_grpo")]
-    assert refused == []

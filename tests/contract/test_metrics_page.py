@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from tools import metrics_page
 from verl_omni.utils.metrics.exported_metrics import PREFIX, ROLLOUT, TRAINER
-
-
-def test_the_page_is_up_to_date() -> None:
-    assert metrics_page.main(["--check"]) == 0
-
-
-def test_a_stale_page_is_found_and_written_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "metrics.md"
-    assert metrics_page.main(["--out", str(path)]) == 0
-    assert path.read_text(encoding="utf-8") == metrics_page.text()
-    path.write_text(path.read_text(encoding="utf-8").replace("omni_step", "omni_steps"), encoding="utf-8")
-    assert metrics_page.main(["--out", str(path), "--check"]) == 1
-    assert "make crds" in capsys.readouterr().err
 
 
 def test_every_metric_has_its_type_its_labels_and_a_text() -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from omegaconf import OmegaConf
 
 from omni_operator.status.observed import trainer_report
@@ -31,11 +31,11 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
 
     posted: list[bytes] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         posted.append(request.content)
         assert request.headers["Content-Type"] == "application/json"
         assert "Content-Encoding" not in request.headers
-        return httpx.Response(200, json={})
+        return httpx2.Response(200, json={})
 
     token = tmp_path / "token"
     token.write_text("x")
@@ -52,7 +52,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         "images_per_s": 12.5,
         "actor/loss": float("inf"),
     }
-    with OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx.MockTransport(answer)) as reporter:
+    with OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx2.MockTransport(answer)) as reporter:
         folder = RunFolder(tmp_path / ("long" * 40) / "run", reporter.post)
         reports = RunReports(folder, MetricsWriter(), reporter.note)
         reports.queued(96)

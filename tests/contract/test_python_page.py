@@ -1,51 +1,43 @@
-"""The reference of the Python API: everything that is exported, and every error that a docstring names."""
+"""The Python API: everything exported is described, and every error that the client's docstrings name is exported."""
 
 from __future__ import annotations
 
 import builtins
+import inspect
 import re
-from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from omni_operator import client
-from tools import python_page
+from omni_operator import api, client
+from verl_omni import extensions
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "python.md"
+RAISES = re.compile(r"Raises:\n((?: +.*\n?)+)")
 
 
-@pytest.fixture(scope="module")
-def page() -> str:
-    return python_page.text()
+@pytest.mark.parametrize("module", [client, api, extensions])
+def test_every_exported_class_and_function_is_described(module: ModuleType) -> None:
+    assert f"::: {module.__name__}\n" in PAGE.read_text()
+    exported = {name: getattr(module, name) for name in module.__all__}
+    assert [name for name, thing in exported.items() if callable(thing) and not inspect.getdoc(thing)] == []
 
 
-def sections(page: str) -> Iterator[tuple[str, str]]:
-    for part in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
-        yield part.partition("\n")[0], part
+def test_every_exported_name_of_the_format_of_jobs_is_on_the_page() -> None:
+    part = PAGE.read_text().partition("::: omni_operator.api\n")[2].partition("\n## ")[0]
+    (members,) = re.findall(r"members: \[(.*)\]", part)
+    assert sorted([*members.split(", "), *re.findall(r"^::: omni_operator\.api\.(\w+)", part, re.MULTILINE)]) == sorted(
+        api.__all__
+    )
 
 
-def test_every_exported_name_is_described_once(page: str) -> None:
-    names = [name for name, _ in sections(page)]
-    exported = [name for module, _ in python_page.MODULES for name in module.__all__]
-    constants = re.findall(r"^`(\w+)` is `|, `(\w+)` is `", page, re.MULTILINE)
-    assert sorted([*names, *(first or second for first, second in constants)]) == sorted(exported)
-    assert [name for name, text in sections(page) if len(text.partition("\n")[2].split()) < 4] == []
-
-
-def test_every_error_that_a_docstring_of_the_client_names_can_be_imported_from_it(page: str) -> None:
-    part = page.partition("## omni_operator.api")[0]
-    lists = re.findall(r"\*Raises\*\n\n((?:- .*\n(?:  .*\n)*)+)", part)
-    named = {name for text in lists for name in re.findall(r"^- `(\w+)`", text, re.MULTILINE)}
+def test_every_error_that_a_docstring_of_the_client_names_can_be_imported_from_it() -> None:
+    exported = [getattr(client, name) for name in client.__all__]
+    members = [member for thing in exported if inspect.isclass(thing) for member in vars(thing).values()]
+    described = [getattr(thing, "__func__", thing) for thing in (*exported, *members)]
+    texts = [inspect.getdoc(thing) or "" for thing in described if inspect.isclass(thing) or inspect.isroutine(thing)]
+    lists = [found for text in texts for found in RAISES.findall(text)]
+    named = {name for text in lists for name in re.findall(r"^ {4}(\w+):", text, re.MULTILINE)}
     assert len(named) > 8
     assert [name for name in sorted(named) if not hasattr(builtins, name) and name not in client.__all__] == []
-
-
-def test_the_page_is_the_same_each_time_and_shows_no_address(page: str) -> None:
-    assert page == python_page.text()
-    assert " at 0x" not in page and "<function" not in page and "<class" not in page
-    assert "register_loss(name: str, *, like: str = 'flow_grpo')" in page
-
-
-def test_a_docstring_becomes_paragraphs_and_lists() -> None:
-    docstring = "A job.\n\nArgs:\n    name: of the job,\n        and more.\n\nRaises:\n    ValueError: it is wrong."
-    assert "".join(python_page.markdown(docstring)) == (
-        "A job.\n\n*Args*\n\n- `name`: of the job,\n  and more.\n\n*Raises*\n\n- `ValueError`: it is wrong.\n"
-    )

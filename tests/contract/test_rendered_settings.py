@@ -23,10 +23,3 @@ def test_trackers_of_a_job_exist_in_verl() -> None:
     assert (list(config.trainer.logger), config.trainer.project_name) == (["console", "tensorboard"], "red")
     tracking = schema()["properties"]["spec"]["properties"]["observability"]["properties"]["tracking"]
     assert set(tracking["properties"]["loggers"]["items"]["enum"]) <= set(Tracking.supported_backend)
-
-
-def test_unknown_settings_are_refused_with_the_nearest_name() -> None:
-    with pytest.raises(configuration.SettingsError, match=r"did you mean trainer\.total_training_steps"):
-        configuration.load(["trainer.total_training_step=3"])
-    with pytest.raises(configuration.SettingsError, match=r"actor_rollout_ref\.model\.path: must be given"):
-        configuration.load([])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported
-from verl_omni.settings_schema.layout import algorithms
 from verl_omni.settings_schema.reference_settings import Copied, Renamed, rules
 from verl_omni.trainer.settings import configuration
 
@@ -24,7 +23,7 @@ def refused_by_trainer(override: str, loss: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", algorithms())
+@pytest.mark.parametrize("loss", ["flow_grpo", "diffusion_nft"])
 @pytest.mark.parametrize(
     ("mark", "name"),
     [
@@ -100,8 +99,8 @@ def test_operator_and_trainer_agree_on_the_settings_of_the_engine(override: str,
         ("{flow_shift:3, vae-use-tiling: true}", None),
         ("{}", None),
         ("{cache_config:{no_such:1}}", None),
-        ("{ flow_shift: 3,no_such:1}", f"the trainer has no setting {ENGINE}.no_such"),
-        ("{vae_use_tilling:true}", f"the trainer has no setting {ENGINE}.vae_use_tilling; did you mean"),
+        ("{ flow_shift: 3,no_such:1}", f"{ENGINE}.no_such: unknown setting"),
+        ("{vae_use_tilling:true}", f"{ENGINE}.vae_use_tilling: unknown setting; did you mean"),
     ],
 )
 def test_names_in_a_group_of_settings_of_the_engine_are_checked(value: str, refused: str | None) -> None:

@@ -18,7 +18,7 @@ NEWER = ("3.14", "3.13")
 FOLDERS = ("client", "cluster", "handlers")
 TEST_PACKAGES = (
     "cryptography",
-    "httpx",
+    "httpx2",
     "hypothesis",
     "jsonschema",
     "pytest",

@@ -37,10 +37,13 @@ def group_advantages(
         spread[rows] = own.std() if len(own) > 1 else 1.0
     if not normalize:
         return centred.float()
-    if global_std:
-        known = rewards[rows_with_reward(rewards)]
-        spread = known.std().expand_as(rewards) if len(known) > 1 else torch.ones_like(rewards)
-    return (centred / (spread + EPSILON)).float()
+    return (centred / (batch_divisor(rewards) if global_std else spread + EPSILON)).float()
+
+
+def batch_divisor(rewards: Tensor) -> float:
+    """Standard deviation of the rewards [B] of a batch + 1e-4, in float64; of one reward 1 + 1e-4."""
+    known = rewards[rows_with_reward(rewards)].double()
+    return (known.std().item() if len(known) > 1 else 1.0) + EPSILON
 
 
 def normalized_sum(scores: Tensor, weights: Sequence[float], groups: Sequence[str]) -> Tensor:

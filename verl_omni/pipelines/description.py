@@ -117,8 +117,7 @@ class FamilyDescription:
             `drl model tiny`. The folder's own name is among them.
         generates: what a sample is, for that table.
         example: what `drl init` begins with; None: it has nothing for the family.
-        guidance: setting of `rollout.pipeline` that is the scale of the engine's guidance.
-        guided: whether that runs the transformer on a negative prompt as well; otherwise it is an input of the model.
+        guided: whether guidance runs the transformer on a negative prompt as well; otherwise its scale is an input.
     """
 
     architectures: Mapping[str, Family]
@@ -126,7 +125,6 @@ class FamilyDescription:
     tiny_models: Mapping[str, str]
     example: Example | None = None
     generates: str = "images"
-    guidance: str = "guidance_scale"
     guided: bool = True
 
     @property

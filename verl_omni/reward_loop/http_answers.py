@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import httpx
+import httpx2
 from tenacity import RetryCallState, retry_if_exception_type
 
 SHOWN = 200  # characters of an answer in an error
@@ -30,7 +30,7 @@ class AskAgain(RuntimeError):
         self.pause = pause
 
 
-AGAIN = retry_if_exception_type((httpx.TransportError, AskAgain))
+AGAIN = retry_if_exception_type((httpx2.TransportError, AskAgain))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,23 +8,23 @@ import weakref
 from functools import lru_cache
 from typing import Any
 
-import httpx
+import httpx2
 
 from verl_omni.reward_loop.http_answers import LARGEST_ANSWER, SHOWN, Answer
 
 KEPT_SECONDS = 60.0  # how long an idle connection is kept
-_CLIENTS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = weakref.WeakKeyDictionary()
+_CLIENTS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = weakref.WeakKeyDictionary()
 
 
 async def post(url: str, seconds: float, **sent: Any) -> Answer:
     """Post something and read the answer, on a connection of this event loop.
 
     Args:
-        seconds: limit of the whole answer. httpx limits each part, also of the headers, and not all of them.
-        sent: `json`, `content` or `headers` of httpx.
+        seconds: limit of the whole answer. httpx2 limits each part, also of the headers, and not all of them.
+        sent: `json`, `content` or `headers` of httpx2.
 
     Raises:
-        httpx.HTTPError: there is no answer, or it takes too long. ValueError: it is too large.
+        httpx2.HTTPError: there is no answer, or it takes too long. ValueError: it is too large.
     """
     body = bytearray()
     try:
@@ -34,7 +34,7 @@ async def post(url: str, seconds: float, **sent: Any) -> Answer:
                 if len(body) > LARGEST_ANSWER:
                     raise ValueError(f"the answer is larger than {LARGEST_ANSWER} bytes: {bytes(body[:SHOWN])!r}")
     except TimeoutError as error:
-        raise httpx.ReadTimeout(f"the answer was not complete after {seconds:g} s") from error
+        raise httpx2.ReadTimeout(f"the answer was not complete after {seconds:g} s") from error
     return Answer(response.status_code, response.headers, bytes(body))
 
 
@@ -54,12 +54,12 @@ def disconnect_threads() -> None:
     asyncio.run_coroutine_threadsafe(disconnect(), _loop()).result()
 
 
-def _client() -> httpx.AsyncClient:
+def _client() -> httpx2.AsyncClient:
     """The client of this event loop; a new one for each request would connect each time."""
     loop = asyncio.get_running_loop()
     if loop not in _CLIENTS:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEPT_SECONDS)
-        _CLIENTS[loop] = httpx.AsyncClient(limits=limits)
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEPT_SECONDS)
+        _CLIENTS[loop] = httpx2.AsyncClient(limits=limits)
     return _CLIENTS[loop]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 from tenacity import AsyncRetrying, stop_after_attempt, wait_exponential
 from torch import Tensor
 
@@ -21,8 +21,6 @@ from verl_omni.reward_loop.scorer_results import error_text
 from verl_omni.reward_loop.video_frames import chosen_frames
 
 PAUSES = wait_exponential(max=10)  # seconds between two attempts
-# What a scorer's settings need not have where the run serves a judge itself (reward.reward_model).
-SERVED = {"base_url": "http://reward-router", "model": "reward.reward_model.model_path"}
 
 
 class JudgeError(RuntimeError):
@@ -101,14 +99,14 @@ class Judge:
                     return self._text(await again(self._post, body))
         except AskAgain as error:
             raise JudgeError(f"{self.url}: {error} in each of {self.attempts} attempts") from error
-        except httpx.TransportError as error:
-            unreachable = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol)
+        except httpx2.TransportError as error:
+            unreachable = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.UnsupportedProtocol)
             advice = "; start the judge's server, or correct base_url" if unreachable else ""
             raise JudgeError(
                 f"{self.url}: no response in {self.attempts} attempts of {self.timeout:g} s "
                 f"({type(error).__name__}: {error}){advice}"
             ) from error
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
             raise JudgeError(f"{self.url}: {error_text(error)}") from error
 
     async def _post(self, body: Mapping[str, Any]) -> Answer:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import httpx
+import httpx2
 from PIL import Image
 from tenacity import Retrying, stop_after_attempt, wait_exponential
 from torch import Tensor
@@ -99,10 +99,10 @@ def _exchange(
         return again(lambda: read(url, http_exchange.post_and_wait(url, timeout, **sent)))
     except AskAgain as error:
         raise RewardServerError(f"{url}: {error}, in each of {attempts} attempts") from error
-    except httpx.TransportError as error:
+    except httpx2.TransportError as error:
         text = f"no response in {attempts} attempts of {timeout:g} s ({error_text(error)})"
         raise NoResponse(f"{url}: {text}") from error
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         raise RewardServerError(f"{url}: {error_text(error)}") from error
 
 

@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,7 @@ class ScoringQueue:
         batch_size: maximum number of samples in a call of a scorer that takes lists.
         deadline_seconds: timeout of a call. Waiting for the call does not count.
         timeout: makes the timeout of a call, as `asyncio.timeout` does.
+        running: entered around each call.
     """
 
     def __init__(
@@ -57,10 +59,12 @@ class ScoringQueue:
         batch_size: int,
         deadline_seconds: float,
         timeout: Callable[[float], asyncio.Timeout] = asyncio.timeout,
+        running: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
     ) -> None:
         self._scorer = scorer
         self._settings = dict(settings)
         self._timeout = timeout
+        self._running = running
         self._lists = takes_lists(scorer)
         self._group_wise = takes_groups(scorer)
         self._batch_size = batch_size if self._lists else 1
@@ -197,9 +201,10 @@ class ScoringQueue:
 
     async def _invoke(self, arguments: Mapping[str, Any]) -> Any:
         bound = partial(self._scorer, **taken_by(self._scorer, arguments), **self._settings)
-        if self._is_async:
-            return await _awaited(bound)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _called, bound)
+        async with self._running():
+            if self._is_async:
+                return await _awaited(bound)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, _called, bound)
 
 
 NO_GROUP = "define it with `def` and without a decorator, so that the trainer reads its parameters before the start"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_omni.settings_schema.reference_settings import Rejected, find_rule
-from verl_omni.settings_schema.setting import plain_value
+from verl_omni.settings_schema.setting import refused_choice, refused_type
 
 GROUP = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni"
 BATCH = f"{GROUP}.max_num_seqs"
@@ -213,8 +213,7 @@ def _problems_of_others(name: str, value: Any) -> Iterator[str]:
     """Why a name that is not one of `SETTINGS` is refused; nothing if its value asks for nothing."""
     rule = find_rule(f"{GROUP}.{name}")
     if isinstance(rule, Rejected) and not rule.accepts(value):
-        accepted = " or ".join("null" if other is None else str(other).lower() for other in rule.accepted)
-        yield f"{GROUP}.{name}: {value} is not supported; write {accepted}: {rule.advice}"
+        yield f"{GROUP}.{name}: {refused_choice(value, rule.accepted, rule.advice)}"
     if rule is None:
         near = difflib.get_close_matches(name, SETTINGS, n=1)
         yield f"{GROUP}.{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
@@ -230,14 +229,10 @@ def typed(name: str, value: Any) -> Any:
     converted = _converted(setting.kind, value)
     if converted is None and name == "quantization_config" and isinstance(value, str) and value:
         return value
-    if value == "":
-        raise ValueError(f"has no value; write {ADVICE[setting.kind]}")
-    if converted is None:
-        shown = f"the text {value!r}" if isinstance(value, str) else plain_value(value)
-        raise ValueError(f"{shown} is not supported; write {ADVICE[setting.kind]}")
+    if converted is None or value == "":
+        raise ValueError(refused_type(value, ADVICE[setting.kind]))
     if setting.choices and converted not in setting.choices:
-        choices = " or ".join(setting.choices)
-        raise ValueError(f"{value} is not supported; write {choices}: {setting.meaning}")
+        raise ValueError(refused_choice(value, setting.choices, setting.meaning))
     return converted
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.declarations import SETTINGS, may_be_null, out_of_range
 from verl_omni.settings_schema.reference_settings import read_yaml
-from verl_omni.settings_schema.setting import Kind, fits, is_number, plain_value
+from verl_omni.settings_schema.setting import Kind, fits, is_number, plain_value, refused_type
 
 MISSING = "???"  # the default of a setting that must be given
 _FILES = files("verl_omni.trainer.config")
@@ -54,10 +54,7 @@ class Layout:
         if kind is None or fits(kind, value) or (value in (None, "", []) and self._may_be_empty(kind, name, value)):
             return None
         advice = f"{kind.value}, such as {SETTINGS[name].advice}" if kind is Kind.PAIR else kind.value
-        if value == "":
-            return f"has no value; write {advice}"
-        shown = f"the text {value!r}" if isinstance(value, str) else plain_value(value)
-        return f"{shown} is not supported; write {advice}"
+        return refused_type(value, advice)
 
     def wrong_value(self, name: str, value: Any) -> str | None:
         """What is wrong with the type or range of a value; None: nothing."""
@@ -93,7 +90,7 @@ def defaults(own: Mapping[str, Any]) -> dict[str, Any]:
 
 def default_of(name: str) -> Any:
     """The default of a setting that all algorithms have the same default of."""
-    return dict(_flat(defaults({})))[name]
+    return dict(flat_settings(defaults({})))[name]
 
 
 @cache
@@ -104,11 +101,11 @@ def layout(loss: str) -> Layout:
 
 def layout_of(values: Mapping[str, Any]) -> Layout:
     """Settings with given defaults, as `defaults` returns them."""
-    flat = dict(_flat(values))
+    flat = dict(flat_settings(values))
     kinds = {setting.name: setting.kind for setting in SETTINGS.values() if setting.kind is not None}
     for name in flat:
         is_checked = not (name in SETTINGS and SETTINGS[name].values) and not name.startswith(_CHECKED_ELSEWHERE)
-        if is_checked and (kind := _kind(_resolved(flat, name))):
+        if is_checked and (kind := _kind(resolved_default(flat, name))):
             kinds[name] = kind
     engine = [f"{_ENGINE}{name}" for name in engine_settings.SETTINGS]
     groups = {name: not value for name, value in flat.items() if isinstance(value, dict)}
@@ -151,19 +148,19 @@ def _merged(values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings and groups by name, each group before what is in it."""
     for key, value in values.items():
         yield f"{prefix}{key}", value
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat_settings(value, f"{prefix}{key}.")
 
 
-def _resolved(flat: Mapping[str, Any], name: str) -> Any:
+def resolved_default(flat: Mapping[str, Any], name: str) -> Any:
     """The default of a setting, or of the one that it refers to."""
     value = flat.get(name)
     match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    return _resolved(flat, match[1]) if match else value
+    return resolved_default(flat, match[1]) if match else value
 
 
 def _kind(default: Any) -> Kind | None:

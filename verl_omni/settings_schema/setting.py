@@ -35,7 +35,9 @@ class Limit:
         """What is wrong with a value; None: nothing."""
         if self.holds(value):
             return None
-        return f"{self.text}: {value}" + (f"; {self.advice}" if self.advice else "")
+        # The engine's settings are converted to floats before this, and a job's are not.
+        shown = int(value) if isinstance(value, float) and value.is_integer() else value
+        return f"{self.text}: {shown}" + (f"; {self.advice}" if self.advice else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,29 @@ def fits(kind: Kind, value: Any) -> bool:
         case Kind.PATHS:
             files = value if isinstance(value, list) else [value]
             return bool(files) and all(isinstance(file, str) and file for file in files)
+
+
+def refusal(value: Any, instead: str) -> str:
+    """Message about a value that is not supported.
+
+    Args:
+        instead: what to write.
+    """
+    if value == "":
+        return f"has no value, such as from an empty variable of a script; write {instead}"
+    return f"{plain_value(value)} is not supported; write {instead}"
+
+
+def refused_choice(value: Any, choices: tuple[Any, ...], advice: str) -> str:
+    """Message about a value that is none of `choices`."""
+    return refusal(value, f"{' or '.join(map(plain_value, choices))}: {advice}")
+
+
+def refused_type(value: Any, instead: str) -> str:
+    """Message about a value of another type: a text is shown in quotes."""
+    if isinstance(value, str) and value:
+        return f"the text {value!r} is not supported; write {instead}"
+    return refusal(value, instead)
 
 
 def is_number(value: Any) -> bool:

@@ -5,9 +5,14 @@
             |                        weights of version s        |
             +----------------------------------------------------+
 
-In one process, the engines sleep while the policy is updated: each arrow waits for the one before. With engines on
-accelerators of their own, `TrainingBatches` may generate the batches of the next steps meanwhile; `publish` then waits
-until they are generated, because the weights of their engines change.
+On accelerators, the engines sleep while the policy is updated: each arrow waits for the one before. On a CPU, prompts
+of a step may be trained on while others are generated, in parts (`settings.step_parts`):
+
+    TrainingBatches:  generate 1   generate 2    generate 3    generate 4
+    PolicyUpdate:                  gradients 1   gradients 2   gradients 3   gradients 4, optimizer step
+
+With engines on accelerators of their own, `TrainingBatches` may generate the batches of the next steps meanwhile;
+`publish` then waits until they are generated, because the weights of their engines change.
 
 Version 0 of the weights is the initial one, and step s publishes version s. So the samples of step s must have version
 s - 1, or the earlier one that `GenerationAhead` says; otherwise the run stops.
@@ -22,7 +27,7 @@ from typing import Any
 
 from verl_omni.trainer.generation.engines import Engines
 from verl_omni.trainer.generation.evaluation import Evaluation
-from verl_omni.trainer.generation.training_batches import GeneratedBatch, TrainingBatches
+from verl_omni.trainer.generation.training_batches import TrainingBatches
 from verl_omni.trainer.metrics.step_recorder import StepRecorder, timed
 from verl_omni.trainer.run.run_folder import RunFolder
 from verl_omni.trainer.run.step_checkpoints import StepCheckpoints
@@ -104,19 +109,8 @@ class TrainingLoop:
                 self.batches.drain()
         with timed(metrics, "sync"):
             metrics |= self.engines.publish(step)
-        metrics |= _durations(batch, time.perf_counter() - began)
+        metrics |= batch.durations(time.perf_counter() - began)
         if self.evaluation.is_due(step):
             metrics |= self.evaluation.evaluate(step, self.batches.previews(step))
         self.recorder.finished(metrics)
         self.checkpoints.after_step(step)
-
-
-def _durations(batch: GeneratedBatch, seconds: float) -> dict[str, float]:
-    durations = {"timing_s/step": seconds}
-    if batch.samples is not None:
-        durations["timing_s/generate"] = batch.samples.seconds
-        durations["rollout/idle_share"] = max(0.0, 1 - batch.samples.seconds / seconds)
-        durations["images_per_s"] = len(batch.samples.scores) / seconds
-        if batch.samples.scoring_seconds is not None:
-            durations["timing_s/reward"] = batch.samples.scoring_seconds
-    return durations

@@ -129,12 +129,12 @@ def _check_files(config: Any) -> dict[str, str]:
         FileNotFoundError, ValueError: a checkpoint, a scorer or the judge's model does not exist, a scorer does not
             take its settings, a file of prompts cannot be used, or a row has no scorer.
     """
-    from verl_omni.trainer.data import prompt_files, row_scorers
+    from verl_omni.trainer.data import dataset_class, row_scorers
     from verl_omni.trainer.run import checkpoints
     from verl_omni.trainer.settings import judge_settings, reward_settings
     from verl_omni.utils.model_folder import model_folder
 
-    prompt_files.check(config)
+    dataset_class.check_with_files(config)
     if (judge := judge_settings.model_path(config)) and not model_folder(
         judge, f"{judge_settings.MODEL}.model_path"
     ).is_dir():
@@ -391,6 +391,8 @@ def build_loop(
         last=total,
         offline=pairs is not None,
         is_evaluated=evaluation.is_due,
+        parts=startup.parts_of_step(config).sizes,
+        update_parts=update.begin_parts,
     )
     report_pools(stack, folder, note, checkpoints.poll_requests)
     return TrainingLoop(total, stack.workers, folder, batches, update, engines, evaluation, recorder, checkpoints)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, open_dict
 
@@ -35,6 +35,9 @@ from verl_omni.trainer.stack import Cluster, PlainCluster, Stack
 from verl_omni.utils import rendezvous_ports
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
 from verl_omni.workers.algorithms import registry
+
+if TYPE_CHECKING:
+    from verl_omni.trainer.settings.step_parts import StepParts
 
 ReportPhase = Callable[[str], None]
 # Minimum; each actor needs one (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are logical, so
@@ -366,6 +369,15 @@ def _replica_pool(
         first_rank=len(updates.replicas),
         looked=lambda hosts: updates.looked(agent_loop.queued_samples(ANSWER_SECONDS), hosts),
     )
+
+
+def parts_of_step(config: DictConfig) -> StepParts:
+    """How the samples of a step are divided, so that generation and update overlap."""
+    from verl_omni.pipelines.registry import training_adapter
+    from verl_omni.trainer.settings import step_parts
+
+    pads = getattr(training_adapter(config.actor_rollout_ref.model.architecture), "PADS_PROMPTS", False)
+    return step_parts.divide(config, device=_device_name(), pads_prompts=pads)
 
 
 def _device_name() -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from verl_omni.utils.adapter_folder import PEFT_PREFIX
 from verl_omni.weight_sync.errors import IncompleteUpdate, summarize_names
 
 BASE_LAYER = "base_layer"  # name of a layer inside the LoRA wrapper of peft and vLLM
@@ -56,11 +55,6 @@ def adapter_modules(names: Iterable[str]) -> set[str]:
     if single := [module for module, found in halves.items() if len(found) == 1]:
         raise IncompleteUpdate(f"lora_A or lora_B is missing for {summarize_names(single)}")
     return set(halves)
-
-
-def strip_peft_prefix(name: str) -> str:
-    """A tensor's name without the prefix that peft adds to the names of its base model."""
-    return name.removeprefix(PEFT_PREFIX)
 
 
 def strip_lora_wrapper(name: str) -> str:

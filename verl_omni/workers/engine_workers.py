@@ -52,6 +52,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
     """
 
     _sends_average = False
+    _part_seconds = 0.0
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__()
@@ -115,17 +116,41 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         Raises:
             ray.exceptions.GetTimeoutError: stored samples were not loaded within `rollout.deadline_seconds`.
         """
+        batch = self._training_tensors(data)
+        began = time.perf_counter()
+        metrics = self.actor.update(batch, **data.meta_info["request"])
+        seconds = time.perf_counter() - began
+        metrics |= utilisation(self.actor.take_flops(), seconds, _device_name(self.actor.device))
+        return DataProto(meta_info={"metrics": [metrics]})
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(ROWS))
+    def update_part(self, data: DataProto) -> DataProto:
+        """Accumulate the gradients of some rows of an update; the only rank of the trainer does the rest, too.
+
+        Args:
+            data: as of `update_actor`, with `meta_info["part"]`: arguments of `DiffusionActor.update_part`.
+
+        Returns:
+            As `update_actor` after the last part, and no metrics before.
+        """
+        batch = self._training_tensors(data)
+        part = data.meta_info["part"]
+        began = time.perf_counter()
+        metrics = self.actor.update_part(batch, **part, **data.meta_info["request"])
+        self._part_seconds = (0.0 if part["is_first"] else self._part_seconds) + time.perf_counter() - began
+        if metrics is None:
+            return DataProto(meta_info={"metrics": [{}]})
+        metrics |= utilisation(self.actor.take_flops(), self._part_seconds, _device_name(self.actor.device))
+        return DataProto(meta_info={"metrics": [metrics]})
+
+    def _training_tensors(self, data: DataProto) -> dict[str, Any]:
         batch = dict(data.batch)
         if "stored" in data.non_tensor_batch:
             get = partial(ray.get, timeout=self.rollout_config.deadline_seconds)
             batch = {**sample_store.load(data.non_tensor_batch["stored"], get), **batch}
         if "pixels" in batch:
             batch |= self._encode(data.non_tensor_batch["prompts"], batch.pop("pixels"))
-        began = time.perf_counter()
-        metrics = self.actor.update(batch, **data.meta_info["request"])
-        seconds = time.perf_counter() - began
-        metrics |= utilisation(self.actor.take_flops(), seconds, _device_name(self.actor.device))
-        return DataProto(meta_info={"metrics": [metrics]})
+        return batch
 
     def _encode(self, prompts: Any, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         """Tensors of images that the engine did not generate; the first call loads the encoders."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import httpx
+import httpx2
 import pytest
 from click.testing import Result
 
@@ -147,10 +147,10 @@ def look_from_a_terminal(system: System, api: Api, space: str, folder: Path) -> 
     assert {"metrics.jsonl", "train.log"} <= {*json.loads(fetched.stdout)["files"]}
     with opened(system.kubeconfig, NAME, space, folder) as dashboard:
         url = f"{dashboard['url']}/api/version"
-        assert httpx.get(url, trust_env=False).status_code == httpx.codes.UNAUTHORIZED
+        assert httpx2.get(url, trust_env=False).status_code == httpx2.codes.UNAUTHORIZED
         secret = api.get(f"/api/v1/namespaces/{space}/secrets/{dashboard['secret']}")
         token = base64.b64decode(secret["data"][dashboard["key"]]).decode()
-        answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+        answer = httpx2.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
         assert answer.json()["ray_version"] == "2.60.0"
 
 

@@ -52,6 +52,8 @@ def make(path: Path) -> None:
         tokenizer_2=t5,
     )
     save(pipeline, path)
+    index = path / "model_index.json"  # the package has a family `FluxPipeline`
+    index.write_text(index.read_text().replace('"FluxPipeline"', '"MyFluxPipeline"'))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Base classes of the API's models: strict parsing, camelCase in YAML, rules between fields.
 
-A rule between fields is a `Rule`, from which come the CEL of the API server and the check of a model, whose message has
-file and line. A rule that `Rule` cannot say is a `Cel`, and once more in `violations()`. A test on a real API server
-checks that both agree. A message does not repeat the path of its field, and names other fields in full, as
-`spec.model.lora.enabled`.
+A rule between fields is a `Rule`, from which come the CEL of the API server and the check of a model, whose message
+has file and line. A `Cel` is a rule about changes. `violations()` has what a CRD cannot say, such as names of scorers.
+A test on a real API server checks that both agree. A message does not repeat the path of its field, and names other
+fields in full, as `spec.model.lora.enabled`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from typing_extensions import override
 
-from .cel_expressions import holds, to_cel
+from .cel_expressions import ITEM, holds, to_cel
 
 RULE = "job_rule"
 VALIDATIONS = "x-kubernetes-validations"
@@ -71,6 +71,7 @@ class Rule:
         message: what is wrong and how to correct it.
         shown: the same with values, such as `is {self.replicas}`; None: the message.
         path: field that the API server names, if it is an outer one.
+        each: whether `at` is a list, and the condition is about each `item` of it.
     """
 
     condition: str
@@ -78,17 +79,28 @@ class Rule:
     message: str
     shown: str | None = None
     path: str | None = None
+    each: bool = False
 
     def entry(self) -> dict[str, str]:
         """The entry of `x-kubernetes-validations`."""
-        return Cel(to_cel(self.condition), self.message, f".{self.path or self.at}").entry()
+        name = f"self.{to_snake(self.at)}"
+        condition = f"{name} is None or all({self.condition} for {ITEM} in {name})" if self.each else self.condition
+        path = self.path or self.at
+        return Cel(to_cel(condition), self.message, f".{path}" if path else "").entry()
 
-    def violation(self, model: BaseModel) -> Violation | None:
-        """What is wrong with a model; None: nothing."""
-        if holds(self.condition, model):
-            return None
-        text = self.message if self.shown is None else _Values().format(self.shown, self=model)
-        return Violation(tuple(self.at.split(".")), text)
+    def violations(self, model: BaseModel) -> Iterator[Violation]:
+        """What is wrong with a model."""
+        at: FieldPath = tuple(self.at.split(".")) if self.at else ()
+        if not self.each:
+            if not holds(self.condition, model):
+                yield Violation(at, self._text(model))
+            return
+        for place, item in enumerate(getattr(model, to_snake(self.at))):
+            if not holds(self.condition, model, item):
+                yield Violation((*at, place), self._text(model, item))
+
+    def _text(self, model: BaseModel, item: Any = None) -> str:
+        return self.message if self.shown is None else _Values().format(self.shown, self=model, item=item)
 
 
 class _Values(Formatter):
@@ -171,8 +183,9 @@ class StrictModel(BaseModel):
 
     def violations(self) -> Iterator[Violation]:
         """Broken rules between the fields of this model."""
-        rules = (rule for rule in self.cel if isinstance(rule, Rule))
-        yield from (violation for rule in rules if (violation := rule.violation(self)))
+        for rule in self.cel:
+            if isinstance(rule, Rule):
+                yield from rule.violations(self)
 
     @model_validator(mode="before")
     @classmethod

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from .base import Cel, Rule, StrictModel, Violation, immutable, is_in_store
+from .base import Rule, StrictModel, Violation, immutable, is_in_store
 from .metadata import Metadata
 from .rules.accelerator_rules import ACCELERATOR_RULES, ACCELERATORS
 from .rules.override_rules import override_violations
@@ -126,11 +126,11 @@ class Spec(StrictModel):
 
     cel = (
         Rule("self.backoff_limit == 0 or self.checkpoint.claim_name is not None", "backoffLimit", NO_CLAIM),
-        Cel(
-            "self.reward.scorers.all(scorer, scorer.use == 'Training') || "
-            "has(self.data.validation) && size(self.data.validation) > 0",
+        Rule(
+            "all(scorer.use == 'Training' for scorer in self.reward.scorers) or "
+            "(self.data.validation is not None and len(self.data.validation) > 0)",
+            "reward.scorers",
             NO_HELD_OUT,
-            ".reward.scorers",
         ),
         *STORAGE_RULES,
         *ACCELERATOR_RULES,
@@ -248,12 +248,9 @@ class Spec(StrictModel):
     @override
     def violations(self) -> Iterator[Violation]:
         yield from super().violations()
-        yield from override_violations(self.algorithm, self.trainer, self.rollout)
-        for found in self.storage.find_problems(s3=self.uses_s3, hub=self.sends_to_hub):
-            yield Violation(("storage", *found.at), found.text)
-        for place, scorer in enumerate(self.reward.scorers):
-            if not scorer.is_trained and not self.data.validation:
-                yield Violation(("reward", "scorers", place, "use"), NO_HELD_OUT)
+        yield from override_violations(
+            self.algorithm, self.trainer, self.rollout, trains_adapter=self.model.lora.enabled
+        )
 
 
 class DiffusionRLJob(StrictModel):

@@ -7,6 +7,7 @@ the two.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,7 @@ def find_problem(model: Path, pixels: int) -> str | None:
         return None  # the trainer names the file
     if index.get("_class_name") not in FAMILIES:
         return None
-    patch = transformer.get("patch_size", 2)
-    step = _pixels_of_a_latent(vae) * (patch[-1] if isinstance(patch, list) else patch)
+    step = _pixels_of_a_latent(vae) * _latents_of_a_token(transformer, vae)
     if pixels % step:
         return f"must be a multiple of {step} for this model, not {pixels}; write {max(pixels // step, 1) * step}"
     positions = transformer.get("pos_embed_max_size")
@@ -44,6 +44,14 @@ def _read(file: Path) -> Mapping[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{file} is not a mapping")
     return values
+
+
+def _latents_of_a_token(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> int:
+    """Latents on a side of a token: of the transformer's patches, or as many as the pipeline packs into channels."""
+    patch = transformer.get("patch_size", 2)
+    channels = vae.get("latent_channels") or vae.get("z_dim")
+    packed = math.isqrt(transformer.get("in_channels", 0) // channels) if channels else 0
+    return int(max(patch[-1] if isinstance(patch, list) else patch, packed))
 
 
 def _pixels_of_a_latent(vae: Mapping[str, Any]) -> int:

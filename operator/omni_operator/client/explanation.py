@@ -62,7 +62,8 @@ def explain(
     """One paragraph about a job.
 
     Args:
-        created, deleted: times of its creation, and of the request to delete it.
+        created: when it was created.
+        deleted: when its deletion was requested.
     """
     if deleted:
         return f"{name} is being deleted since {deleted}."

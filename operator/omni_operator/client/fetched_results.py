@@ -55,7 +55,7 @@ def fetch(
     Args:
         image: image of the short-lived pod. None: the job's image, or the image of its last attempt, or the operator's
             default if its settings are readable.
-        checkpoints: all complete checkpoints, with the state to resume from; else only the newest adapter.
+        checkpoints: all complete checkpoints, with the state to resume from, and all adapters; else only the newest.
         only: copy this file of the run folder and nothing else, such as `report.html`.
         note: called with what takes time.
 

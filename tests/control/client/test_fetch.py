@@ -25,6 +25,7 @@ RESULTS = {
     "samples/step_000001/0.png",
     "checkpoints/step_000002/lora/adapter.safetensors",
 }
+BETWEEN = "adapters/step_000003"  # an adapter that was saved without a checkpoint
 
 
 def test_results_come_from_a_running_pod(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
@@ -42,6 +43,16 @@ def test_results_come_from_a_running_pod(running: FakeServer, kubeconfig: Path, 
     assert states | {"train.log"} <= set(told["files"])
     assert "checkpoints/step_000003/lora/adapter.safetensors" not in names(to), "it has no manifest: it is not complete"
     assert [path.name for path in to.parent.iterdir()] == ["blue"]
+
+
+def test_an_adapter_that_is_newer_than_the_checkpoints_comes_instead_of_theirs(
+    running: FakeServer, kubeconfig: Path, tmp_path: Path, run_folder: Path
+) -> None:
+    for file in ("manifest.json", "lora/adapter.safetensors"):
+        (run_folder / BETWEEN / file).parent.mkdir(parents=True, exist_ok=True)
+        (run_folder / BETWEEN / file).write_text("x")
+    assert drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}").exit_code == 0
+    assert {name for name in names(tmp_path / "a") if "lora" in name} == {f"{BETWEEN}/lora/adapter.safetensors"}
 
 
 def test_no_command_runs_in_a_pod_of_another_ray_cluster(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from e2e.docs_site import github_slug, navigation, rewrite
+from omni_operator import client
 
 ROOT = Path(__file__).resolve().parents[3]
 LOADED = re.compile(
@@ -74,3 +75,5 @@ def test_the_site_loads_nothing_from_the_network(tmp_path: Path) -> None:
     assert [page.name for page in pages if LOADED.search(page.read_text(encoding="utf-8"))] == []
     styles = [path.name for path in tmp_path.rglob("*.css") if re.search(r"url\(\"?https?://", path.read_text("utf-8"))]
     assert styles == []
+    reference = (tmp_path / "reference" / "python.html").read_text(encoding="utf-8")
+    assert [name for name in client.__all__ if f'id="omni_operator.client.{name}"' not in reference] == []

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.cluster import addons
 from e2e.cluster.__main__ import chosen, main
 from e2e.cluster.bare import machine
 from e2e.cluster.bare.network import Network, collisions, links_down, links_up
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.kind.provider import KindCluster
-from e2e.cluster.processes import environment, search_path
-from e2e.cluster.provider import NODES, NodeSpec
+from e2e.cluster.provider import NODES
 
 instances = st.integers(0, 15)
-numbers = st.integers(1, 200)
 
 
 @given(instances, instances)
@@ -34,19 +30,6 @@ def test_clusters_side_by_side_share_no_address_and_no_name(one: int, other: int
     shared = any(IPv4Network(a).overlaps(IPv4Network(b)) for a in first.ranges for b in second.ranges)
     assert shared is (one == other)
     assert (first.bridge == second.bridge) is (one == other)
-
-
-@given(instances, numbers)
-def test_addresses_are_in_their_ranges(instance: int, number: int) -> None:
-    network = Network(instance)
-    machines, pods, services = map(IPv4Network, network.ranges)
-    assert IPv4Address(network.address(number)) in machines
-    assert IPv4Address(network.gateway) in machines
-    assert network.address(number) != network.gateway
-    assert IPv4Network(network.pods_of(number)).subnet_of(pods)
-    assert IPv4Address(network.dns) in services
-    assert len(network.link(number)) <= 15
-    assert len(network.bridge) <= 15
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "d"]), unique=True, min_size=1))
@@ -140,31 +123,10 @@ def test_another_cluster_inherits_the_folders_to_remove(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_mounts_are_counted_by_path() -> None:
-    text = "30 1 0:5 / /run/netns rw - tmpfs t rw\n31 1 0:5 / /run/netns rw - tmpfs t rw\n32 1 0:5 / /run rw - t t rw\n"
-    assert machine.mounted(Path("/run/netns"), text) == 2
-    assert machine.mounted(Path("/run/other"), text) == 0
-
-
 def test_a_folder_too_long_for_sockets_is_refused() -> None:
     machine.refuse_long(Path("/short"))
     with pytest.raises(ClusterError, match="set XDG_CACHE_HOME to a shorter one"):
         machine.refuse_long(Path("/long" * 20))
-
-
-def test_devices_that_a_kubelet_takes_away_are_added_again() -> None:
-    spec = NodeSpec("n", {"a/b": 1})
-    lost: dict[str, Any] = {"metadata": {"name": "n"}, "status": {"capacity": {}, "allocatable": {}}}
-    kept = {"metadata": {"name": "n"}, "status": {"capacity": {"a/b": "1"}, "allocatable": {"a/b": "1"}}}
-    answers = [lost, kept]
-    asked: list[str] = []
-
-    def kubectl(*arguments: str, **_: object) -> str:
-        asked.append(arguments[0])
-        return json.dumps({"items": [answers.pop(0)]}) if arguments[0] == "get" else ""
-
-    addons.add_devices(kubectl, [spec])
-    assert asked == ["patch", "get", "patch", "get"]
 
 
 def test_both_providers_can_be_chosen_and_another_name_is_refused(
@@ -187,10 +149,3 @@ def test_a_cluster_that_is_not_running_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no node a: the cluster is not running"):
         cluster.cut("a")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_programs_see_no_proxy_and_find_an_administrators_programs() -> None:
-    seen = environment({"PATH": "/usr/bin", "HTTPS_PROXY": "x", "no_proxy": "y", "HOME": "/h"})
-    assert seen == {"PATH": "/usr/bin:/usr/sbin:/sbin", "HOME": "/h"}
-    assert search_path(seen["PATH"]) == seen["PATH"]
-    assert replace(NODES[0]) == NODES[0]

@@ -5,30 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import random
 import socket
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from e2e.cluster import commands, deadlines
-from e2e.cluster.audit import AuditLog, Mark, count, parse
-from e2e.cluster.control_plane import layout_of, sweep
+from e2e.cluster import deadlines
+from e2e.cluster.audit import AuditLog, Mark
+from e2e.cluster.control_plane import sweep
 from e2e.cluster.errors import DeadlinePassed, ProcessEnded, ToolMissing
-from e2e.cluster.ports import RANGE, free_ports
 from e2e.cluster.processes import Daemons, identify, runs
 from e2e.cluster.tools import KUBE, PAUSE, Tools, ensure, key, missing
-
-
-def layout(folder: Path, **changes: Any) -> commands.Layout:
-    return replace(layout_of(folder, Tools(folder / "tools"), random.Random(0)), **changes)
 
 
 def event(audit_id: str, **changes: Any) -> str:
@@ -77,47 +68,6 @@ def test_built_programs_need_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ensure((KUBE, PAUSE), said.append, tmp_path)
 
 
-def test_the_control_plane_listens_on_its_own_ports_of_the_loopback(tmp_path: Path) -> None:
-    spec = layout(tmp_path)
-    lines = [
-        commands.etcd(spec),
-        commands.api_server(spec),
-        commands.controller_manager(spec),
-        commands.scheduler(spec),
-    ]
-    text = " ".join(word for line in lines for word in line)
-    for port in (spec.api_port, spec.etcd_port, spec.etcd_peer_port, spec.manager_port, spec.scheduler_port):
-        assert str(port) in text
-    assert "0.0.0.0" not in text
-    assert all(
-        ("=" in word and word.startswith("--")) or word == "--unsafe-no-fsync" for line in lines for word in line[1:]
-    )
-
-
-@given(st.integers(1, 40), st.integers())
-def test_free_ports_differ_and_are_in_their_range(number: int, seed: int) -> None:
-    ports = free_ports(number, random.Random(seed))
-    assert len(set(ports)) == number
-    assert all(port in RANGE for port in ports)
-
-
-def test_a_call_is_counted_once_and_the_server_itself_not() -> None:
-    lines = [
-        event("1", verb="watch", stage="ResponseStarted"),
-        event("1", verb="watch", stage="ResponseComplete"),
-        event("2", objectRef={"resource": "pods", "subresource": "status", "namespace": "a"}),
-        event("3", objectRef=None),
-        event("4", user={"username": "system:apiserver"}),
-        event("5", userAgent="kubectl/1"),
-    ]
-    calls = list(parse(lines).values())
-    assert count(calls, user_agent="kopf/") == Counter(
-        {("watch", "pods"): 1, ("get", "pods/status"): 1, ("get", "/api/v1/namespaces/a/pods/b"): 1}
-    )
-    assert count(calls, user="admin").total() == 4
-    assert count(calls, user="another-user").total() == 0
-
-
 def test_the_audit_log_is_read_from_a_mark_and_without_a_half_written_line(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     log = AuditLog(path)
@@ -129,20 +79,6 @@ def test_the_audit_log_is_read_from_a_mark_and_without_a_half_written_line(tmp_p
         file.write(event("2", verb="list") + "\n" + event("3")[:20])
     assert log.counts(since=mark) == {("list", "pods"): 1}
     assert log.counts() == {("get", "pods"): 1, ("list", "pods"): 1}
-
-
-def test_a_process_is_identified_by_pid_and_start_time() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        identity = identify("test", process.pid)
-        assert identity is not None
-        assert runs(identity)
-        assert not runs(replace(identity, started=identity.started + 1))
-        assert not runs(replace(identity, boot="another"))
-    finally:
-        process.kill()
-        process.communicate()
-    assert not runs(identity)
 
 
 def test_a_stale_record_kills_no_process(tmp_path: Path) -> None:

@@ -6,14 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from e2e.cluster.errors import CommandFailed
 from e2e.cluster.kind import engine, node_image, settings
 from e2e.cluster.kind.faults import explain
 from e2e.cluster.paths import SOURCES
-from e2e.cluster.provider import NodeSpec
 from e2e.cluster.tools import KUBE, version
 
 REFUSES_ONCE = """#!/bin/sh
@@ -44,19 +41,6 @@ def test_a_node_that_ends_while_it_is_killed_is_removed_and_another_refusal_is_a
     (tmp_path / "refused").unlink()
     with pytest.raises(CommandFailed, match="no space left"):
         refusing(tmp_path, "no space left").remove([node], "some")
-
-
-@given(st.integers(0, 6))
-def test_kind_gets_a_worker_for_each_node_and_every_node_has_a_folder_of_the_cluster(count: int) -> None:
-    nodes = [NodeSpec(f"n{number}", labels={"pool": str(number)}) for number in range(count)]
-    written = settings.configuration("some", nodes, Path("/c/audit"), Path("/c/volumes"), "10.245.0.0/16")
-    first, *workers = written["nodes"]
-    assert written["name"] == "some"
-    assert first["role"] == "control-plane"
-    assert [item["labels"]["pool"] for item in workers] == [str(number) for number in range(count)]
-    assert [item["extraMounts"][0]["hostPath"] for item in written["nodes"]] == ["/c/audit", *["/c/volumes"] * count]
-    assert len(set(settings.worker_names("some", count))) == count
-    assert settings.worker_names("some", 2) == ["some-worker", "some-worker2"]
 
 
 @pytest.mark.parametrize("version", ["v1beta3", "v1beta4"])

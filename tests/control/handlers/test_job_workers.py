@@ -196,22 +196,6 @@ async def test_a_job_that_is_woken_often_takes_no_memory() -> None:
     await workers.stop(10)
 
 
-async def test_deleted_jobs_leave_nothing() -> None:
-    passes = Passes()
-    keys = [("ns", f"job-{number}") for number in range(1000)]
-    passes.answers = {key: [ReconcileResult(), ReconcileResult(gone=True)] for key in keys}
-    workers = new_workers(passes)
-    for place in (1, 2):
-        for key in keys:
-            workers.wake(key)
-        await passes.until(place * len(keys))
-        while workers.tasks:
-            await asyncio.sleep(0)
-        assert len(workers._jobs) == (len(keys) if place == 1 else 0)
-    assert len(workers._sleeping) <= module.STALE_ENTRIES
-    await workers.stop(10)
-
-
 async def test_a_sleeping_job_wakes_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = Passes()
     passes.answers[A] = [ReconcileResult(wake=NOW + timedelta(seconds=0.01)), ReconcileResult()]

@@ -10,7 +10,6 @@ from control.operator_core.pools import CLUSTER, KEY, ROLLOUT, Pools
 from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS
 
 IMAGE = {"podTemplate": {"spec": {"containers": [{"name": "ray", "image": "rollout:2"}]}}}
-SCALED = {"autoscaling": {"minReplicas": 2, "maxReplicas": 9, "samplesPerReplica": 1}}
 
 
 async def run(simulation: Any, pools: Pools, **rollout: Any) -> None:
@@ -37,9 +36,3 @@ async def test_the_pods_that_the_queue_admitted_stay(simulation: Any, pools: Poo
     simulation.edit(rollout={"replicas": 3, "podTemplate": None})
     await simulation.after(60)
     assert simulation.condition("Updated").reason == "AsRequested"
-
-
-async def test_autoscaling_does_nothing(simulation: Any, pools: Pools) -> None:
-    await run(simulation, pools, **SCALED)
-    await simulation.after(60)
-    assert simulation.condition("RolloutsScaled").reason == "InQueue" and pools.groups()[1] == ("rollout", 3)

@@ -166,18 +166,6 @@ def webhook(simulation: Any, alter: Any, kind: Kind = RAYJOBS) -> None:
     simulation.cluster._store = altered
 
 
-async def test_another_value_of_managed_by_disturbs_no_job(simulation: Any) -> None:
-    def replace(body: dict[str, Any]) -> None:
-        body["metadata"]["labels"] = {**body["metadata"]["labels"], "app.kubernetes.io/managed-by": "platform"}
-
-    webhook(simulation, replace)
-    await simulation.submit_running()
-    assert simulation.condition("Ready").status == "True"
-    simulation.end(1)
-    await simulation.settle()
-    assert simulation.status().is_true("Succeeded")
-
-
 @pytest.mark.parametrize("part", ["labels", "ownerReferences"])
 @pytest.mark.parametrize("kind", [RAYJOBS, NETWORK_POLICIES], ids=lambda kind: kind.plural)
 async def test_a_job_whose_objects_are_stored_without_label_or_owner_waits_and_leaves_nothing(

@@ -76,18 +76,6 @@ async def test_a_reward_pod_that_keeps_failing_fails_the_attempt_only_without_an
     assert [failure.reason for failure in simulation.status().failures] == ([] if others else ["WorkerLost"])
 
 
-async def test_why_a_reward_pod_was_lost_is_not_the_reason_of_a_later_failure(simulation: Any, pools: Pools) -> None:
-    await start(pools, 2, backoffLimit=0)
-    container = {"name": "ray", "state": LOOPING, "lastState": KILLED, "restartCount": Timeouts().restarts}
-    pools.add("reward", {"phase": "Running", "containerStatuses": [container]})
-    await simulation.settle()
-    simulation.report("error", message="gradients were not finite", reason="ApplicationError")
-    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
-    await simulation.settle()
-    (failure,) = simulation.status().failures
-    assert (failure.reason, failure.message) == ("ApplicationError", "gradients were not finite")
-
-
 IMAGE = {"podTemplate": {"spec": {"containers": [{"name": "ray", "image": "judge:2"}]}}}
 
 

@@ -48,17 +48,6 @@ async def test_a_lost_trainer_pod_is_not_hidden_by_rollout_pods(simulation: Any,
     assert ready.message == "head ready, trainer pods 0/1, rollout pods 3/3"
 
 
-async def test_a_job_with_reward_pods_is_ready_when_they_are(simulation: Any, pools: Pools) -> None:
-    scorer = {"name": "judged", "builtin": "genrm_ocr"}
-    await pools.run(reward={"scorers": [scorer], "model": {"base": "org/judge", "placement": "Separate"}})
-    ready = simulation.condition("Ready")
-    assert (ready.status, ready.reason) == ("False", "PodsNotReady")
-    assert ready.message == "head ready, trainer pods 1/1, rollout pods 3/3, reward pods 0/1"
-    pools.add("reward")
-    await simulation.settle()
-    assert simulation.condition("Ready").reason == "TrainerAndRolloutsServing"
-
-
 async def test_a_rollout_pod_that_keeps_failing_is_not_the_reason_of_a_failure(simulation: Any, pools: Pools) -> None:
     await pools.run(backoffLimit=0)
     killed = {"terminated": {"reason": "OOMKilled", "exitCode": 137, "message": ""}}

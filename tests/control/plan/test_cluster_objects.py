@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
+from control.api import job_documents
 from control.plan.rendered_objects import SETTINGS, SPEC, MakeJob, by_kind, env, pod, ray_job, workers
+from e2e.random_documents import jobs
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import (
@@ -213,8 +212,26 @@ def test_only_scheduler_labels_are_copied_to_the_rayjob(make_job: MakeJob) -> No
         SPEC_ANNOTATION,
         CHECKSUM_ANNOTATION,
     }
-    near = workers(make_job("spec.scheduling.topology.preferred=rack"))["template"]["metadata"]["annotations"]
-    assert near["kueue.x-k8s.io/podset-preferred-topology"] == "rack"
+
+
+def test_each_group_of_pods_has_its_own_topology_and_annotations(make_job: MakeJob) -> None:
+    groups = {"head": "spec.head", "trainer": "spec.trainer", "rollout": "spec.rollout"}
+    job = make_job(
+        "spec.rollout={placement: Separate, replicas: 2}",
+        "spec.scheduling.topology.preferred=rack",
+        "spec.rollout.scheduling.topology.required=block",
+        *(f"{path}.podTemplate.metadata.annotations={{example.com/group: {name}}}" for name, path in groups.items()),
+    )
+    cluster = ray_job(job)["spec"]["rayClusterSpec"]
+    trainer, rollout = cluster["workerGroupSpecs"]
+    found = [group["template"]["metadata"]["annotations"] for group in (cluster["headGroupSpec"], trainer, rollout)]
+    assert [annotations["example.com/group"] for annotations in found] == [*groups]
+    topology = [{name: level for name, level in one.items() if name.endswith("-topology")} for one in found]
+    assert topology == [
+        {},
+        {"kueue.x-k8s.io/podset-preferred-topology": "rack"},
+        {"kueue.x-k8s.io/podset-required-topology": "block"},
+    ]
 
 
 def test_the_report_token_is_valid_for_this_job_only(make_job: MakeJob) -> None:
@@ -308,27 +325,30 @@ def test_every_container_has_requests_and_the_limits_of_the_job(make_job: MakeJo
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), container["name"]
 
 
-@given(st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=25)
-def test_rendering_is_deterministic(documents: ModuleType, data: st.DataObject) -> None:
-    document = data.draw(documents.jobs(SPEC))
-    try:
-        job = DiffusionRLJob.model_validate(document)
-    except ValidationError:
-        return
-    attempt = data.draw(st.integers(1, 99))
-    bodies = plan.render_objects(job, attempt, SETTINGS)
-    assert plan.dump_yaml(*bodies) == plan.dump_yaml(*plan.render_objects(job, attempt, SETTINGS))
-    assert len({(body["kind"], body["metadata"]["name"]) for body in bodies}) == len(bodies)
-    for body in bodies:
-        annotations = body["metadata"]["annotations"]
-        marked = annotations.pop(RENDERED_ANNOTATION)
-        if body["metadata"]["annotations"] == {}:
-            assert (
-                compute_digest({**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "annotations"}})
-                == marked
-            )
-    cluster = bodies[-1]["spec"]["rayClusterSpec"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        assert pod(group)["restartPolicy"] == "Never"
-        assert pod(group)["containers"][0]["name"] == "ray"
+@pytest.mark.parametrize("attempt", [1, 99])
+def test_rendering_is_deterministic(attempt: int) -> None:
+    rendered = 0
+    for document in jobs(attempt, 80, SPEC, job_documents):
+        try:
+            job = DiffusionRLJob.model_validate(document)
+        except ValidationError:
+            continue
+        rendered += 1
+        bodies = plan.render_objects(job, attempt, SETTINGS)
+        assert plan.dump_yaml(*bodies) == plan.dump_yaml(*plan.render_objects(job, attempt, SETTINGS))
+        assert len({(body["kind"], body["metadata"]["name"]) for body in bodies}) == len(bodies)
+        for body in bodies:
+            annotations = body["metadata"]["annotations"]
+            marked = annotations.pop(RENDERED_ANNOTATION)
+            if body["metadata"]["annotations"] == {}:
+                assert (
+                    compute_digest(
+                        {**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "annotations"}}
+                    )
+                    == marked
+                )
+        cluster = bodies[-1]["spec"]["rayClusterSpec"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            assert pod(group)["restartPolicy"] == "Never"
+            assert pod(group)["containers"][0]["name"] == "ray"
+    assert rendered > 5

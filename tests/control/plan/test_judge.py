@@ -164,7 +164,7 @@ def test_what_does_not_go_together_is_refused(make_job: MakeJob, assignments: tu
 def test_a_judge_is_a_folder_or_a_model_id_and_a_scorer_names_both_server_and_model_or_neither(
     make_job: MakeJob,
 ) -> None:
-    with pytest.raises(Exception, match=r"s3:// is not supported"):
+    with pytest.raises(Exception, match=r"s3://.* is not supported"):
         make_job(OCR, "spec.reward.model.base=s3://bucket/judge")
     with pytest.raises(Exception, match=r"has no effect without base_url: spec\.reward\.model is asked"):
         make_job("spec.reward.scorers=[{name: genrm_ocr, settings: {model: m}}]", BASE)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from control.api import job_documents
+from control.plan import templates_and_policies
+from e2e.random_documents import jobs
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, JobError
 from omni_operator.api.crd import definition
@@ -38,10 +38,8 @@ def with_template(make_job: MakeJob, role: str, template: Any) -> DiffusionRLJob
 
 
 @pytest.mark.parametrize("role", ["head", "trainer", "rollout"])
-def test_a_refused_template_names_the_chart_value_that_allows_it(
-    make_job: MakeJob, templates: ModuleType, role: str
-) -> None:
-    for name, (template, policy) in {**templates.LIFTED, **templates.STRICTER}.items():
+def test_a_refused_template_names_the_chart_value_that_allows_it(make_job: MakeJob, role: str) -> None:
+    for name, (template, policy) in {**templates_and_policies.LIFTED, **templates_and_policies.STRICTER}.items():
         job = with_template(make_job, role, template)
         found = refusals(job)
         assert found, name
@@ -51,7 +49,7 @@ def test_a_refused_template_names_the_chart_value_that_allows_it(
         assert refusals(job, **policy) == [], name
 
 
-def test_what_no_value_allows_and_what_needs_none(make_job: MakeJob, templates: ModuleType) -> None:
+def test_what_no_value_allows_and_what_needs_none(make_job: MakeJob) -> None:
     lax = {
         "runAsRoot": True,
         "privileged": True,
@@ -63,9 +61,9 @@ def test_what_no_value_allows_and_what_needs_none(make_job: MakeJob, templates: 
         "serviceAccounts": ["*"],
         "serviceAccountTokens": True,
     }
-    for name, template in templates.NEVER.items():
+    for name, template in templates_and_policies.NEVER.items():
         assert len(refusals(with_template(make_job, "head", template), **lax)) == 1, name
-    for name, template in templates.ALLOWED.items():
+    for name, template in templates_and_policies.ALLOWED.items():
         assert refusals(with_template(make_job, "trainer", template)) == [], name
 
 
@@ -178,24 +176,25 @@ def test_a_path_of_the_node_is_allowed_with_what_is_below(
     assert (found == []) == allowed, found
 
 
-@given(st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=25)
-def test_the_operators_own_pods_satisfy_the_default_policy(documents: ModuleType, data: st.DataObject) -> None:
+def test_the_operators_own_pods_satisfy_the_default_policy() -> None:
     """So a job without a template needs no check of its pods."""
-    document = data.draw(documents.jobs(SPEC))
-    for role in ("head", "trainer", "rollout"):
-        if isinstance(inner := document["spec"].get(role), dict):
-            inner.pop("podTemplate", None)
-    if isinstance(runtime := document["spec"].get("runtime"), dict):
-        runtime.pop("serviceAccountName", None)
-    try:
-        job = DiffusionRLJob.model_validate(document)
-    except ValidationError:
-        return
     made = plan.ClusterSettings(image="i", report_url="http://r")
-    audience = report_audience("default", job.metadata.name)
-    for group in (render_head_group(job, 1, made), *render_worker_groups(job, 1, made)):
-        assert list(find_breaches(group["template"], PodPolicy(), audience)) == []
+    checked = 0
+    for document in jobs(2, 60, SPEC, job_documents):
+        for role in ("head", "trainer", "rollout"):
+            if isinstance(inner := document["spec"].get(role), dict):
+                inner.pop("podTemplate", None)
+        if isinstance(runtime := document["spec"].get("runtime"), dict):
+            runtime.pop("serviceAccountName", None)
+        try:
+            job = DiffusionRLJob.model_validate(document)
+        except ValidationError:
+            continue
+        audience = report_audience("default", job.metadata.name)
+        for group in (render_head_group(job, 1, made), *render_worker_groups(job, 1, made)):
+            checked += 1
+            assert list(find_breaches(group["template"], PodPolicy(), audience)) == []
+    assert checked > 20
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, rolling_names
-from omni_operator.cluster.cache.object_parser import parse_raycluster
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 from omni_operator.cluster.errors import Conflict
 from omni_operator.reconcile.pod_replacement import change
-from omni_operator.status.decisions.rolling import ServingPod, compare, find_steps, next_step, review_rolling
+from omni_operator.status.decisions.rolling import find_steps, review_rolling
 from omni_operator.status.decisions.situation import (
-    FinishReplacement,
     GiveUpTemplate,
     ReplacePods,
     RestartDeadline,
@@ -24,7 +20,6 @@ from omni_operator.status.decisions.situation import (
 from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
 from omni_operator.status.observed.observation import (
     Observation,
-    ObservedPod,
     ObservedRayCluster,
     PodGroup,
     TrainerReport,
@@ -64,20 +59,6 @@ def test_pods_that_do_not_serve_come_first_then_the_oldest_weights_then_the_olde
     assert replace_all(World(4, 3, target="b")) == [["pod-1", "pod-2", "pod-3"], ["pod-4"]]
 
 
-def test_the_next_pod_is_replaced_when_the_new_one_serves_and_not_when_it_is_ready() -> None:
-    world = World(2, 1, target="b")
-    assert isinstance(world.step(), StartReplacement)
-    assert isinstance(world.step(), ReplacePods)
-    assert world.step() is None
-    world.kuberay()
-    world.gone("pod-1")
-    world.pods["pod-3"] = replace(world.pods["pod-3"], ready=True)
-    assert world.step() is None
-    world.versions["10.0.0.3"] = 8
-    step = world.step()
-    assert isinstance(step, ReplacePods) and step.removed == ("pod-2",)
-
-
 def test_a_new_pod_that_is_not_ready_does_not_serve_though_its_address_did() -> None:
     """The trainer's report is older than the pod, whose address an earlier one had."""
     world = replacing()
@@ -93,31 +74,6 @@ def test_without_a_report_of_the_replicas_nothing_is_replaced_or_given_up() -> N
         assert find_steps(world.facts, observed, 1, START) == ((), None)
         found = review_rolling(world.facts, observed, 1)
         assert found is not None and "waiting for the trainer's report of its replicas" in found.message
-
-
-def test_pods_that_do_not_serve_in_time_are_given_up_with_what_they_wait_for() -> None:
-    world = World(2, 1, target=BAD)
-    world.step()
-    world.now += timedelta(seconds=50)
-    world.step()
-    world.kuberay()
-    world.pods["pod-3"] = replace(world.pods["pod-3"], unschedulable="0/3 nodes are available")
-    _, wake = find_steps(world.facts, world.observed, 1, world.now)
-    assert wake == world.now + DEADLINE, "from the last replacement on"
-    world.now += DEADLINE - timedelta(seconds=1)
-    assert world.step() is None
-    world.now += timedelta(seconds=1)
-    assert isinstance(world.step(), GiveUpTemplate)
-    found = review_rolling(world.facts, world.observed, 1)
-    assert found is not None and found.reason == "RolledBack"
-    assert found.message.endswith("pod pod-3: 0/3 nodes are available") and "within 100 s" in found.message
-    annotations = world.body["metadata"]["annotations"]
-    assert annotations == {rolling_names(ROLLOUT_GROUP).refused: f"{BAD} {found.message}"}
-    replace_all(world)
-    assert {pod.template for pod in world.pods.values()} == {"a"}
-    world.target = "b"
-    replace_all(world)
-    assert {pod.template for pod in world.pods.values()} == {"b"}
 
 
 def test_ready_pods_are_not_given_up_before_a_report_of_after_the_deadline() -> None:
@@ -252,81 +208,6 @@ def test_a_group_that_changed_in_between_is_a_conflict(changed: str) -> None:
         world.body["spec"]["workerGroupSpecs"].pop()
     with pytest.raises(Conflict, match="its rollout group has changed"):
         change(world.body, step, group_of("b"), START)
-
-
-def test_without_the_template_before_nothing_is_given_up() -> None:
-    """Someone has removed the annotation."""
-    world = World(2, 1, target=BAD)
-    world.step()
-    names = rolling_names(ROLLOUT_GROUP)
-    del world.body["metadata"]["annotations"][names.before]
-    assert world.body["metadata"]["annotations"].keys() == {names.replacing}
-    world.step()
-    world.kuberay()
-    world.now += 2 * DEADLINE
-    assert world.step() is None
-
-
-def test_the_replacement_ends_when_the_last_new_pod_serves() -> None:
-    cluster = ObservedRayCluster(name="c", uid="u", attempt=1, created=START)
-    group = PodGroup(name=ROLLOUT_GROUP, index=1, replicas=1, template="b", replacing=START)
-    policy = RollingUpdate(group=ROLLOUT_GROUP, template="b", deadline=DEADLINE)
-    pod = ServingPod("p", START, "b", None)
-    assert next_step(cluster, group, [pod], policy, START) is None
-    assert compare(group, [pod]).waited_for == 1
-    served = replace(pod, version=3)
-    assert next_step(cluster, group, [served], policy, START) == FinishReplacement(cluster, group)
-    assert next_step(cluster, replace(group, replacing=None), [served], policy, START) is None
-
-
-def test_both_groups_are_replaced_each_with_its_own_report_and_annotations() -> None:
-    rollouts = World(1, 1, target="b")
-    judges = World(1, 1, REWARD_GROUP, target="b")
-    body = copy.deepcopy(rollouts.body)
-    body["spec"]["workerGroupSpecs"].append(group_of("a", name=REWARD_GROUP))
-    facts = replace(rollouts.facts, rolling=(*rollouts.facts.rolling, *judges.facts.rolling))
-
-    def found(cluster: ObservedRayCluster, *served: str) -> tuple[list[Any], str]:
-        pods = tuple(
-            ObservedPod(
-                name=group, uid=group, attempt=1, group=group, created=START, template="b", address=group, ready=True
-            )
-            for group in (ROLLOUT_GROUP, REWARD_GROUP)
-        )
-        report = TrainerReport(
-            attempt=1,
-            at=START,
-            replicas={name: 3 for name in served if name == ROLLOUT_GROUP},
-            judges={name: 0 for name in served if name == REWARD_GROUP},
-        )
-        observed = Observation(clusters=(cluster,), pods=pods, report=report)
-        steps, _ = find_steps(facts, observed, 1, START)
-        value = review_rolling(facts, observed, 1)
-        return [(type(step), step.group.name) for step in steps], value.message if value else ""
-
-    steps, said = found(replace(parse_raycluster(body), attempt=1))
-    assert steps == [(StartReplacement, ROLLOUT_GROUP), (StartReplacement, REWARD_GROUP)]
-    assert said == (
-        "0 of 1 rollout pods have the current spec and serve; 0 of 1 reward pods have the current spec and serve"
-    )
-    annotations: dict[str, str] = {}
-    for name in (ROLLOUT_GROUP, REWARD_GROUP):
-        cluster = replace(parse_raycluster(body), attempt=1)
-        group = cluster.group(name)
-        assert group is not None
-        patch = change(body, StartReplacement(cluster, group), group_of("b", name=name), START)
-        annotations |= patch["metadata"]["annotations"]
-        body["metadata"]["annotations"] = annotations
-        body["spec"] = patch["spec"]
-    names = [rolling_names(name) for name in (ROLLOUT_GROUP, REWARD_GROUP)]
-    assert annotations.keys() == {name for each in names for name in (each.before, each.replacing)}
-    both = replace(parse_raycluster(body), attempt=1)
-    assert found(both, REWARD_GROUP) == (
-        [(FinishReplacement, REWARD_GROUP)],
-        "0 of 1 rollout pods have the current spec and serve, 1 missing or not ready; "
-        "1 of 1 reward pods have the current spec and serve",
-    )
-    assert found(both, ROLLOUT_GROUP)[0] == [(FinishReplacement, ROLLOUT_GROUP)]
 
 
 def test_the_worst_of_two_groups_is_the_reason_and_the_message_has_both() -> None:

@@ -47,7 +47,13 @@ def test_a_prompt_passes_at_most_five_functions_before_the_agent_loop(monkeypatc
     generator = SampleGenerator(config, stack, None, None, lambda: None)  # type: ignore[arg-type]
     order: Any = SimpleNamespace(rows=lambda step: [0])
     batches = TrainingBatches(
-        config, generator, [{"raw_prompt": MESSAGES, "data_source": "s"}], order, last=1, offline=False
+        config,
+        generator,
+        [{"raw_prompt": MESSAGES, "data_source": "s"}],
+        order,
+        last=1,
+        offline=False,
+        update_parts=lambda step, rows: lambda samples: None,
     )
 
     def watch(frame: Any, event: str, value: Any) -> None:

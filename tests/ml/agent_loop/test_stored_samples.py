@@ -82,8 +82,8 @@ async def test_the_driver_gets_scores_versions_and_references_only(
     shapes = {name: tuple(tensor.shape) for name, tensor in output.batch.items()}
     assert shapes == {"prompts": (3, 0), "rm_scores": (3, 1)}
     columns = set(output.non_tensor_batch)
-    named = {"uid", "global_steps", "stored", "reward_extra_info", "acc", "scoring_failure", "__num_turns__"}
-    assert columns == named
+    numbers = {"acc", "scoring_failure", "image_statistics", "times_lost", "times_aborted", "__num_turns__"}
+    assert columns == {"uid", "global_steps", "stored", "reward_extra_info", *numbers}
     assert list(output.non_tensor_batch["uid"]) == ["u", "u", "v"]
     assert list(output.non_tensor_batch["global_steps"]) == [3, 3, 3]
 

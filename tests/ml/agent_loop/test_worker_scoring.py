@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,6 +188,9 @@ async def test_a_sample_goes_to_the_reward_worker_with_the_fewest_unscored(
 ) -> None:
     others_scored = asyncio.Event()
 
+    def sent(made: Any) -> Mapping[int, int]:
+        return made._score_requests.sent if made._score_requests else Counter()
+
     class Slow(rewards):
         async def remote(self, data: Any) -> dict[str, Any]:
             await others_scored.wait()
@@ -200,8 +205,8 @@ async def test_a_sample_goes_to_the_reward_worker_with_the_fewest_unscored(
 
     class Patient(engine):
         async def generate(self, request_id: str, **request: Any) -> Any:
-            requests = made._score_requests
-            while requests and (requests._waiting or requests.sent[1]):  # the second worker is free again
+            # The earlier samples have reached the workers, and the second worker is free again.
+            while sent(made)[0] + len(handles[1].given) < len(self.asked) or sent(made)[1]:
                 await asyncio.sleep(0)
             return await super().generate(request_id, **request)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy import ndimage
 
 from verl_omni.models.shapes import checker, prompts, scenes
 from verl_omni.reward_loop.rewards import get_scorer
@@ -34,15 +33,6 @@ def test_no_held_out_prompt_is_trained_on() -> None:
     assert {s.text for s in prompts.held_out()} <= {s.text for s in held} and len(prompts.held_out()) == 200
 
 
-def test_rendered_scenes_pass_and_others_fail() -> None:
-    right = [checker.judge(picture, scene.text) for picture, scene in zip(PICTURES, SCENES, strict=True)]
-    assert np.mean([verdict.correct for verdict in right]) >= 0.985
-    shuffled = [
-        checker.judge(picture, scene.text) for picture, scene in zip(PICTURES, SCENES[1:] + SCENES[:1], strict=True)
-    ]
-    assert np.mean([verdict.correct for verdict in shuffled]) <= 0.05
-
-
 def test_a_lattice_on_the_background_fails() -> None:
     scene = scenes.parse("a red circle")
     picture = scenes.draw(scenes.place(scene, np.random.default_rng(1)))
@@ -50,16 +40,6 @@ def test_a_lattice_on_the_background_fails() -> None:
     picture[::4, ::4] -= 0.08
     verdict = checker.judge(picture, scene.text)
     assert not verdict.correct and verdict.partial < 1
-
-
-@pytest.mark.parametrize("other", ["circle", "square"])
-def test_a_rounded_square_is_neither_square_nor_circle(other: str) -> None:
-    picture = scenes.draw([scenes.Placed("blue", "square", 32, 32, 12)])
-    mask = np.linalg.norm(picture - scenes.BACKGROUND, axis=2) > 0.28
-    rounded = ndimage.binary_opening(mask, structure=np.hypot(*np.mgrid[-6:7, -6:7]) <= 6)
-    picture = np.where(rounded[..., None], np.array(scenes.COLORS["blue"]), scenes.BACKGROUND)
-    assert checker.detect(picture)[0].color == "blue"
-    assert not checker.judge(picture, f"a blue {'circle' if other == 'circle' else 'square'}").correct
 
 
 def test_the_scorer_always_reports_the_same_keys() -> None:

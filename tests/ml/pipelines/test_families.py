@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verl_omni.pipelines import engine_requests, post_processing, registry, scheduler_config, trajectory_recorder
 from verl_omni.pipelines.description import EXAMPLE_FILE
+from verl_omni.pipelines.flux2_klein import training as flux2_klein
 from verl_omni.pipelines.guided_batch import guide
 from verl_omni.pipelines.qwen_image import training as qwen_image
 from verl_omni.pipelines.qwen_image_edit import images as edit_images
@@ -254,6 +255,23 @@ def test_prompts_of_other_lengths_in_a_batch_change_no_velocity_of_qwen_image(ed
         guided *= positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
         torch.testing.assert_close(found[3][row], guided, rtol=1e-4, atol=1e-5)
     assert (found[1][0] - found[1][1]).abs().max() > 0.01
+
+
+def test_samples_of_a_distilled_flux2_klein_are_trained_without_guidance() -> None:
+    called: list[int] = []
+
+    def transformer(**inputs: Any) -> tuple[Tensor]:
+        called.append(len(inputs["hidden_states"]))
+        return (inputs["hidden_states"],)
+
+    recorded = {"prompt_embeds": torch.zeros(2, 3, 4), "image_size": torch.tensor([[2, 2]] * 2)}
+    x = torch.ones(2, 4, 8)
+    time = torch.full((2,), 500.0)
+    assert torch.equal(flux2_klein.velocity(transformer, recorded, x, time, 3.0, dtype=torch.float32), x)
+    assert called == [2], "the engine recorded no embeddings of negative prompts"
+    guided = {**recorded, "negative_prompt_embeds": torch.zeros(2, 3, 4)}
+    flux2_klein.velocity(transformer, guided, x, time, 3.0, dtype=torch.float32)
+    assert called == [2, 4]
 
 
 def params(seed: int, **extra: Any) -> SimpleNamespace:

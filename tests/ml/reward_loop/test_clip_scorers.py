@@ -18,7 +18,8 @@ from verl import DataProto
 
 from tests.ml.reward_loop.spoiled_models import of_type, without_weight
 from verl_omni.models.text import clip_tokenizer
-from verl_omni.reward_loop import clip_model, rewards, video_frames
+from verl_omni.reward_loop import rewards, video_frames
+from verl_omni.reward_loop.models import clip_model
 from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, VisualRewardManager
 from verl_omni.reward_loop.scorer_results import FAILURE
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.ml.reward_loop import tiny_hpsv3 as tiny
-from verl_omni.reward_loop import clip_model, hpsv3_model, rewards
+from verl_omni.reward_loop import rewards
+from verl_omni.reward_loop.models import clip_model, hpsv3_model
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["a red circle", "a blue {square}", "two red circles, and a very long prompt " * 4, "a red circle"]

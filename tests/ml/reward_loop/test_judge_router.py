@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import torch
 
@@ -66,8 +66,8 @@ async def routed(*replicas: str) -> tuple[JudgeRouter, str]:
     return router, await router.start("127.0.0.1")
 
 
-async def post(address: str) -> httpx.Response:
-    async with httpx.AsyncClient() as client:
+async def post(address: str) -> httpx2.Response:
+    async with httpx2.AsyncClient() as client:
         return await client.post(f"http://{address}/v1/chat/completions", json=ASKED)
 
 

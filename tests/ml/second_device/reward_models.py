@@ -9,7 +9,8 @@ import torch
 
 from tests.ml.reward_loop.test_clip_scorers import write_clip
 from tests.ml.second_device import device
-from verl_omni.reward_loop import clip_model, rewards
+from verl_omni.reward_loop import rewards
+from verl_omni.reward_loop.models import clip_model
 
 
 def score(folder: Path, where: str) -> list[float]:

@@ -9,5 +9,4 @@ FAMILY = FamilyDescription(
     "Qwen-Image",
     {"qwen_image": "make_tiny_qwen_image"},
     Example("qwen-image", "qwen-image-ocr-grpo"),
-    guidance="true_cfg_scale",
 )

@@ -12,5 +12,4 @@ FAMILY = FamilyDescription(
     "Qwen-Image-Edit; Plus: 2509 and 2511",
     {"qwen_image_edit": "make_tiny_qwen_image_edit", "qwen_image_edit_plus": "make_tiny_qwen_image_edit_plus"},
     generates="images from an image and a prompt",
-    guidance="true_cfg_scale",
 )

@@ -21,7 +21,14 @@ from verl_omni.reward_loop.part_settings import (
 from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, group_of, resolve
 from verl_omni.reward_loop.rewards import get_scorer
 from verl_omni.reward_loop.rewards.python import package_of
-from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, failed_score, parse_score, unscored
+from verl_omni.reward_loop.scorer_results import (
+    FAILURE,
+    ScorerFailed,
+    ScoringFailure,
+    failed_score,
+    parse_score,
+    unscored,
+)
 from verl_omni.reward_loop.scoring_queue import Group
 
 logger = logging.getLogger(__name__)
@@ -81,6 +88,9 @@ class MultiVisualRewardManager(VisualRewardManager):
         Returns:
             As `VisualRewardManager`. A sample whose reward does not need the parts that failed has both the reward and
             the failure. With several failures, the first required one is returned.
+
+        Raises:
+            ScorerFailed: a required scorer ended the process too often.
         """
         sample = self.arguments(data)
         group = group_of(data)
@@ -108,6 +118,11 @@ class MultiVisualRewardManager(VisualRewardManager):
         return made if failure is None else {**made, FAILURE: failure}
 
     async def _score_part(self, part: Part, sample: dict[str, Any], group: Group | None) -> dict[str, Any]:
+        if self.deaths is not None and (problem := self.deaths.problem(part.key)):
+            text = f"reward {part.key!r} failed: {problem}"
+            if part.required:
+                raise ScorerFailed(text)
+            return unscored(ScoringFailure(text, part.required))
         try:
             answer = await self.queue(part.key, part.function, part.settings).score(sample, group)
             made = parse_score(answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from verl_omni.reward_loop.rewards import get_scorer
 from verl_omni.reward_loop.rewards.python import load
+from verl_omni.reward_loop.scorer_deaths import ScorerDeaths
 from verl_omni.reward_loop.scorer_names import custom_name, scorer_name
 from verl_omni.reward_loop.scorer_results import ScorerFailed, ScoringFailure, failed_score, parse_score, unscored
 from verl_omni.reward_loop.scorer_signature import parameters_of, signature_of
@@ -36,6 +38,9 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
     Args:
         compute_score: the user's function. Without one, verl passes its own scorer of texts, which is ignored.
 
+    Attributes:
+        deaths: of the process, by scorer; a reward worker sets it before the first sample.
+
     Raises:
         ValueError: the scorer does not exist, or does not take these settings.
     """
@@ -56,6 +61,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             "reward_model_tokenizer": reward_model_tokenizer,
             "model_name": OmegaConf.select(config, "reward.reward_model.model_path"),
         }
+        self.deaths: ScorerDeaths | None = None
         self._queues: dict[str, ScoringQueue] = {}
         self._sampling: dict[bool, dict[str, Any]] = {}  # of training and of evaluations
         if self.custom is None and (name := config.reward.get("scorer")):
@@ -71,7 +77,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
 
         Raises:
             ValueError: the response has the wrong dtype.
-            ScorerFailed: the scorer does not exist, or cannot be imported.
+            ScorerFailed: the scorer does not exist, cannot be imported, or ended the process too often.
         """
         sample = self.arguments(data)
         source = str(sample["data_source"])
@@ -81,8 +87,11 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             scorer, settings = self.select_scorer(source)
         except Exception as error:
             raise ScorerFailed(failed_score(name, error)) from error
+        key = "" if chosen else source
+        if self.deaths is not None and (problem := self.deaths.problem(key)):
+            raise ScorerFailed(f"{name} failed: {problem}")
         try:
-            queue = self.queue("" if chosen else source, scorer, settings)
+            queue = self.queue(key, scorer, settings)
             return parse_score(await queue.score(sample, group_of(data)))
         except Exception as error:
             logger.warning("%s failed; a sample has no score", name, exc_info=error)
@@ -155,6 +164,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
                 {**settings, **extra},
                 batch_size=int(reward.get("batch_size", BATCH_SIZE)),
                 deadline_seconds=float(reward.get("deadline_seconds", DEADLINE_SECONDS)),
+                running=nullcontext if self.deaths is None else partial(self.deaths.running, key),
             )
         return self._queues[key]
 

@@ -45,7 +45,7 @@ def compute_score(
     """
     import torch
 
-    from verl_omni.reward_loop.clip_model import ClipModel, load_once
+    from verl_omni.reward_loop.models.clip_model import ClipModel, load_once
     from verl_omni.reward_loop.video_frames import mean_over_frames
 
     clip = load_once(ClipModel, model_name_or_path, model_name_or_path, device)
@@ -62,7 +62,7 @@ def compute_score(
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
     """Messages about what is missing on this machine."""
-    from verl_omni.reward_loop.clip_model import clip_problems
+    from verl_omni.reward_loop.models.clip_model import clip_problems
 
     model = str(given.get(MODEL) or WEIGHTS)
     head = Path(str(given.get("head_path")))
@@ -80,9 +80,11 @@ def load_head(path: str, width: int) -> list[tuple[Tensor, Tensor]]:
     Raises:
         FileNotFoundError: there is no such file. ValueError: it is no chain of linear layers from `width` to 1.
     """
+    from verl_omni.reward_loop.models.weight_files import read_weights
+
     if not Path(path).is_file():
         raise FileNotFoundError(f"head_path: no file {path}")
-    weights = _read(path)
+    weights = read_weights(Path(path))
     layers: dict[int, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
         if (match := _NAME.fullmatch(name)) is None:
@@ -97,13 +99,3 @@ def load_head(path: str, width: int) -> list[tuple[Tensor, Tensor]]:
     if before != 1:
         raise ValueError(f"head_path: {path} returns {before} numbers, expected 1: {shapes}")
     return [(layers[number]["weight"], layers[number]["bias"]) for number in sorted(layers)]
-
-
-def _read(path: str) -> dict[str, Tensor]:
-    if path.endswith(".safetensors"):
-        from safetensors.torch import load_file
-
-        return dict(load_file(path))
-    import torch
-
-    return dict(torch.load(path, map_location="cpu", weights_only=True))

@@ -37,8 +37,8 @@ def compute_score(
         ValueError: it is no CLAP model with all its weights, the device cannot be used, or a sample has no audio or no
             prompt.
     """
-    from verl_omni.reward_loop.clap_model import ClapModel
-    from verl_omni.reward_loop.clip_model import load_once, prompts_of
+    from verl_omni.reward_loop.models.clap_model import ClapModel
+    from verl_omni.reward_loop.models.clip_model import load_once, prompts_of
 
     prompts = prompts_of(extra_infos, "clap", "audio")
     audios = [_audio_of(info) for info in extra_infos]
@@ -48,7 +48,7 @@ def compute_score(
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
     """Messages about what is missing on this machine."""
-    from verl_omni.reward_loop.clip_model import clip_problems
+    from verl_omni.reward_loop.models.clip_model import clip_problems
 
     return clip_problems(given, {MODEL: WEIGHTS}, "CLAP")
 

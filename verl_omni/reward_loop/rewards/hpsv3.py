@@ -34,8 +34,8 @@ def compute_score(
     Raises:
         FileNotFoundError, ValueError: as `load_once`; or an image is too narrow, or a sample has no prompt.
     """
-    from verl_omni.reward_loop.clip_model import load_once, prompts_of
-    from verl_omni.reward_loop.hpsv3_model import Hpsv3Model
+    from verl_omni.reward_loop.models.clip_model import load_once, prompts_of
+    from verl_omni.reward_loop.models.hpsv3_model import Hpsv3Model
     from verl_omni.reward_loop.video_frames import mean_over_frames
 
     prompts = prompts_of(extra_infos, "hpsv3")
@@ -45,6 +45,6 @@ def compute_score(
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
     """Messages about what is missing on this machine."""
-    from verl_omni.reward_loop.hpsv3_model import hpsv3_problems
+    from verl_omni.reward_loop.models.hpsv3_model import hpsv3_problems
 
     return hpsv3_problems(given, {MODEL: WEIGHTS, PROCESSOR: BASE})

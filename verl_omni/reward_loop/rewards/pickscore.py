@@ -37,7 +37,7 @@ def compute_score(
     Raises:
         FileNotFoundError, ValueError: as `load_once`; or a sample has no prompt.
     """
-    from verl_omni.reward_loop.clip_model import ClipModel, load_once, prompts_of
+    from verl_omni.reward_loop.models.clip_model import ClipModel, load_once, prompts_of
     from verl_omni.reward_loop.video_frames import mean_over_frames
 
     clip = load_once(ClipModel, model_name_or_path, processor_name_or_path, device)
@@ -47,6 +47,6 @@ def compute_score(
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
     """Messages about what is missing on this machine."""
-    from verl_omni.reward_loop.clip_model import clip_problems
+    from verl_omni.reward_loop.models.clip_model import clip_problems
 
     return clip_problems(given, {MODEL: WEIGHTS, PROCESSOR: INPUTS})

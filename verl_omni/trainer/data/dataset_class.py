@@ -1,13 +1,15 @@
-"""The class of the data set (`data.custom_cls`): checked before anything starts, without running its module."""
+"""The class of the data set (`data.custom_cls`), and its files: checked before anything starts, without running it."""
 
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.scorer_signature import may_define, nearest_name
+from verl_omni.trainer.data import prompt_files
 from verl_omni.trainer.settings.module_source import SourceNotFound, find_source
 from verl_omni.trainer.settings.reference_modules import DATASET
 
@@ -45,6 +47,30 @@ def check(data: DictConfig) -> None:
         raise DatasetClassNotUsable(f"{SETTING}.path: {file} cannot be read as Python: {error}") from error
     if name not in defined and not may_define(text, name):
         raise DatasetClassNotUsable(f"{SETTING}.name: {file} has no class {name}{nearest_name(name, defined)}")
+
+
+def check_with_files(config: DictConfig) -> None:
+    """Check class and prompts of a run. What is in files of another class is its own.
+
+    Args:
+        config: settings of the trainer.
+
+    Raises:
+        FileNotFoundError: a file does not exist.
+        DatasetClassNotUsable: the dataset class does not exist.
+        InvalidPromptFile: a file cannot be read, has no rows, or a row without a usable prompt.
+    """
+    data = config.data
+    check(data)
+    first = data.train_files if isinstance(data.train_files, str) else data.train_files[0]
+    pairs = Path(first).parent if config.algorithm.sample_source == "offline" else None
+    own = OmegaConf.select(data, "custom_cls.path") == DATASET["path"]  # an override may have removed it
+    for files, held_out in ((data.train_files, False), (data.val_files, True)):
+        for file in map(Path, [files] if isinstance(files, str) else files or ()):
+            if own:
+                prompt_files.check_file(file, data.prompt_key, held_out=held_out, pairs=None if held_out else pairs)
+            else:
+                prompt_files.check_exists(file)
 
 
 def load(settings: DictConfig) -> Any:

@@ -1,9 +1,10 @@
-"""The trainer's first check of a job's model, adapter and prompts, as a program of `drl validate`.
+"""The trainer's first check of a job's model, adapter and prompts, for `drl validate`.
+
+`file_problems` imports no ML library. `model_problems` loads tokenizers, and is a program of its own:
 
     python3 -m verl_omni.trainer.data.input_check REQUEST
 
-The request is a JSON object with the fields of `Inputs`. The answer, on standard output, is a JSON list of pairs: the
-input, such as `model` or `train/0`, and what is wrong with it.
+The request is a JSON object with the fields of `Inputs`. The answer, on standard output, is a JSON list of problems.
 """
 
 from __future__ import annotations
@@ -42,20 +43,11 @@ class Inputs:
     settings: list[str] = field(default_factory=list)
 
 
-def find_problems(inputs: Inputs) -> list[tuple[str, str]]:
-    """Problems, as (input, message)."""
-    found = list(_file_problems(inputs))
-    if not found and inputs.model is not None and inputs.settings and not inputs.extended:
-        found.extend(_refused_prompts(Path(inputs.model), inputs))
-    return found
-
-
-def _file_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+def file_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """Problems of the model's folder and of files of prompts: the input, such as `model` or `train/0`, and the text."""
     if inputs.model is not None:
-        problems = _model_problems(Path(inputs.model), extended=inputs.extended)
+        problems = _folder_problems(Path(inputs.model), extended=inputs.extended)
         yield from (("model", text) for text in problems)
-        if inputs.adapter is not None and not problems and not inputs.extended:
-            yield from (("adapter", text) for text in _adapter_problems(Path(inputs.model), inputs.adapter))
     folder = Path(next(iter(inputs.train.values()), "")).parent if inputs.pairs else None
     for name, files, pairs in (("train", inputs.train, folder), ("validation", inputs.validation, None)):
         for place, path in files.items():
@@ -65,14 +57,36 @@ def _file_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
                 yield f"{name}/{place}", str(error)
 
 
+def needs_model(inputs: Inputs) -> bool:
+    """Whether `model_problems` has anything to check. The files must be without problems."""
+    if inputs.model is None or inputs.extended:
+        return False
+    return inputs.adapter is not None or (bool(inputs.settings) and _checks_prompts(Path(inputs.model)))
+
+
+def model_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """Problems of the adapter, and the first prompt that the engine would refuse."""
+    if not needs_model(inputs):
+        return
+    model = Path(str(inputs.model))
+    problems = [] if inputs.adapter is None else list(_adapter_problems(model, inputs.adapter))
+    yield from (("adapter", text) for text in problems)
+    if not problems and inputs.settings and _checks_prompts(model):
+        yield from _refused_prompts(model, inputs)
+
+
+def _checks_prompts(model: Path) -> bool:
+    from verl_omni.pipelines.registry import FAMILIES
+
+    family = FAMILIES.get(_architecture(model))
+    return family is not None and family.checks_prompts
+
+
 def _refused_prompts(model: Path, inputs: Inputs) -> Iterator[tuple[str, str]]:
     """The first prompt that the engine would refuse, for families whose engine refuses any."""
-    from verl_omni.pipelines.registry import FAMILIES, training_adapter
+    from verl_omni.pipelines.registry import training_adapter
 
-    architecture = _architecture(model)
-    if architecture not in FAMILIES or not FAMILIES[architecture].checks_prompts:
-        return
-    if not hasattr(training_adapter(architecture), "prompt_check"):
+    if not hasattr(training_adapter(_architecture(model)), "prompt_check"):
         return
     from verl_omni.trainer.data import prompt_dataset
     from verl_omni.trainer.settings import configuration, model_settings
@@ -92,7 +106,7 @@ def _architecture(model: Path) -> Any:
     return json.loads((model / "model_index.json").read_text(encoding="utf-8")).get("_class_name")
 
 
-def _model_problems(folder: Path, *, extended: bool) -> list[str]:
+def _folder_problems(folder: Path, *, extended: bool) -> list[str]:
     try:
         return list(model_layout.find_problems(folder, extended=extended))
     except (OSError, ValueError) as error:
@@ -113,9 +127,9 @@ def _adapter_problems(base: Path, given: dict[str, Any]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the inputs of a request. Returns the exit code, 0."""
+    """Print the problems of `model_problems`. Returns the exit code, 0."""
     (request,) = sys.argv[1:] if arguments is None else arguments
-    sys.stdout.write(f"{json.dumps(find_problems(Inputs(**json.loads(request))))}\n")
+    sys.stdout.write(f"{json.dumps(list(model_problems(Inputs(**json.loads(request)))))}\n")
     return 0
 
 

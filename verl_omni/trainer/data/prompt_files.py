@@ -1,4 +1,4 @@
-"""Checks of prompt files, row by row, before anything starts."""
+"""Checks of prompt files, row by row, before anything starts. Imports no ML library: `drl validate` runs them too."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from verl_omni.trainer.data import dataset_class, parquet_types
+from verl_omni.trainer.data import parquet_types
 from verl_omni.trainer.data.preference_columns import PairColumns, find_columns
-from verl_omni.trainer.settings.reference_modules import DATASET
 from verl_omni.utils.messages import parse_messages
 from verl_omni.utils.seeds import SEED_RANGE
 
@@ -33,30 +30,6 @@ class InvalidPromptFile(ValueError):
     """A file of prompts that cannot be used; the message names file and row."""
 
 
-def check(config: DictConfig) -> None:
-    """Check the prompts of a run. What is in files of another dataset class (`data.custom_cls`) is its own.
-
-    Args:
-        config: settings of the trainer.
-
-    Raises:
-        FileNotFoundError: a file does not exist.
-        DatasetClassNotUsable: the dataset class does not exist.
-        InvalidPromptFile: a file cannot be read, has no rows, or a row without a usable prompt.
-    """
-    data = config.data
-    dataset_class.check(data)
-    first = data.train_files if isinstance(data.train_files, str) else data.train_files[0]
-    pairs = Path(first).parent if config.algorithm.sample_source == "offline" else None
-    own = OmegaConf.select(data, "custom_cls.path") == DATASET["path"]  # an override may have removed it
-    for files, held_out in ((data.train_files, False), (data.val_files, True)):
-        for file in map(Path, [files] if isinstance(files, str) else files or ()):
-            if own:
-                check_file(file, data.prompt_key, held_out=held_out, pairs=None if held_out else pairs)
-            else:
-                _check_exists(file)
-
-
 def check_file(path: Path, prompt_key: str, *, held_out: bool = False, pairs: Path | None = None) -> None:
     """Check one file of prompts.
 
@@ -69,7 +42,7 @@ def check_file(path: Path, prompt_key: str, *, held_out: bool = False, pairs: Pa
         FileNotFoundError: it does not exist.
         InvalidPromptFile: it cannot be read, has no rows, or a row without a usable prompt, seed or pair.
     """
-    _check_exists(path)
+    check_exists(path)
     if path.suffix not in SUFFIXES:
         raise InvalidPromptFile(f"{path}: the name of a file of prompts must end in {', '.join(SUFFIXES)}")
     found = False
@@ -127,7 +100,8 @@ def _parquet_columns(path: Path) -> list[str]:
         raise InvalidPromptFile(f"{path} cannot be read as a Parquet file: {error}") from error
 
 
-def _check_exists(path: Path) -> None:
+def check_exists(path: Path) -> None:
+    """Raise FileNotFoundError, with what to correct, if there is no such file."""
     if not path.is_file():
         raise FileNotFoundError(f"no data file {path}: correct data.train_files or data.val_files")
 

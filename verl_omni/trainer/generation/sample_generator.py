@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from verl_omni.samples import SampleRequests, ScoredSamples
 from verl_omni.trainer.generation.engines import Engines
-from verl_omni.trainer.generation.sample_generation import generate_scored
+from verl_omni.trainer.generation.sample_generation import generate_parts, generate_scored
 from verl_omni.trainer.run.run_folder import RunFolder
 from verl_omni.trainer.run.watched_call import watched
 from verl_omni.trainer.settings import scorer_devices
@@ -57,6 +57,10 @@ class SampleGenerator:
         updates = self._stack.pool.updates
         with updates.generating(batch.version):
             return watched(call, lambda: updates.while_lost(self._poll_requests), self.before_ray_ends)
+
+    def generate_parts(self, parts: Sequence[SampleRequests], take: Callable[[ScoredSamples], None]) -> ScoredSamples:
+        """As `generate`, in parts; `take` gets each part but the last, while the next ones are generated."""
+        return generate_parts(self._config, self._stack.agent_loop, parts, take, self.before_ray_ends)
 
     def retry_with_others(self, generate: Callable[[], T], version: int) -> T:
         """Retry `generate` after the loss of all replicas, when new ones have joined and received weights `version`.

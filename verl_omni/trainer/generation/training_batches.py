@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,17 @@ class GeneratedBatch:
             return {}
         return {"timing_s/wait": self.waited_s, "weights/staleness": self.staleness}
 
+    def durations(self, seconds: float) -> dict[str, float]:
+        """Metrics of a step that took so many seconds."""
+        durations = {"timing_s/step": seconds}
+        if self.samples is not None:
+            durations["timing_s/generate"] = self.samples.seconds
+            durations["rollout/idle_share"] = max(0.0, 1 - self.samples.seconds / seconds)
+            durations["images_per_s"] = len(self.samples.scores) / seconds
+            if self.samples.scoring_seconds is not None:
+                durations["timing_s/reward"] = self.samples.scoring_seconds
+        return durations
+
 
 class TrainingBatches:
     """Generates the batch of each step from the rows that the order gives it.
@@ -54,6 +65,8 @@ class TrainingBatches:
         last: last step of the run.
         offline: whether the run trains on preference pairs, and generates nothing.
         is_evaluated: whether an evaluation follows a step; some of its training samples are then shown.
+        parts: samples of each part of a step, if one part is trained on while the next is generated.
+        update_parts: begins the update of a step with so many samples; returns what trains on each part but the last.
     """
 
     def __init__(
@@ -66,6 +79,8 @@ class TrainingBatches:
         last: int,
         offline: bool,
         is_evaluated: Callable[[int], bool] = lambda step: False,
+        parts: Sequence[int] = (),
+        update_parts: Callable[[int, int], Callable[[ScoredSamples], None]],
     ) -> None:
         self._config = config
         self._generator = generator
@@ -74,6 +89,8 @@ class TrainingBatches:
         self._last = last
         self._offline = offline
         self._is_evaluated = is_evaluated
+        self._parts = parts
+        self._update_parts = update_parts
         self._previews: dict[int, list[shown_samples.TrainingPreview]] = {}
         self._ahead: GenerationAhead[ScoredSamples] | None = None
 
@@ -140,7 +157,11 @@ class TrainingBatches:
             stores_tensors=True,
             pictures=min(shown_samples.PREVIEWS, trainer.sample_prompts) if self._is_evaluated(step) else 0,
         )
-        samples = self._generator.generate(batch, ahead=self._ahead is not None)
+        if len(self._parts) > 1:
+            take = self._update_parts(step, len(batch.requests))
+            samples = self._generator.generate_parts(batch.parts(self._parts), take)
+        else:
+            samples = self._generator.generate(batch, ahead=self._ahead is not None)
         step_metrics.check_versions(samples.versions, version)
         if samples.pictures:
             self._previews[step] = shown_samples.training_previews(batch, samples, rollout)

@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig
 from verl import DataProto
 
+from verl_omni.agent_loop.batching import align
 from verl_omni.agent_loop.rows import short_prompt
 from verl_omni.agent_loop.training_tensors import KEEPS_PICTURE, PICTURE, RECORDED, STATISTICS
 from verl_omni.pipelines.registry import training_adapter
@@ -17,6 +18,8 @@ from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, failur
 from verl_omni.samples import SAMPLE, SampleRequests, ScoredSamples, TrainingBatch
 from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST, objects
 from verl_omni.utils.pixels import as_pixels
+
+SLOWEST_SCORE = "agent_loop/slowest/compute_score"  # verl's name
 
 
 def requests_to_verl(batch: SampleRequests, *, failures_allowed: int = 0, score_later: bool = False) -> DataProto:
@@ -35,7 +38,7 @@ def requests_to_verl(batch: SampleRequests, *, failures_allowed: int = 0, score_
         meta["validate"] = True
         columns["seed"] = np.array([request.seed for request in batch.requests], dtype=np.int64)
     else:
-        columns["_rollout_seed_global_idx"] = np.arange(len(batch.requests), dtype=np.int64)
+        columns["_rollout_seed_global_idx"] = np.arange(batch.first, batch.first + len(rows), dtype=np.int64)
         meta |= {"finished_steps": batch.finished_steps, "rollout_seed": batch.seed}
     if any(request.keeps_picture for request in batch.requests):
         columns[KEEPS_PICTURE] = np.array([request.keeps_picture for request in batch.requests], dtype=object)
@@ -61,8 +64,20 @@ def is_scored(output: DataProto) -> bool:
 
 def scoring_seconds(output: DataProto) -> float | None:
     """Seconds that the batch waited for its slowest reward; None where agent loops do not score."""
-    found: float | None = output.meta_info.get("timing", {}).get("agent_loop/slowest/compute_score")
+    found: float | None = output.meta_info.get("timing", {}).get(SLOWEST_SCORE)
     return found
+
+
+def joined(outputs: Sequence[DataProto]) -> DataProto:
+    """The output of agent loops for a batch whose parts they got one after the other."""
+    parts = align(outputs)
+    waits = [seconds for part in parts if (seconds := scoring_seconds(part)) is not None]
+    for part in parts:
+        part.meta_info.pop("timing", None)
+    made = DataProto.concat(parts)
+    if waits:
+        made.meta_info["timing"] = {SLOWEST_SCORE: max(waits)}
+    return made
 
 
 def samples_from_verl(

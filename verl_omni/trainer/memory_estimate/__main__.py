@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 OK = 0
 USAGE_ERROR = 2
 MANY_CPUS = 1 << 10
-MODEL_PATH = "actor_rollout_ref.model.path"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -140,16 +140,6 @@ class Estimate:
     host: tuple[Phase, ...]
     moved: Mapping[str, int]
 
-    @property
-    def device_peak(self) -> Phase | None:
-        """The largest phase on a device."""
-        return max(self.device, key=lambda phase: phase.total, default=None)
-
-    @property
-    def host_peak(self) -> Phase:
-        """The largest phase on the host."""
-        return max(self.host, key=lambda phase: phase.total)
-
 
 def estimate(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:
     """Put the parts of one device together, by phase, for an engine on the trainer's device."""

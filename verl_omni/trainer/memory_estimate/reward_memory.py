@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,9 +11,11 @@ import torch
 from omegaconf import DictConfig
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from verl_omni.reward_loop import hpsv3_model
+from verl_omni.reward_loop.models import hpsv3_model, image_reward_model
+from verl_omni.reward_loop.models.weight_files import weights_file
 from verl_omni.reward_loop.part_settings import TRAINER
-from verl_omni.reward_loop.rewards import aesthetic, clap, clip_score, hpsv3, pickscore
+from verl_omni.reward_loop.rewards import aesthetic, clap, clip_score, geneval, hpsv2, hpsv3, pickscore
+from verl_omni.reward_loop.rewards.geneval import conditions
 from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
 from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
 from verl_omni.utils.model_folder import model_folder
@@ -51,6 +54,15 @@ PUBLIC: dict[str, dict[str, Any]] = {
             "patch_size": 14,
         },
     },
+    geneval.DETECTOR: {
+        "model_type": "mask2former",
+        "num_labels": 80,
+        "backbone_config": {
+            "model_type": "swin",
+            "depths": [2, 2, 18, 2],
+            "out_features": ["stage1", "stage2", "stage3", "stage4"],
+        },
+    },
     hpsv3.BASE: {
         "model_type": "qwen2_vl",
         "text_config": {
@@ -65,7 +77,9 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "mlp_ratio": 4},
     },
 }
+PUBLIC[hpsv2.INPUTS] = PUBLIC[pickscore.WEIGHTS]  # PickScore was trained from it too
 CLIP_DEFAULTS = {"pickscore": pickscore.WEIGHTS, "clip_score": clip_score.WEIGHTS, "aesthetic": aesthetic.WEIGHTS}
+DETECTOR_INPUT = (800, 800)  # pixels of a square image, as the detector's processor enlarges it
 QUESTION_TOKENS = 512  # upper bound for HPSv3's question with a prompt
 
 
@@ -91,7 +105,7 @@ def measure(reward: DictConfig) -> RewardMemory:
     named = {str(part.get("name") or key): part for key, part in reward.reward_functions.items()}
     named = named or {str(reward.scorer): reward.scorer_kwargs}
     found = [
-        _memory(name, given.get(MODEL), given.get(PROCESSOR), int(reward.batch_size))
+        _memory(name, given.get(MODEL), given.get(PROCESSOR) or given.get(geneval.COLOR_MODEL), int(reward.batch_size))
         for name, given in named.items()
         if given.get("device") == TRAINER
     ]
@@ -99,14 +113,29 @@ def measure(reward: DictConfig) -> RewardMemory:
 
 
 @cache  # a job is estimated with many other settings
-def _memory(name: str, model: str | None, processor: str | None, batch: int) -> RewardMemory:
+def _memory(name: str, model: str | None, second: str | None, batch: int) -> RewardMemory:
+    """The memory of a scorer.
+
+    Args:
+        second: its processor, or its second model.
+    """
     if name == "hpsv3":
         dtype = _dtype(model or hpsv3.WEIGHTS)
-        return _of_hpsv3(configuration(processor or hpsv3.BASE), dtype, batch)
+        return _of_hpsv3(configuration(second or hpsv3.BASE), dtype, batch)
+    if name == "image_reward":
+        return _of_image_reward(batch)
+    if name == "geneval":
+        detector = _of_detector(configuration(model or geneval.DETECTOR))
+        colors = _of_clip(configuration(second or geneval.COLORS), conditions.MOST_OBJECTS)
+        return RewardMemory(detector.weights + colors.weights, max(detector.activations, colors.activations))
     if name == "clap":
         return _of_model(configuration(model or clap.WEIGHTS), torch.float32, lambda model: None)
-    config = configuration(model or CLIP_DEFAULTS[name])
+    if name == "hpsv2":
+        return _of_clip(configuration(second or hpsv2.INPUTS), batch)
+    return _of_clip(configuration(model or CLIP_DEFAULTS[name]), batch)
 
+
+def _of_clip(config: Any, batch: int) -> RewardMemory:
     def run(clip: Any) -> None:
         side = config.vision_config.image_size
         clip.get_image_features(pixel_values=torch.empty(batch, 3, side, side))
@@ -131,12 +160,34 @@ def _of_hpsv3(config: Any, dtype: torch.dtype, batch: int) -> RewardMemory:
     return _of_model(config, dtype, run)
 
 
+def _of_image_reward(batch: int) -> RewardMemory:
+    """Of the released sizes, which a file of weights does not have in a configuration."""
+
+    def run(model: Any) -> None:
+        seen = model["vision"](pixel_values=torch.empty(batch, 3, *[model["vision"].config.image_size] * 2))
+        model["text"](
+            input_ids=torch.zeros(batch, image_reward_model.TOKENS, dtype=torch.int64),
+            encoder_hidden_states=seen.last_hidden_state,
+        )
+
+    return _of_made(lambda: image_reward_model.make_model(*image_reward_model.released_sizes()), run)
+
+
+def _of_detector(config: Any) -> RewardMemory:
+    """Of one image, which its processor enlarges to the sizes of DETECTOR_INPUT."""
+    return _of_model(config, torch.float32, lambda model: model(pixel_values=torch.empty(1, 3, *DETECTOR_INPUT)))
+
+
 def _of_model(config: Any, dtype: torch.dtype, run: Any) -> RewardMemory:
     from transformers import AutoModel
 
+    return _of_made(lambda: AutoModel.from_config(config, dtype=dtype), run)
+
+
+def _of_made(make: Callable[[], Any], run: Any) -> RewardMemory:
     tracker = PeakTracker()
     with FakeTensorMode(), torch.no_grad():
-        model = AutoModel.from_config(config, dtype=dtype).eval()
+        model = make().eval()
         with tracker:
             weights = tracker.add([*model.parameters(), *model.buffers()])
             run(model)
@@ -171,7 +222,7 @@ def _dtype(path: str) -> torch.dtype:
     from safetensors import safe_open
 
     try:
-        file = hpsv3_model.weights_file(path)
+        file = weights_file(path, hpsv3_model.FILE)
     except FileNotFoundError:
         return torch.bfloat16
     with safe_open(file, "pt") as weights:

@@ -13,6 +13,7 @@ from verl_omni.trainer.report.statements import duration, number, recorded
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+JUDGES = "reward.reward_model"
 LOSS_MODE = f"{ACTOR}.diffusion_loss.loss_mode"
 
 
@@ -161,7 +162,7 @@ def _duration(run: Run) -> str:
 
 
 def _cost(run: Run) -> str:
-    """Images, and hours of all accelerators of trainer and rollout replicas; of CPU cores where there are none."""
+    """Images, and hours of all accelerators of the run's pools; of CPU cores where there are none."""
     seconds = sum(line.get(f"timing_s/{name}") or 0.0 for line in run.lines for name in ("step", "eval"))
     if not seconds:
         return ""
@@ -177,8 +178,10 @@ def _cost(run: Run) -> str:
 
 
 def _accelerators(settings: Mapping[str, Any]) -> int:
-    """Accelerators of the trainer and of standalone replicas; those of judges are not known here."""
-    pools = ("trainer", ROLLOUT)
+    """Accelerators of the trainer, of standalone replicas and of judges with a pool of their own."""
+    pools = ["trainer", ROLLOUT]
+    if get(settings, f"{JUDGES}.enable") and get(settings, f"{JUDGES}.enable_resource_pool"):
+        pools.append(JUDGES)
     return sum(
         (get(settings, f"{pool}.nnodes") or 0) * (get(settings, f"{pool}.n_gpus_per_node") or 0) for pool in pools
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +25,10 @@ from verl_omni.agent_loop.batching import check_reward_fields, reward_columns
 from verl_omni.agent_loop.rows import run_rows, short_prompt
 from verl_omni.agent_loop.score_requests import UnscoredSamples
 from verl_omni.agent_loop.training_tensors import UNSCORED
-from verl_omni.reward_loop import clip_model
-from verl_omni.reward_loop.reward_manager.visual import GROUP_COLUMN
+from verl_omni.reward_loop.models import clip_model
+from verl_omni.reward_loop.reward_manager.visual import GROUP_COLUMN, VisualRewardManager
 from verl_omni.reward_loop.rewards.python import package_of
+from verl_omni.reward_loop.scorer_deaths import RESTARTS, ScorerDeaths
 from verl_omni.reward_loop.scorer_names import lost_worker_text
 from verl_omni.reward_loop.scorer_results import FAILURE, failure_of
 from verl_omni.trainer.replicas.actor_nodes import PinnedRewardLoopManager
@@ -38,9 +41,16 @@ if TYPE_CHECKING:
     from verl_omni.trainer.rewards.judge_members import JudgeMembers
     from verl_omni.trainer.rewards.judge_servers import JudgeServers  # imports vLLM's server
 
+STOP_SECONDS = 10.0  # timeout for reward workers to remove their files
+
 
 class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
-    """verl's worker. Its own asks a judge's classification route where there is no custom function."""
+    """verl's worker. Its own asks a judge's classification route where there is no custom function.
+
+    Ray starts it again if its process ends, and repeats the calls that it had.
+    """
+
+    deaths: ScorerDeaths | None = None  # None outside of an actor
 
     @override
     def _init_reward_fn(self) -> None:
@@ -49,6 +59,13 @@ class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
         Raises:
             ValueError: as of `package_of`; other errors inside the file are not translated.
         """
+        self._make_reward_manager()
+        actor = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
+        if actor is not None and isinstance(self.reward_manager, VisualRewardManager):
+            self.deaths = ScorerDeaths(Path(tempfile.gettempdir()) / f"reward-worker-{actor}")
+            self.reward_manager.deaths = self.deaths
+
+    def _make_reward_manager(self) -> None:
         function = self.config.reward.custom_reward_function
         if (path := function.path) is None:
             super()._init_reward_fn()
@@ -78,6 +95,11 @@ class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
     async def rest(self) -> None:
         """Free the accelerator that scorers share with the trainer, until they score again."""
         await asyncio.to_thread(clip_model.rest)
+
+    async def forget_deaths(self) -> None:
+        """Remove the files of this worker, at the end of a run."""
+        if self.deaths is not None:
+            self.deaths.remove()
 
     @override
     async def compute_score_batch(self, data: DataProto) -> list[dict[str, Any]]:
@@ -125,7 +147,8 @@ class RewardWorkers(PinnedRewardLoopManager):
             self.config = scorer_devices.resolved(config, str(get_device_name()))
         self.reward_model_manager = judge
         self.reward_router_address = None if judge is None else judge.address
-        self.reward_loop_workers_class = ray.remote(RewardWorker)
+        again = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
+        self.reward_loop_workers_class = ray.remote(**again)(RewardWorker)
         self.reward_manager_cls = resolve_reward_manager_cls(config)
         self._init_reward_loop_workers()
 
@@ -145,7 +168,7 @@ class RewardWorkers(PinnedRewardLoopManager):
 
         Raises:
             TimeoutError: the process of a reward worker does not respond within `reward.deadline_seconds`.
-            RuntimeError: the process of a reward worker has ended.
+            RuntimeError: the process of a reward worker has ended, and was not started again.
             RayTaskError: the reward manager raised an error; the message has the sample's prompt.
             ValueError: the scorer returned a field with the name of a column that training reads.
         """
@@ -197,9 +220,11 @@ class RewardWorkers(PinnedRewardLoopManager):
         return None if self.judge is None else self.judge.pool
 
     def stop(self) -> None:
-        """Stop the judge, if there is one."""
+        """Stop the judge, if there is one, and remove the files of the reward workers."""
         if self.judge is not None:
             self.judge.stop()
+        forgetting = [worker.forget_deaths.remote() for worker in self.reward_loop_workers]
+        ray.wait(forgetting, num_returns=len(forgetting), timeout=STOP_SECONDS)
 
     def _wait(self, replies: dict[Any, Any]) -> None:
         """Wait for all replies, or for the first failure. A worker's own deadline limits each call of a scorer."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 20.0  # after several missing ones, the operator reports the job as stalled
@@ -50,7 +50,7 @@ class OperatorReporter:
     url: str
     token_file: Path
     attempt: int
-    transport: httpx.BaseTransport | None = None
+    transport: httpx2.BaseTransport | None = None
     pause: float = PAUSE_FIRST
     _waiting: deque[dict[str, Any]] = field(default_factory=deque, init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
@@ -103,7 +103,7 @@ class OperatorReporter:
 
     def _run(self) -> None:
         reached = True
-        with httpx.Client(timeout=POST_SECONDS, transport=self.transport) as client:
+        with httpx2.Client(timeout=POST_SECONDS, transport=self.transport) as client:
             while (event := self._next()) is not None:
                 problem = self._deliver(client, event, reached)
                 reached = problem is None
@@ -117,7 +117,7 @@ class OperatorReporter:
                 return self._waiting[0]
             return {"attempt": self.attempt, "event": "heartbeat"} if self._ends_at is None else None
 
-    def _deliver(self, client: httpx.Client, event: dict[str, Any], reached: bool) -> str | None:
+    def _deliver(self, client: httpx2.Client, event: dict[str, Any], reached: bool) -> str | None:
         """Post an event until it is accepted or given up. Returns the last error, if it was not accepted."""
         pause = self.pause
         while True:
@@ -148,7 +148,7 @@ class OperatorReporter:
         self._changed.wait_for(lambda: False, min(seconds, left, LAST_PAUSE))
         return left > 0
 
-    def _send(self, client: httpx.Client, event: dict[str, Any]) -> tuple[str | None, float | None]:
+    def _send(self, client: httpx2.Client, event: dict[str, Any]) -> tuple[str | None, float | None]:
         """Post an event once. Returns the error, if any, and the seconds to wait; None: it is never accepted."""
         with self._changed:
             notes = dict(self._notes)
@@ -164,13 +164,13 @@ class OperatorReporter:
                 self._notes = {name: value for name, value in self._notes.items() if value != notes.get(name)}
             if found.get("checkpoint"):
                 self._checkpoint.set()
-        except httpx.HTTPStatusError as error:
+        except httpx2.HTTPStatusError as error:
             problem = f"{type(error).__name__}: {error}"
             if error.response.status_code in NEVER_ACCEPTED:
                 return problem, None
             after = error.response.headers.get("Retry-After", "")
             return problem, min(float(after), RETRY_AFTER_MOST) if after.isdecimal() else 0.0
-        except (OSError, httpx.HTTPError, ValueError) as error:
+        except (OSError, httpx2.HTTPError, ValueError) as error:
             return f"{type(error).__name__}: {error}", 0.0
         return None, None
 

@@ -71,6 +71,7 @@ def open_trackers(config: DictConfig, folder: Path, first: int = 0) -> Trackers 
         "TENSORBOARD_DIR": str(folder / "tensorboard"),
         "VERL_FILE_LOGGER_PATH": str(folder / "tracking.jsonl"),
         "WANDB_DIR": str(folder),
+        "TRACKIO_DIR": str(folder / "trackio"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder.resolve()}/mlflow.db",
         # Where MLflow puts pictures without a server; its default is a folder below the working directory.
         "_MLFLOW_SERVER_ARTIFACT_ROOT": str(folder.resolve() / "mlflow"),
@@ -138,6 +139,12 @@ def _show_in_mlflow(adapter: Any, tag: str, step: int, samples: Sequence[Sample]
     mlflow.log_dict(captions, artifact_file=f"{folder}/captions.json")
 
 
+def _show_in_trackio(adapter: Any, tag: str, step: int, samples: Sequence[Sample]) -> None:
+    image = adapter.trackio.Image  # one for each name: a list of them is dropped
+    pictures = {f"{tag}/{n:02d}": image(_array(sample), caption=_caption(sample)) for n, sample in enumerate(samples)}
+    adapter.log(pictures, step)
+
+
 def _array(sample: Sample) -> Any:
     """uint8 [H, W, 3]."""
     return as_picture(sample.image).permute(1, 2, 0).numpy()
@@ -147,4 +154,5 @@ SHOW: dict[str, Callable[[Any, str, int, Sequence[Sample]], None]] = {
     "wandb": _show_in_wandb,
     "tensorboard": _show_in_tensorboard,
     "mlflow": _show_in_mlflow,
+    "trackio": _show_in_trackio,
 }

@@ -20,16 +20,15 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_omni.settings_schema import engine_settings, layout
 from verl_omni.settings_schema.declarations import OPEN_GROUPS
 from verl_omni.settings_schema.layout import Layout
-from verl_omni.settings_schema.nearest_names import nearest_setting
 from verl_omni.settings_schema.reference_settings import (
     Copied,
     Rejected,
     Renamed,
     WithoutEffect,
-    copied_group,
     find_rule,
 )
-from verl_omni.settings_schema.setting import plain_value
+from verl_omni.settings_schema.setting import plain_value, refused_choice
+from verl_omni.settings_schema.setting_names import describe_unknown, is_in_open_group
 from verl_omni.trainer.settings import cpu_values, reference_modules, registered_names, supported_values, unused_values
 from verl_omni.trainer.settings.extension_settings import EXTERNAL_LIB, default_settings, import_extensions
 from verl_omni.workers.algorithms import registry
@@ -162,7 +161,7 @@ def _wrong_types(config: DictConfig, known: Layout, given: Sequence[str]) -> Ite
             if name == setting or name.startswith(f"{setting}."):
                 value = supported_values.select(config, name)
                 if text := known.wrong_type(name, value):
-                    yield f"{name}: {text}" + ("; a variable of the script may be empty" if value == "" else "")
+                    yield f"{name}: {text}"
 
 
 def defaults(loss: str) -> DictConfig:
@@ -271,8 +270,7 @@ def _translate(overrides: Sequence[str], known: Collection[str], loss: str) -> _
                     found.overrides.append(f"{name}={text}")
                 found.copies.append((key, name, _parsed(text)))
             case Rejected(accepted=accepted, advice=advice) if not rule.accepts(_parsed(text)):
-                values = " or ".join(plain_value(value) for value in accepted)
-                found.problems.append(f"{key}: {text} is not supported; write {values}: {advice}")
+                found.problems.append(f"{key}: {refused_choice(_parsed(text), accepted, advice)}")
     return found
 
 
@@ -356,25 +354,9 @@ def _unknown(override: str, known: Collection[str]) -> str | None:
     if match["mark"].startswith("~") and (key in known or rule is not None):
         value = f"; write {key}=VALUE, or nothing for its default" if rule is None else ""
         return f"{key}: a setting cannot be deleted{value}"
-    if key in known or _is_open(key):
+    if key in known or is_in_open_group(key):
         return None
-    for group in (key, key.rpartition(".")[0]):
-        if group not in known and (target := copied_group(group)):
-            return f"{key}: unknown setting; write {target}"
-    near = nearest_setting(key, [*known, *_of_evaluations(known)])
-    return f"{key}: unknown setting" + (f"; did you mean {near}?" if near else "")
-
-
-def _of_evaluations(known: Collection[str]) -> Iterator[str]:
-    """Names of settings of evaluations, whose groups are empty by default."""
-    rollout = "actor_rollout_ref.rollout."
-    for name in known:
-        if name.startswith((f"{rollout}pipeline.", f"{rollout}algo.")):
-            yield f"{rollout}val_kwargs.{name.removeprefix(rollout)}"
-
-
-def _is_open(key: str) -> bool:
-    return any(key.startswith(f"{name}.") for name in OPEN_GROUPS)
+    return f"{key}: {describe_unknown(key, known)}"
 
 
 def _opened(override: str) -> str:
@@ -386,5 +368,5 @@ def _opened(override: str) -> str:
     match = _KEY.match(override)
     if match is None or match["mark"] not in ("", "+"):
         return override
-    is_open = match["key"] in OPEN_GROUPS or _is_open(match["key"])
+    is_open = match["key"] in OPEN_GROUPS or is_in_open_group(match["key"])
     return f"++{override.removeprefix('+')}" if match["mark"] or is_open else override

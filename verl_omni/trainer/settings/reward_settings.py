@@ -10,7 +10,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.reward_loop.judge_client import SERVED
 from verl_omni.reward_loop.part_settings import EVALUATION, OWN_SETTINGS, TRAINER, held_out_scorers, weight_problem
 from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, modality, setting_problems
 from verl_omni.reward_loop.scorer_signature import (
@@ -23,6 +22,8 @@ from verl_omni.reward_loop.scorer_signature import (
 )
 from verl_omni.trainer.settings.module_source import SourceNotFound, find_source
 
+# What a scorer's settings need not have where the run serves a judge itself (reward.reward_model).
+SERVED = {"base_url": "http://reward-router", "model": "reward.reward_model.model_path"}
 OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
 FUNCTION = "reward.custom_reward_function"
 ONE = "VisualRewardManager"

@@ -11,8 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl_omni.reward_loop.part_settings import part_problems
 from verl_omni.reward_loop.scorer_signature import nearest_name
 from verl_omni.settings_schema import engine_settings
+from verl_omni.settings_schema.conflicts import find_conflicts
 from verl_omni.settings_schema.declarations import SETTINGS, out_of_range
-from verl_omni.settings_schema.setting import is_number, plain_value
+from verl_omni.settings_schema.setting import is_number, refused_choice
 from verl_omni.trainer.settings import async_settings, judge_settings, pool_settings, scorer_devices
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.algorithms.registered import ALGORITHMS
@@ -40,7 +41,7 @@ TRACKER_PACKAGES: dict[str, str | None] = {
 }
 # Arguments of torch.optim.AdamW without settings of their own, and `eps`.
 ADAMW = ("eps", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
-TRACKERS_WITH_PICTURES = ("wandb", "tensorboard", "mlflow")
+TRACKERS_WITH_PICTURES = ("wandb", "tensorboard", "mlflow", "trackio")
 # Folders and files; a list is checked item by item.
 PATHS = (
     f"{DATA}.train_files",
@@ -64,6 +65,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         installed: packages of `TRACKER_PACKAGES` that can be imported.
     """
     own = [
+        *find_conflicts(config),
         *_limits(config),
         *_numbers(config),
         *_length(config),
@@ -99,8 +101,7 @@ def _values(config: DictConfig) -> Iterator[str]:
         registered = tuple(ESTIMATORS.registered) if name == "algorithm.adv_estimator" else ()
         value = select(config, name)
         if setting.values and not setting.accepts(value, registered):
-            values = " or ".join(map(plain_value, (*setting.values, *registered)))
-            yield f"{name}: {plain_value(value)} is not supported; write {values}: {setting.advice}"
+            yield f"{name}: {refused_choice(value, (*setting.values, *registered), setting.advice)}"
 
 
 def _limits(config: DictConfig) -> Iterator[str]:
@@ -154,8 +155,6 @@ def _optimizer(optim: DictConfig) -> Iterator[str]:
     for name in own or ():
         if name not in ADAMW:
             yield f"{OPTIM}.override_optimizer_config.{name}: is not one of {', '.join(ADAMW)}"
-    if optim.lr_warmup_steps > 0 and optim.lr_warmup_steps_ratio > 0:
-        yield f"{OPTIM}.lr_warmup_steps_ratio: is not read with lr_warmup_steps={optim.lr_warmup_steps}; write one"
 
 
 def _paths(config: DictConfig) -> Iterator[str]:
@@ -200,8 +199,3 @@ def _length(config: DictConfig) -> Iterator[str]:
     trainer = config.trainer
     if trainer.total_training_steps is None and trainer.total_epochs is None:
         yield f"{STEPS}: must be given, or {EPOCHS}"
-    if trainer.total_epochs is not None and config.data.filter_overlong_prompts:
-        yield (
-            f"{EPOCHS}: with data.filter_overlong_prompts=true the number of prompts is known only after the start; "
-            f"write {EPOCHS}=null and {STEPS}"
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from verl_omni.algos.flow_matching import TIMESTEPS
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.utils.metrics.metric_names import combine
 from verl_omni.workers.actor import build, experts, export, parallel, precision, shard_loading
+from verl_omni.workers.actor.gradient_accumulation import GradientAccumulation, chosen_rows, size
 from verl_omni.workers.actor.measurements import Measurements
 from verl_omni.workers.actor.model_flops import ModelFlops
 from verl_omni.workers.actor.offload import Offload
@@ -95,6 +97,8 @@ class DiffusionActor:
         self.optimizer = _adamw(self.trained, actor.optim)
         self.scheduler = _schedule(self.optimizer, actor.optim)
         self._skipped = 0  # optimizer steps in a row
+        # The update whose rows arrive in parts, and what keeps its weights on the device.
+        self._parts: tuple[Objective, GradientAccumulation, ExitStack] | None = None
         self.generator = torch.Generator().manual_seed(actor.seed)
         self._state = TrainingState(self.policy, self.optimizer, self.scheduler, self.generator, mesh)
         self.offload = Offload(self.policy, self.optimizer, self.device, actor.fsdp_config)
@@ -163,19 +167,62 @@ class DiffusionActor:
             LogProbMismatch: engine and trainer disagree about log-probabilities; nothing was updated.
         """
         totals: dict[str, list[float]] = {}
+        self._drop_parts()
         with self.offload.loaded(states=True):
             objective = self.algorithm.objective(self.policy, self.config.diffusion_loss, self.config, request)
             epochs = range(self.config.ppo_epochs)
-            mini_batches = [chosen for _ in epochs for chosen in self._order(_size(batch)).split(self.mini_batch)]
+            mini_batches = [chosen for _ in epochs for chosen in self._order(size(batch)).split(self.mini_batch)]
             if isinstance(objective, ComparesWithStart):
                 batch = {**batch, **self._start_values(batch, mini_batches, objective)}
             for chosen in mini_batches:
-                prepared = objective.prepare(_rows(batch, chosen))
-                for name, value in self._optimizer_step(prepared, objective).items():
+                accumulated = self._accumulation(objective, len(chosen))
+                accumulated.add(objective.prepare(chosen_rows(batch, chosen)), is_last=True)
+                for name, value in self._optimizer_step(accumulated, objective).items():
                     totals.setdefault(name, []).append(value)
             objective.finish()
         combined = {name: combine(name, values) for name, values in totals.items()}
         return {**combined, **{name: sum(totals[name]) for name in ("actor/optimizer_steps", "actor/skipped_steps")}}
+
+    def update_part(
+        self, batch: Batch, *, rows: int, is_first: bool, is_last: bool, scale: float = 1.0, **request: Any
+    ) -> dict[str, float] | None:
+        """Accumulate the gradients of some rows of an update with one optimizer step, in one process.
+
+        After the last part the update is what `update` does with all rows, and returns its metrics.
+
+        Args:
+            rows: rows of all parts together.
+            is_first: whether an update begins; parts of another one, which has not ended, are dropped.
+            scale: factor of the gradients and the loss, read with the last part.
+            request: as of `update`, read with the first part.
+
+        Raises:
+            Exception: as `update`.
+        """
+        if is_first:
+            self._drop_parts()
+            with ExitStack() as loading:
+                loading.enter_context(self.offload.loaded(states=True))
+                objective = self.algorithm.objective(self.policy, self.config.diffusion_loss, self.config, request)
+                self._parts = objective, self._accumulation(objective, rows), loading.pop_all()
+        assert self._parts is not None, "the first part begins the update"
+        objective, accumulated, loading = self._parts
+        accumulated.add(objective.prepare(batch), is_last=is_last)
+        if not is_last:
+            return None
+        with loading:
+            self._parts = None
+            metrics = self._optimizer_step(accumulated, objective, scale)
+            objective.finish()
+        return metrics
+
+    def _drop_parts(self) -> None:
+        """Drop the gradients of an update that has not ended: the samples of its last parts are missing."""
+        if self._parts is not None:
+            self.optimizer.zero_grad()
+            self._flops.take()
+            self._parts[2].close()
+            self._parts = None
 
     def _order(self, rows: int) -> Tensor:
         return torch.randperm(rows, generator=self.generator) if self.config.shuffle else torch.arange(rows)
@@ -184,7 +231,7 @@ class DiffusionActor:
         """Places of the rows of a mini-batch that an optimizer step computes terms of."""
         learning = objective.rows_with_gradient(batch).nonzero().flatten()
         if self.ranks > 1 or len(learning) == 0:  # every rank must run the same collectives
-            return torch.arange(_size(batch))
+            return torch.arange(size(batch))
         return learning
 
     def _micro_batch(self, objective: Objective) -> int:
@@ -197,44 +244,43 @@ class DiffusionActor:
         needed = {"none": [], "later": mini_batches[1:], "all": mini_batches}[objective.recomputed]
         if not needed:
             return {}
-        rows = torch.cat([chosen[self._learning(_rows(batch, chosen), objective)] for chosen in needed]).unique()
+        rows = torch.cat([chosen[self._learning(chosen_rows(batch, chosen), objective)] for chosen in needed]).unique()
         found: Batch = {}
         for chosen in rows.split(self._micro_batch(objective)):
-            part = _rows(objective.prepare(_rows(batch, chosen)), slice(None), self.device)
+            part = chosen_rows(objective.prepare(chosen_rows(batch, chosen)), slice(None), self.device)
             terms = [objective.start_values(part, place) for place in range(objective.term_count(part))]
             for name in terms[0]:
                 values = torch.stack([term[name] for term in terms], dim=1).cpu()
-                found.setdefault(name, values.new_full((_size(batch), *values.shape[1:]), math.nan))[chosen] = values
+                found.setdefault(name, values.new_full((size(batch), *values.shape[1:]), math.nan))[chosen] = values
         return found
 
-    def _optimizer_step(self, batch: Batch, objective: Objective) -> dict[str, float]:
-        rows = _size(batch)
-        passes = objective.term_count(batch)
-        learning = self._learning(batch, objective)
-        micro = self._micro_batch(objective)
-        loss = 0.0
-        measurements = Measurements(self.ranks)
+    def _accumulation(self, objective: Objective, rows: int) -> GradientAccumulation:
+        samples = self.config.ppo_micro_batch_size_per_gpu
         each_reduces = parallel.reduces_each_pass(self.config.fsdp_config, isinstance(self.module, experts.Experts))
-        micro_batches = learning.split(micro)
-        for number, chosen in enumerate(micro_batches, 1):
-            part = _rows(batch, chosen, self.device)
-            learns = objective.rows_with_gradient(part)
-            for place in range(passes):
-                last = number == len(micro_batches) and place == passes - 1
-                parallel.require_reduction(self.module, each_reduces or last)
-                term, found = objective.term(part, place)
-                # The sum over all micro-batches and terms is the mean over the mini-batch.
-                share = term.sum() / (rows * passes)
-                # FSDP2 averages gradients over all ranks, but the gradients of a sequence's parts must be summed.
-                (share * self.sequence_ranks).backward()
-                loss += share.item()
-                measurements.add(found, learns)
+        return GradientAccumulation(
+            objective,
+            Measurements(self.ranks),
+            self.device,
+            rows=rows,
+            micro=max(1, samples // objective.samples_per_row) if samples else None,
+            every_row=self.ranks > 1,
+            sequence_ranks=self.sequence_ranks,
+            before_pass=lambda is_last: parallel.require_reduction(self.module, each_reduces or is_last),
+        )
+
+    def _optimizer_step(
+        self, accumulated: GradientAccumulation, objective: Objective, scale: float = 1.0
+    ) -> dict[str, float]:
+        """Take a step with the accumulated gradients times `scale`."""
         try:
-            summary = objective.summarize(measurements.of_all_ranks(), rows * passes * self.ranks)
+            summary = objective.summarize(accumulated.measurements.of_all_ranks(), accumulated.terms * self.ranks)
         except agreement.EngineMismatch:
             self.optimizer.zero_grad()
             raise
-        return {"actor/loss": loss, **self._take_step(), **summary}
+        if scale != 1.0:
+            for gradient in (weight.grad for weight in self.trained if weight.grad is not None):
+                gradient.mul_(scale)
+        return {"actor/loss": accumulated.loss * scale, **self._take_step(), **summary}
 
     def _take_step(self) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients, or skip it if they are not finite.
@@ -346,14 +392,6 @@ class DiffusionActor:
         instead = self._values("default" if self.config.ema_decay is None else "average")
         write = self.mesh is None or self.mesh.get_rank() == 0
         return export.stage_adapter(self.module, folder, instead, write=write)
-
-
-def _size(batch: Batch) -> int:
-    return len(next(iter(batch.values())))
-
-
-def _rows(batch: Batch, chosen: Tensor | slice, device: torch.device | None = None) -> Batch:
-    return {name: tensor[chosen].to(device) for name, tensor in batch.items()}
 
 
 def _adamw(parameters: Iterable[nn.Parameter], config: DiffusionOptimizerConfig) -> torch.optim.AdamW:

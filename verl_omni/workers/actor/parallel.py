@@ -52,17 +52,24 @@ def parallelize(
             part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward, ignored_params=frozen
         )
 
-    # Called before FSDP2's own hook, which warns about a module that returns a view, as Wan's transformer does.
-    module.register_forward_hook(lambda _, __, found: tuple(each.clone() for each in found))
+    module.register_forward_hook(_copy_views)
     for name in _trained_modules(module, parts):
         wrap(module.get_submodule(name), torch.float32)
     for name in layer_names(module, prefixes):
+        module.get_submodule(name).register_forward_hook(_copy_views)
         wrap(module.get_submodule(name), precision.compute)
     wrap(module, precision.compute)
     if forward_prefetch:
         layers: list[Any] = [module.get_submodule(name) for name in layer_names(module, prefixes)]
         for layer, following in pairwise(layers):
             layer.set_modules_to_forward_prefetch([following])
+
+
+def _copy_views(module: nn.Module, arguments: Any, found: Any) -> Any:
+    """Forward hook, called before FSDP2's own, which warns about a module that returns a view."""
+    if isinstance(found, torch.Tensor):
+        return found.clone() if found._is_view() else found
+    return tuple(_copy_views(module, arguments, each) for each in found) if isinstance(found, tuple) else found
 
 
 def compile_layers(module: Any, prefixes: Sequence[str], backend: str = "inductor") -> None:

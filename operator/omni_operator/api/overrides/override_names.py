@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_omni.settings_schema import engine_settings
-from verl_omni.settings_schema.declarations import OPEN_GROUPS, SETTINGS, field_of
+from verl_omni.settings_schema.declarations import SETTINGS, field_of
 from verl_omni.settings_schema.layout import common_layout, layout, names_of_algorithms
-from verl_omni.settings_schema.nearest_names import nearest_setting
 from verl_omni.settings_schema.reference_settings import Rejected, WithoutEffect, find_rule, target_of
-from verl_omni.settings_schema.setting import plain_value
+from verl_omni.settings_schema.setting import refused_choice
+from verl_omni.settings_schema.setting_names import describe_unknown, is_in_open_group
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 DEFAULT_LOSS = "flow_grpo"
@@ -52,11 +52,7 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
         return _describe_value(name, value, loss)
     if _is_open(name) or name in names_of_algorithms():
         return None  # the trainer names a setting that this algorithm does not read
-    rollout = "actor_rollout_ref.rollout."
-    of_samples = (each for each in known if each.startswith((f"{rollout}pipeline.", f"{rollout}algo.")))
-    of_evaluations = (f"{rollout}val_kwargs.{each.removeprefix(rollout)}" for each in of_samples)
-    near = nearest_setting(name, {*known, *of_evaluations})
-    return f"the trainer has no setting {name}" + (f"; did you mean {near!r}?" if near else "")
+    return f"{name}: {describe_unknown(name, known)}"
 
 
 def limits_older_samples(loss: str | None) -> bool:
@@ -78,7 +74,7 @@ def _is_open(name: str) -> bool:
     if name.startswith(f"{ENGINE}."):
         own, dot, _ = name.removeprefix(f"{ENGINE}.").partition(".")
         return bool(dot) and own in engine_settings.SETTINGS and engine_settings.SETTINGS[own].kind is dict
-    return any(name.startswith(f"{group}.") for group in OPEN_GROUPS)
+    return is_in_open_group(name)
 
 
 def _names_in(mapping: str) -> Iterator[str]:
@@ -94,12 +90,16 @@ def _describe_value(name: str, value: str, loss: str | None) -> str | None:
     setting = target_of(name)
     if "${" in value:  # the value of another setting
         return None
-    parsed = parse_value(value)
-    if parsed is None and layout(loss or DEFAULT_LOSS).groups.get(setting):  # null is an empty group to the trainer
+    parsed = read_value(value)
+    known = layout(loss or DEFAULT_LOSS)
+    if parsed is None and known.groups.get(setting):  # null is an empty group to the trainer
         return None
     accepted, advice = _accepted(setting)
+    wrong = known.wrong_type(setting, parsed) if setting.startswith(f"{ENGINE}.") else None
+    if text := wrong or (accepted and known.wrong_group(setting, parsed)):
+        return f"{name}: {text}"
     if accepted and not Rejected(accepted, advice).accepts(parsed):
-        return f"{name}={value} is not supported; write {' or '.join(map(plain_value, accepted))}: {advice}"
+        return f"{name}: {refused_choice(parsed, accepted, advice)}"
     return ALGORITHMS[loss].conflict(setting, parsed, loss) if loss is not None else None
 
 
@@ -107,19 +107,43 @@ def _accepted(setting: str) -> tuple[tuple[Any, ...], str]:
     """The only values of a setting, and why not others; none if it takes all of its type."""
     if setting in SETTINGS and SETTINGS[setting].values:
         return SETTINGS[setting].values, SETTINGS[setting].advice
-    engine = engine_settings.SETTINGS.get(setting.removeprefix(f"{ENGINE}."))
-    if engine is not None and engine.choices and setting.startswith(f"{ENGINE}."):
-        return (None, *engine.choices), engine.meaning
     rule = find_rule(setting)
     return (rule.accepted, rule.advice) if isinstance(rule, Rejected) else ((), "")
 
 
+def find_wrong_values(given: Mapping[str, Any], loss: str | None) -> Iterator[tuple[str, str]]:
+    """Settings with a value of another type or out of its range, each with what is wrong.
+
+    Args:
+        given: values by the setting's name here.
+        loss: the trainer's name of the algorithm, which does not read the settings of others; None: one of the user's.
+    """
+    known = common_layout() if loss is None else layout(loss)
+    for name, value in given.items():
+        if text := known.wrong_value(name, value):
+            yield name, text
+
+
+def read_value(text: str) -> Any:
+    """The value of an override, as far as it is checked: a mapping that only Hydra can read is an empty one."""
+    if not text.strip():
+        return ""
+    value = parse_value(text)
+    if text.lstrip().startswith("{"):
+        return value if isinstance(value, dict) else {}
+    # A number like 1e-5 in a list is a text in YAML 1.1.
+    return (
+        [parse_value(each) if isinstance(each, str) else each for each in value] if isinstance(value, list) else value
+    )
+
+
 def parse_value(text: str) -> Any:
-    """A value as the trainer reads it: YAML's, and numbers like 1e-5, which are text in YAML 1.1."""
+    """A value as the trainer reads it: YAML's, but 1e-5 is a number and `no` a text, unlike in YAML 1.1."""
     import yaml  # most jobs have no overrides
 
     with contextlib.suppress(ValueError):
         return yaml.safe_load(text) if text.strip().lstrip("+-").isdigit() else float(text)
     with contextlib.suppress(yaml.YAMLError):
-        return yaml.safe_load(text)
+        value = yaml.safe_load(text)
+        return value if not isinstance(value, bool) or text.strip().lower() in ("true", "false") else text.strip()
     return text

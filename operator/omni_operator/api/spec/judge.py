@@ -1,12 +1,10 @@
 """`spec.reward.model`: a vision-language judge that the job serves."""
 
-from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
-from typing_extensions import override
 
-from omni_operator.api.base import Cel, Line, Rule, SeparateOnly, StrictModel, Violation, remote_scheme
+from omni_operator.api.base import Line, Rule, SeparateOnly, StrictModel
 
 from .autoscaling import AutoscalingRules, JudgeAutoscaling
 from .model import MODEL_ID, NO_HOME, NO_URL
@@ -77,7 +75,7 @@ class JudgeModel(StrictModel):
 
     cel = (
         Rule("not self.base.startswith('~')", "base", NO_HOME),
-        Cel("!self.base.contains('://')", NO_URL, ".base"),
+        Rule("not contains(self.base, '://')", "base", NO_URL, f"{{self.base}} is not supported: {NO_URL}"),
         Rule(
             "self.replicas == 1 or self.placement == 'Separate'",
             "replicas",
@@ -97,9 +95,3 @@ class JudgeModel(StrictModel):
     def base_is_folder(self) -> bool:
         """Whether `base` names a folder and not a model id."""
         return MODEL_ID.match(self.base) is None
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        yield from super().violations()
-        if scheme := remote_scheme(self.base):
-            yield Violation(("base",), f"{scheme}:// is not supported: {NO_URL}")

@@ -1,23 +1,12 @@
 """`spec.model`: the model to train."""
 
 import re
-from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
-from typing_extensions import override
+from pydantic.alias_generators import to_snake
 
-from omni_operator.api.base import (
-    S3_URL,
-    Cel,
-    Line,
-    Rule,
-    StrictModel,
-    Violation,
-    immutable,
-    is_in_store,
-    remote_scheme,
-)
+from omni_operator.api.base import S3_URL, Line, Rule, StrictModel, immutable, is_in_store
 
 from .pods import ClaimReference, KeyReference
 
@@ -32,6 +21,9 @@ NOT_ALONE = f"{ALL_LINEAR} is all layers; write it alone, or list suffixes"
 NO_ADAPTER = "has no effect: spec.model.lora.enabled is false; remove this field"
 NO_ADAPTER_URL = "write the path of a folder or file"
 NO_HOME = "write the whole path: '~' is a different folder on another machine"
+
+_IS_ID = f"matches(self.base, {MODEL_ID.pattern!r})"
+_IN_STORE = f"matches(self.base, {S3_URL.pattern!r})"
 
 
 class Lora(StrictModel):
@@ -63,19 +55,16 @@ class Lora(StrictModel):
     )
 
     cel = (
-        Cel(f"!('{ALL_LINEAR}' in self.targetModules) || size(self.targetModules) == 1", NOT_ALONE, ".targetModules"),
+        Rule(f"'{ALL_LINEAR}' not in self.target_modules or len(self.target_modules) == 1", "targetModules", NOT_ALONE),
         Rule("self.start_from is None or self.enabled", "startFrom", NO_ADAPTER),
         Rule("self.start_from is None or not self.start_from.startswith('~')", "startFrom", NO_HOME),
-        Cel("!has(self.startFrom) || !self.startFrom.contains('://')", NO_ADAPTER_URL, ".startFrom"),
+        Rule(
+            "self.start_from is None or not contains(self.start_from, '://')",
+            "startFrom",
+            NO_ADAPTER_URL,
+            f"{{self.start_from}} is not supported: {NO_ADAPTER_URL}",
+        ),
     )
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        yield from super().violations()
-        if ALL_LINEAR in self.target_modules and len(self.target_modules) > 1:
-            yield Violation(("targetModules",), NOT_ALONE)
-        if self.start_from is not None and (scheme := remote_scheme(self.start_from)):
-            yield Violation(("startFrom",), f"{scheme}:// is not supported: {NO_ADAPTER_URL}")
 
 
 class Model(StrictModel):
@@ -102,16 +91,17 @@ class Model(StrictModel):
 
     cel = (
         *(
-            Cel(f"!has(self.{field}) || self.base.matches(r'{MODEL_ID.pattern}')", NOT_FETCHED, f".{field}")
+            Rule(f"self.{to_snake(field)} is None or {_IS_ID}", field, NOT_FETCHED)
             for field in ("revision", "tokenSecretRef")
         ),
-        Cel(
-            f"!has(self.cache) || self.base.matches(r'{MODEL_ID.pattern}') || self.base.matches(r'{S3_URL.pattern}')",
-            NOT_CACHED,
-            ".cache",
-        ),
+        Rule(f"self.cache is None or {_IS_ID} or {_IN_STORE}", "cache", NOT_CACHED),
         Rule("not self.base.startswith('~')", "base", NO_HOME),
-        Cel(f"!self.base.contains('://') || self.base.matches(r'{S3_URL.pattern}')", NO_URL, ".base"),
+        Rule(
+            f"not contains(self.base, '://') or {_IN_STORE}",
+            "base",
+            NO_URL,
+            f"{{self.base}} is not supported: {NO_URL}",
+        ),
     )
 
     @property
@@ -128,14 +118,3 @@ class Model(StrictModel):
     def base_in_store(self) -> bool:
         """Whether `base` is a folder in an S3-compatible store."""
         return is_in_store(self.base)
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        yield from super().violations()
-        for field, value in (("revision", self.revision), ("tokenSecretRef", self.token_secret_ref)):
-            if value is not None and not self.base_is_id:
-                yield Violation((field,), NOT_FETCHED)
-        if self.cache and self.base_is_folder:
-            yield Violation(("cache",), NOT_CACHED)
-        if (scheme := remote_scheme(self.base)) and not self.base_in_store:
-            yield Violation(("base",), f"{scheme}:// is not supported: {NO_URL}")

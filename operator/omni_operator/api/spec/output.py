@@ -1,13 +1,11 @@
 """`spec.storage`, `spec.output`: access to object stores and the hub, and where results are sent."""
 
 import re
-from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
-from typing_extensions import override
 
-from omni_operator.api.base import Cel, ObjectName, StrictModel, Violation
+from omni_operator.api.base import ObjectName, Rule, StrictModel
 
 FOLDER_URL = "file://"
 HUB_URL = "hf://"
@@ -35,19 +33,19 @@ UNUSED_STORE = (
 )
 NO_REGION = "has no effect: only S3-compatible stores have regions, and there is no s3:// URL; remove it"
 _USES_S3 = (
-    "(self.model.base.startsWith('s3://') || (has(self.output) && self.output.url.startsWith('s3://')) || "
-    "self.data.train.exists(p, p.startsWith('s3://')) || "
-    "(has(self.data.validation) && self.data.validation.exists(p, p.startsWith('s3://'))))"
+    "(self.model.base.startswith('s3://') or (self.output is not None and self.output.url.startswith('s3://')) or "
+    "any(path.startswith('s3://') for path in self.data.train) or "
+    "(self.data.validation is not None and any(path.startswith('s3://') for path in self.data.validation)))"
 )
-_USES_HUB = "(has(self.output) && self.output.url.startsWith('hf://'))"
+_USES_HUB = "(self.output is not None and self.output.url.startswith('hf://'))"
 STORAGE_RULES = (  # evaluated on the spec
-    Cel(
-        "!has(self.storage.endpoint) && !has(self.storage.region) && !has(self.storage.secretName) || "
-        f"{_USES_S3} || {_USES_HUB}",
+    Rule(
+        "(self.storage.endpoint is None and self.storage.region is None and self.storage.secret_name is None) or "
+        f"{_USES_S3} or {_USES_HUB}",
+        "storage",
         UNUSED_STORE,
-        ".storage",
     ),
-    Cel(f"!has(self.storage.region) || {_USES_S3} || !{_USES_HUB}", NO_REGION, ".storage.region"),
+    Rule(f"self.storage.region is None or {_USES_S3} or not {_USES_HUB}", "storage.region", NO_REGION),
 )
 
 
@@ -71,17 +69,6 @@ class Storage(StrictModel):
         "e.g. of their service account. Cluster only: a local run takes the variables of these names.",
     )
 
-    def find_problems(self, *, s3: bool, hub: bool) -> Iterator[Violation]:
-        """What is given and not used; relative to this model.
-
-        Args:
-            s3, hub: whether the job uses an S3-compatible store, and sends results to the hub.
-        """
-        if not s3 and not hub and (self.endpoint or self.region or self.secret_name):
-            yield Violation((), UNUSED_STORE)
-        if hub and not s3 and self.region:
-            yield Violation(("region",), NO_REGION)
-
 
 class Output(StrictModel):
     """Where the trainer sends adapter, report and samples, after each checkpoint and at the end."""
@@ -101,9 +88,13 @@ class Output(StrictModel):
     )
 
     cel = (
-        Cel(f"self.url.matches(r'{OUTPUT_URL.pattern}')", BAD_OUTPUT, ".url"),
-        Cel(f"!self.url.matches(r'{NO_MODEL_REPOSITORY.pattern}')", ONLY_MODELS, ".url"),
-        Cel(f"!has(self.claimName) || self.url.startsWith('{FOLDER_URL}')", CLAIM_NEEDS_FOLDER, ".claimName"),
+        Rule(f"matches(self.url, {OUTPUT_URL.pattern!r})", "url", BAD_OUTPUT),
+        Rule(f"not matches(self.url, {NO_MODEL_REPOSITORY.pattern!r})", "url", ONLY_MODELS),
+        Rule(
+            f"self.claim_name is None or self.url.startswith('{FOLDER_URL}')",
+            "claimName",
+            CLAIM_NEEDS_FOLDER,
+        ),
     )
 
     @property
@@ -120,12 +111,3 @@ class Output(StrictModel):
     def in_hub(self) -> bool:
         """Whether results are sent to a repository of the Hugging Face hub."""
         return self.url.startswith(HUB_URL)
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if not OUTPUT_URL.search(self.url):
-            yield Violation(("url",), BAD_OUTPUT)
-        if NO_MODEL_REPOSITORY.search(self.url):
-            yield Violation(("url",), ONLY_MODELS)
-        if self.claim_name and self.folder is None:
-            yield Violation(("claimName",), CLAIM_NEEDS_FOLDER)

@@ -1,20 +1,18 @@
 """`spec.scheduling`, `spec.security`, `spec.observability`."""
 
-from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
-from typing_extensions import override
 
-from omni_operator.api.base import Cel, LabelKey, NullFree, ObjectName, Rule, StrictModel, Violation
+from omni_operator.api.base import LabelKey, NullFree, ObjectName, Rule, StrictModel
 
 from .pods import KeyReference
 
 WANDB_UNUSED = "has no effect unless spec.observability.tracking.loggers contains wandb"
 PROJECT_UNUSED = "has no effect unless spec.observability.tracking.loggers names a tracker"
 IMAGES_UNUSED = "has no effect unless spec.observability.tracking.loggers contains tensorboard, wandb or mlflow"
-WITH_IMAGES = ("tensorboard", "wandb", "mlflow")
+WITH_IMAGES = ("tensorboard", "wandb", "mlflow", "trackio")
 ONE_LEVEL = "must not be given with topology.required: choose one of them"
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
@@ -121,18 +119,21 @@ class PodMonitor(StrictModel):
 class Tracking(StrictModel):
     """Experiment trackers that the trainer logs its metrics to, under the name of the job."""
 
-    loggers: Annotated[tuple[Literal["console", "tensorboard", "wandb", "mlflow"], ...], Field(strict=False)] = Field(
+    loggers: Annotated[
+        tuple[Literal["console", "tensorboard", "wandb", "mlflow", "trackio"], ...], Field(strict=False)
+    ] = Field(
         default=(),
-        max_length=4,
+        max_length=5,
         description="Trackers that get every step's metrics. console: the trainer's output. tensorboard: files in the "
         "run folder. wandb: Weights & Biases. mlflow: the server in the trainer's variable MLFLOW_TRACKING_URI, else "
-        "a database in the run folder; needs an image with its package. Default: none.",
+        "a database in the run folder. trackio: files in the run folder. These two need an image with their package. "
+        "Default: none.",
     )
     images: int | None = Field(
         default=None,
         ge=0,
         le=100,
-        description="Held-out samples of each evaluation that tensorboard, wandb and mlflow show. Default: 8.",
+        description="Held-out samples of each evaluation that trackers show. Default: 8.",
     )
     project: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = Field(
         default=None, description="Project that the tracker files the run under. Default: omni-operator."
@@ -144,27 +145,22 @@ class Tracking(StrictModel):
     )
 
     cel = (
-        Cel(
-            "!has(self.wandbSecretRef) || (has(self.loggers) && 'wandb' in self.loggers)",
+        Rule(
+            "self.wandb_secret_ref is None or (self.loggers is not None and 'wandb' in self.loggers)",
+            "wandbSecretRef",
             WANDB_UNUSED,
-            ".wandbSecretRef",
         ),
-        Cel("!has(self.project) || (has(self.loggers) && self.loggers.size() > 0)", PROJECT_UNUSED, ".project"),
-        Cel(
-            "!has(self.images) || (has(self.loggers) && self.loggers.exists(l, l != 'console'))",
+        Rule(
+            "self.project is None or (self.loggers is not None and len(self.loggers) > 0)",
+            "project",
+            PROJECT_UNUSED,
+        ),
+        Rule(
+            "self.images is None or (self.loggers is not None and any(each != 'console' for each in self.loggers))",
+            "images",
             IMAGES_UNUSED,
-            ".images",
         ),
     )
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if self.wandb_secret_ref and "wandb" not in self.loggers:
-            yield Violation(("wandbSecretRef",), WANDB_UNUSED)
-        if self.project and not self.loggers:
-            yield Violation(("project",), PROJECT_UNUSED)
-        if self.images is not None and not self._shows_images:
-            yield Violation(("images",), IMAGES_UNUSED)
 
     @property
     def shown_images(self) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, StringConstraints, ValidationError, WithJsonSchema
 from typing_extensions import override
 
-from omni_operator.api.base import Cel, Line, NullFree, StrictModel, Violation, remote_scheme
+from omni_operator.api.base import Line, NullFree, Rule, StrictModel, Violation
 from omni_operator.api.suggestions import did_you_mean
 from omni_operator.api.validation_messages import describe_errors
 from verl_omni.reward_loop.rewards import UNAVAILABLE
@@ -60,12 +60,14 @@ class Function(StrictModel):
         default="compute_score", description="Name of the function."
     )
 
-    cel = (Cel("self.path.startsWith('pkg://') || !self.path.contains('://')", NO_URL, ".path"),)
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if (scheme := remote_scheme(self.path)) not in (None, "pkg"):
-            yield Violation(("path",), f"{scheme}:// is not supported: {NO_URL}")
+    cel = (
+        Rule(
+            "self.path.startswith('pkg://') or not contains(self.path, '://')",
+            "path",
+            NO_URL,
+            f"{{self.path}} is not supported: {NO_URL}",
+        ),
+    )
 
 
 class Http(StrictModel):
@@ -123,12 +125,14 @@ class Scorer(StrictModel):
     )
 
     cel = (
-        Cel(
-            "has(self.http) ? !has(self.function) && !has(self.builtin) : !has(self.function) || !has(self.builtin)",
+        Rule(
+            "(self.function is None and self.builtin is None) if self.http is not None else "
+            "(self.function is None or self.builtin is None)",
+            "",
             "a scorer has only one of builtin, function and http",
         ),
-        Cel("self.use == 'Training' || self.weight == 1.0", NO_REWARD, ".weight"),
-        Cel("self.use == 'Training' || self.required", NO_REWARD, ".required"),
+        Rule("self.use == 'Training' or self.weight == 1.0", "weight", NO_REWARD),
+        Rule("self.use == 'Training' or self.required", "required", NO_REWARD),
     )
 
     @property
@@ -163,17 +167,11 @@ class Scorer(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
+        yield from super().violations()
         if self.name == COMBINED:
             yield Violation(("name",), "the reward of all scorers has this name; choose another one")
-        if not self.is_trained and self.weight != 1:
-            yield Violation(("weight",), NO_REWARD)
-        if not self.is_trained and not self.required:
-            yield Violation(("required",), NO_REWARD)
-        kinds = [name for name in ("builtin", "function", "http") if getattr(self, name) is not None]
-        if len(kinds) > 1:
-            yield Violation((kinds[1],), f"a scorer is one thing: remove all but one of {', '.join(kinds)}")
-        elif kinds in ([], ["builtin"]):
-            yield from self._builtin_violations("builtin" if kinds else "name")
+        if self.function is None and self.http is None:
+            yield from self._builtin_violations("name" if self.builtin is None else "builtin")
         elif self.http:
             for name in self.settings:
                 yield Violation(("settings", name), "a reward server takes no settings; put parameters into http.url")
@@ -255,25 +253,24 @@ class Reward(StrictModel):
     )
 
     cel = (
-        Cel(
-            "self.scorers.exists(scorer, scorer.use == 'Training' && scorer.weight > 0.0)", NOTHING_TRAINED, ".scorers"
+        Rule(
+            "any(scorer.use == 'Training' and scorer.weight > 0.0 for scorer in self.scorers)",
+            "scorers",
+            NOTHING_TRAINED,
         ),
-        Cel(
-            "!has(self.earlyStoppingPatience) || self.scorers.exists(scorer, scorer.use == 'Evaluation')",
+        Rule(
+            "self.early_stopping_patience is None or any(scorer.use == 'Evaluation' for scorer in self.scorers)",
+            "earlyStoppingPatience",
             NO_SCORER,
-            ".earlyStoppingPatience",
         ),
     )
 
     @override
     def violations(self) -> Iterator[Violation]:
+        yield from super().violations()
         for name, count in Counter(scorer.name for scorer in self.scorers).items():
             if count > 1:
                 yield Violation(("scorers",), f"{count} scorers are called {name!r}; names must differ")
-        if not sum(scorer.weight for scorer in self.scorers if scorer.is_trained):
-            yield Violation(("scorers",), NOTHING_TRAINED)
-        if self.early_stopping_patience is not None and all(scorer.is_trained for scorer in self.scorers):
-            yield Violation(("earlyStoppingPatience",), NO_SCORER)
         for place, scorer in enumerate(self.scorers):
             yield from (Violation(("scorers", place, *at), text) for at, text in self._judge_problems(scorer))
 

@@ -76,10 +76,12 @@ class Algorithm(StrictModel):
     )
 
     cel = (
-        Cel(
-            r"self.overrides.all(o, o.matches('^[+]{0,2}[A-Za-z_][A-Za-z0-9_.$-]*='))",
+        Rule(
+            "matches(item, '^[+]{0,2}[A-Za-z_][A-Za-z0-9_.$-]*=')",
+            "overrides",
             "write each override as name=value",
-            ".overrides",
+            "{item!r} is not in the form name=value",
+            each=True,
         ),
         Cel(_no_reserved(), _RESERVED_MESSAGE, ".overrides"),
     )
@@ -92,13 +94,14 @@ class Algorithm(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
+        yield from super().violations()
         for place, line in enumerate(self.overrides):
             match = OVERRIDE.match(line)
             if match is None:
-                yield Violation(("overrides", place), f"{line!r} is not in the form name=value")
-            elif self.name == "Custom" and (match[2] in OF_THE_ALGORITHM or match[2].startswith(LOSS_GROUP)):
+                continue  # a rule refuses it
+            if self.name == "Custom" and (match[2] in OF_THE_ALGORITHM or match[2].startswith(LOSS_GROUP)):
                 continue  # a module of the user's may register it (docs/guides/own-family.md)
-            elif text := describe_reserved(match[2]) or self._unsupported(match[2], match[3]):
+            if text := describe_reserved(match[2]) or self._unsupported(match[2], match[3]):
                 yield Violation(("overrides", place), text)
 
     def _unsupported(self, name: str, value: str) -> str | None:

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,27 +86,30 @@ def input_problems(job: DiffusionRLJob, document: Document) -> list[Problem]:
         name: {str(place): path for place, path in enumerate(given) if not is_in_store(path) and not custom}
         for name, given in (("train", data.train), ("validation", data.validation))
     }
-    request = {
-        "model": model.base if model.base_is_folder else None,
-        "extended": EXTERNAL_LIB in overrides,
-        "adapter": settings if lora.start_from is not None else None,
-        **files,
-        "prompt_key": overrides.get(PROMPT_KEY, "prompt"),
-        "pairs": job.spec.algorithm.reads_pairs,
-        "settings": [] if any(map(is_in_store, paths)) or custom else render_overrides(job, local_layout(job, "runs")),
-    }
-    result = run_module(INPUT_CHECK, [json.dumps(request)])
-    if result.returncode:
-        return [Problem("this machine", f"the check of model and prompts failed: {result.stderr.strip()[-2000:]}")]
+    from verl_omni.trainer.data import input_check
+
+    inputs = input_check.Inputs(
+        model=model.base if model.base_is_folder else None,
+        extended=EXTERNAL_LIB in overrides,
+        adapter=settings if lora.start_from is not None else None,
+        train=files["train"],
+        validation=files["validation"],
+        prompt_key=overrides.get(PROMPT_KEY, "prompt"),
+        pairs=job.spec.algorithm.reads_pairs,
+        settings=[] if any(map(is_in_store, paths)) or custom else render_overrides(job, local_layout(job, "runs")),
+    )
+    found = list(input_check.file_problems(inputs))
+    if not found and input_check.needs_model(inputs):
+        result = run_module(INPUT_CHECK, [json.dumps(asdict(inputs))])
+        if result.returncode:
+            return [Problem("this machine", f"the check of model and prompts failed: {result.stderr.strip()[-2000:]}")]
+        found = json.loads(result.stdout.splitlines()[-1])
     at: dict[str, FieldPath] = {
         "model": ("spec", "model", "base"),
         "adapter": ("spec", "model", "lora", "startFrom"),
         **{f"{name}/{place}": ("spec", "data", name, int(place)) for name in files for place in files[name]},
     }
-    return [
-        Problem(document.where(at[name]), text, format_path(at[name]))
-        for name, text in json.loads(result.stdout.splitlines()[-1])
-    ]
+    return [Problem(document.where(at[name]), text, format_path(at[name])) for name, text in found]
 
 
 def _overrides(job: DiffusionRLJob) -> dict[str, str]:

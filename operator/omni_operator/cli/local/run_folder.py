@@ -13,7 +13,7 @@ from typing import Any
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, JobError, load_job
 from omni_operator.api.files.yaml_document import Document
-from omni_operator.api.overrides.override_values import read_value
+from omni_operator.api.overrides.override_names import read_value
 from omni_operator.cli import console
 from omni_operator.plan.hidden_values import hide_values
 from omni_operator.staged_files import staged

@@ -18,7 +18,7 @@ def fetch(
     name: Name,
     to: Annotated[Path | None, typer.Option("--to", help="Folder; default: runs/NAME.", metavar="DIR")] = None,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Also all checkpoints; default: only the newest adapter.")
+        bool, typer.Option("--checkpoints", help="All checkpoints and adapters; default: only the newest adapter.")
     ] = False,
     image: Image = None,
     as_json: Json = False,

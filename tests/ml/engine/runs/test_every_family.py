@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 import torch
@@ -150,7 +150,7 @@ def png(width: int, height: int) -> bytes:
 
 def edited_over_http(running: Any, width: int, height: int) -> Image.Image:
     """An image edited by the HTTP API."""
-    answer = httpx.post(
+    answer = httpx2.post(
         f"http://{running.stack.servers.server_addresses[0]}/v1/images/edits",
         data={"prompt": "a red circle", "size": "64x64", "num_inference_steps": "2"},
         files={"image": ("first.png", png(width, height), "image/png")},
@@ -209,7 +209,7 @@ def test_wan_agrees_before_and_after_an_update_that_changes_the_videos(family: A
         assert refused.status_code == 400 and words in refused.text
 
 
-def video_over_http(running: Any, **other: Any) -> httpx.Response:
+def video_over_http(running: Any, **other: Any) -> httpx2.Response:
     """The first video of `evaluate`, by the HTTP API."""
     asked = {
         "prompt": "a red circle",
@@ -222,10 +222,10 @@ def video_over_http(running: Any, **other: Any) -> httpx.Response:
         **other,
     }
     form = {name: (None, str(value)) for name, value in asked.items()}
-    return httpx.post(f"http://{running.stack.servers.server_addresses[0]}/v1/videos/sync", files=form, timeout=120)
+    return httpx2.post(f"http://{running.stack.servers.server_addresses[0]}/v1/videos/sync", files=form, timeout=120)
 
 
-def frames(answer: httpx.Response) -> np.ndarray:
+def frames(answer: httpx2.Response) -> np.ndarray:
     """Every frame of an MP4, [T, H, W, 3] from 0 to 255."""
     import av
 
@@ -249,10 +249,10 @@ def test_wan_5b_agrees_with_other_latents_and_another_vae(family: Any) -> None:
     assert torch.equal(running.evaluate().images, changed.images), "the engine serves on"
 
 
-def with_first_frame(running: Any) -> httpx.Response:
+def with_first_frame(running: Any) -> httpx2.Response:
     """The answer of the HTTP API to a prompt with the first frame of the video."""
     asked = {"prompt": "a red circle", "size": "64x64", "num_frames": str(FRAMES), "num_inference_steps": "2"}
-    return httpx.post(
+    return httpx2.post(
         f"http://{running.stack.servers.server_addresses[0]}/v1/videos/sync",
         data=asked,
         files={"input_reference": ("first.png", png(64, 64), "image/png")},
@@ -295,6 +295,51 @@ def test_two_ranks_share_each_samples_sequence_and_one_reports_the_rows(family: 
     assert running.update(running.samples(version=1))["rollout_corr/max_abs_diff"] < 1e-4
 
 
+# --- FLUX.1 -------------------------------------------------------------------------------------------------
+
+
+def test_flux_agrees_and_its_guidance_scale_is_an_input(family: Any) -> None:
+    running = family("flux", "data.max_prompt_length=16")
+    modules = 8 + 3  # projections of a joint block and of a single one
+    assert running.publish(0)["bound"] == modules
+    before = running.evaluate()
+    assert before.images.shape == (2, 3, 64, 64) and before.images.dtype == torch.uint8
+    samples = running.samples(version=0)
+    assert samples.tensors["all_latents"].shape == (4, 4, 16, 16), "steps of the window + 1, patches, 4 channels each"
+    assert samples.tensors["prompt_embeds"].shape == (4, 32, 32), "padded to max_sequence_length"
+    assert samples.tensors["image_size"].tolist() == [[4, 4]] * 4
+    assert samples.tensors["guidance"].tolist() == [[3.0]] * 4
+    assert not any(name.startswith("negative_") for name in samples.tensors)
+    changed = running.check_agreement(samples, before, modules)
+
+    assert running.send_base(1.5) == 66, "tensors of the transformer's file"
+    assert (running.evaluate().images.int() - changed.images.int()).abs().max() > 1
+    running.send_base(1.0)
+    assert (running.evaluate().images.int() - changed.images.int()).abs().max() <= 1
+
+
+# --- FLUX.2-klein -------------------------------------------------------------------------------------------
+
+
+def test_flux2_klein_agrees_before_and_after_an_update_that_changes_the_images(family: Any) -> None:
+    running = family("flux2_klein", "data.max_prompt_length=16")
+    modules = 8 + 1  # projections of a joint block, and the fused one of a single block
+    assert running.publish(0)["bound"] == modules
+    before = running.evaluate()
+    assert before.images.shape == (2, 3, 64, 64) and before.images.dtype == torch.uint8
+    samples = running.samples(version=0)
+    assert samples.tensors["all_latents"].shape == (4, 4, 16, 16), "steps of the window + 1, patches, 4 channels each"
+    positive, negative = (samples.tensors[f"{name}prompt_embeds"] for name in ("", "negative_"))
+    assert positive.shape == negative.shape == (4, 32, 48), "padded to max_sequence_length, three layers of 16"
+    assert not torch.equal(positive, negative)
+    changed = running.check_agreement(samples, before, modules)
+
+    assert running.send_base(1.5) == 29, "tensors of the transformer's file"
+    assert (running.evaluate().images.int() - changed.images.int()).abs().max() > 1
+    running.send_base(1.0)
+    assert (running.evaluate().images.int() - changed.images.int()).abs().max() <= 1
+
+
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
@@ -323,7 +368,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 # --- bfloat16 -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["qwen_image", "qwen_image_edit_plus", "wan"])
+@pytest.mark.parametrize("name", ["flux", "flux2_klein", "qwen_image", "qwen_image_edit_plus", "wan"])
 def test_a_family_trains_in_bfloat16_from_files_in_float32(shared_ray: SharedRay, tmp_path: Path, name: str) -> None:
     """As on accelerators; the trainer stops if its velocities differ from the engine's."""
     from verl_omni.models.tiny import MAKERS
@@ -341,7 +386,7 @@ def test_a_family_trains_in_bfloat16_from_files_in_float32(shared_ray: SharedRay
             "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16",
             f"data.train_files={tmp_path / 'rows.jsonl'}",
             "data.max_prompt_length=400",
-            f"{ROLLOUT}.pipeline.max_sequence_length=1024",
+            f"{ROLLOUT}.pipeline.max_sequence_length={512 if name == 'flux' else 1024}",
             *(VIDEOS[1:] if name == "wan" else ()),
             "reward.scorer=brightness",
             "trainer.total_training_steps=1",
@@ -357,6 +402,8 @@ def test_a_family_trains_in_bfloat16_from_files_in_float32(shared_ray: SharedRay
 @pytest.mark.parametrize(
     ("name", "modules", "overrides"),
     [
+        ("flux", 17, ["data.max_prompt_length=16"]),
+        ("flux2_klein", 14, ["data.max_prompt_length=16"]),
         ("sd3", 23, ["data.max_prompt_length=16"]),
         ("qwen_image", 34, ["data.max_prompt_length=160"]),
         ("wan", 20, VIDEOS),

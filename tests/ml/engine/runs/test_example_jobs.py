@@ -215,10 +215,12 @@ def test_a_recipe_trains_with_its_own_settings(
     assert any(line["actor/grad_norm"] > 0 for line in trained) or name == small_recipes.SERVED
     if prompts or name == small_recipes.SERVED:
         assert all(math.isfinite(line["reward/mean"]) for line in trained)
+    of_latents = "drm" in str(recipe.given)
     if prompts:
         # Each of the recipe's agent-loop workers evaluates as many: a batch is padded to a multiple of them.
         workers = int(recipe.given["actor_rollout_ref.rollout.agent.num_workers"])
-        assert len(Judge.asked) == prompts * (STEPS * 2 * 4 + max(HELD_OUT, workers) + max(2, workers))
-    if "drm" in str(recipe.given):  # latents are scored, and 1 + 0.1 * score; pictures are kept all the same
+        evaluated = max(HELD_OUT, workers) + (0 if of_latents else max(2, workers))  # samples, and previews of pictures
+        assert len(Judge.asked) == prompts * (STEPS * 2 * 4 + evaluated)
+    if of_latents:  # latents are scored, and 1 + 0.1 * score; pictures are kept all the same
         assert all(1 <= line["reward/mean"] <= 1.1 for line in trained)
         assert len(list((tmp_path / "run").rglob("*.png"))) >= HELD_OUT

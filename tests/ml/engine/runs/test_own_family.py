@@ -50,7 +50,7 @@ def test_the_pages_commands_train_the_family_and_a_wrong_velocity_stops_the_run(
     (estimate,) = re.findall(r"`(PYTHONPATH=\. drl fit .*?)`", PAGE)
     estimated = shell(estimate, folder)
     assert estimated.returncode == 0, estimated.stdout + estimated.stderr
-    assert estimated.stdout.startswith("FluxPipeline, ")
+    assert estimated.stdout.startswith("MyFluxPipeline, ")
 
     path = folder / "my_flux" / "training.py"
     right = path.read_text()

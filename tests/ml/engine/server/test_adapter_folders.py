@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 import torch
@@ -67,7 +67,7 @@ class Server:
         self.address = address
         self.model = model
 
-    def ask(self, **content: Any) -> httpx.Response:
+    def ask(self, **content: Any) -> httpx2.Response:
         asked = {
             "prompt": PROMPT,
             "size": f"{SIZE}x{SIZE}",
@@ -76,7 +76,7 @@ class Server:
             "guidance_scale": 1.0,
             **content,
         }
-        return httpx.post(f"http://{self.address}/v1/images/generations", json=asked, timeout=120)
+        return httpx2.post(f"http://{self.address}/v1/images/generations", json=asked, timeout=120)
 
     def draw(self, **content: Any) -> np.ndarray:
         answer = self.ask(**content)

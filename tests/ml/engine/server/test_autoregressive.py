@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import torch
 from torch import Tensor
@@ -255,11 +255,11 @@ def test_an_invalid_request_is_refused_with_the_reason(
 def test_the_http_api_returns_the_same_tokens_as_training(running: Running) -> None:
     ids = running.ids(PROMPTS[0])
     asked = {"prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
-    answer = httpx.post(f"{running.address}/v1/completions", json=asked, timeout=SOON)
+    answer = httpx2.post(f"{running.address}/v1/completions", json=asked, timeout=SOON)
     assert answer.status_code == 200, answer.text
     (choice,) = answer.json()["choices"]
     assert choice["token_ids"] == running.greedy(ids, 8) and choice["text"]
-    refused = httpx.post(f"{running.address}/v1/completions", json={**asked, "max_tokens": -1}, timeout=SOON)
+    refused = httpx2.post(f"{running.address}/v1/completions", json={**asked, "max_tokens": -1}, timeout=SOON)
     assert refused.status_code == 400 and "max_tokens" in refused.text
 
 

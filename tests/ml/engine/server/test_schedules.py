@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from tests.ml.engine.engine_command_line import command_line
+from verl_omni.pipelines.scheduler_config import EULER
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -41,14 +42,18 @@ class Case:
 
     model: str
     scheduler: dict[str, Any] = field(default_factory=dict)
-    scheduler_class: str | None = None
+    index: dict[str, Any] = field(default_factory=dict)  # changes of `model_index.json`
     engine: dict[str, Any] = field(default_factory=dict)
     request: dict[str, Any] = field(default_factory=dict)
     step_execution: bool = False
     shift: float | None = None  # that diffusers' scheduler gets instead of its own
+    negative: str = NEGATIVE  # diffusers' pipeline of FLUX.2-klein takes none
 
 
 CASES = {
+    "flux": Case("flux", DYNAMIC),
+    "flux2_klein": Case("flux2_klein", negative=""),
+    "flux2_klein, distilled": Case("flux2_klein", index={"is_distilled": True}, negative=""),
     "sd3": Case("sd3"),
     "sd3 with a dynamic shift": Case("sd3", DYNAMIC),
     "sd3 with a dynamic shift, step by step": Case("sd3", DYNAMIC, step_execution=True),
@@ -60,7 +65,7 @@ CASES = {
     "wan with a shift of the request": Case(
         "wan", engine={"flow_shift": 8.0}, request={"video_flow_shift": 1.5}, shift=1.5
     ),
-    "wan with another scheduler": Case("wan", {"shift": 7.0}, scheduler_class="FlowMatchEulerDiscreteScheduler"),
+    "wan with another scheduler": Case("wan", {"shift": 7.0}, index={"scheduler": ["diffusers", EULER]}),
     "wan_5b": Case("wan_5b", {"flow_shift": 5.0}),
     "wan_a14b": Case("wan_a14b"),
 }
@@ -74,9 +79,8 @@ def test_the_engine_samples_like_diffusers(name: str, tmp_path: Path) -> None:
     MAKERS[case.model](tmp_path)
     file = tmp_path / "scheduler" / "scheduler_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | case.scheduler))
-    if case.scheduler_class is not None:
-        index = tmp_path / "model_index.json"
-        index.write_text(json.dumps(json.loads(index.read_text()) | {"scheduler": ["diffusers", case.scheduler_class]}))
+    index = tmp_path / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | case.index))
     found = asyncio.run(engine_sample(tmp_path, case))
     expected = diffusers_sample(tmp_path, case)
     assert found.shape == expected.shape
@@ -124,7 +128,7 @@ async def engine_sample(model: Path, case: Case) -> np.ndarray:
         "num_frames": FRAMES if case.model.startswith("wan") else 1,
         **case.request,
     }
-    request = RolloutRequest(ids(PROMPT), negative_prompt_ids=ids(NEGATIVE), image_data=images)
+    request = RolloutRequest(ids(PROMPT), negative_prompt_ids=ids(case.negative), image_data=images)
     engine = AsyncOmni(**arguments)
     try:
         made = mode.engine_request(request, params, None, rollout, engine.default_sampling_params_list)
@@ -152,6 +156,8 @@ def diffusers_sample(model: Path, case: Case) -> np.ndarray:
         given["guidance_scale"] = GUIDANCE
     if "edit" in case.model:
         given["image"] = [PICTURE]
+    if case.negative:
+        given["negative_prompt"] = case.negative
     own = {} if case.shift is None else {"flow_shift": case.shift}
     if type(pipeline.scheduler).__name__ == "UniPCMultistepScheduler":
         own |= {"solver_order": 1, "disable_corrector": list(range(STEPS))}  # which is Euler's method
@@ -161,7 +167,6 @@ def diffusers_sample(model: Path, case: Case) -> np.ndarray:
             patch.setattr(pipeline_qwenimage_edit_plus, name, PICTURE_PIXELS)
         found = pipeline(
             prompt=PROMPT,
-            negative_prompt=NEGATIVE,
             height=HEIGHT,
             width=WIDTH,
             num_inference_steps=STEPS,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 import torch
@@ -33,7 +33,7 @@ class Running:
 
     stack: Any
     tokenizer: Any
-    http: httpx.Client
+    http: httpx2.Client
 
     def ids(self, prompt: str) -> list[int]:
         found: list[int] = self.tokenizer(prompt).input_ids
@@ -60,7 +60,7 @@ class Running:
         found = self.metrics()
         return found["vllm_omni:num_requests_running"] + found["vllm_omni:num_requests_waiting"]
 
-    def post(self, path: str, **content: Any) -> httpx.Response:
+    def post(self, path: str, **content: Any) -> httpx2.Response:
         return self.http.post(f"http://{self.stack.servers.server_addresses[0]}{path}", **{"timeout": 60, **content})
 
 
@@ -101,7 +101,7 @@ def running(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     )
     stack.weights.update_weights(global_steps=0)
     # One client: each of its own would load certificates, and a request could end between two looks at the metrics.
-    with httpx.Client() as http:
+    with httpx2.Client() as http:
         yield Running(stack, AutoTokenizer.from_pretrained(model / "tokenizer"), http)
 
 
@@ -111,7 +111,7 @@ def answered(*references: Any) -> list[Any]:
     return ray.get(list(references), timeout=120)  # type: ignore[no-any-return]
 
 
-def png(answer: httpx.Response, number: int = 0) -> Image.Image:
+def png(answer: httpx2.Response, number: int = 0) -> Image.Image:
     assert answer.status_code == 200, answer.text
     image = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][number]["b64_json"])))
     assert image.format == "PNG"
@@ -310,8 +310,8 @@ def test_an_input_image_is_refused_by_a_model_without_image_input(running: Runni
 
 def test_the_server_reports_its_health_and_its_model(running: Running) -> None:
     address = f"http://{running.stack.servers.server_addresses[0]}"
-    assert httpx.get(f"{address}/health", timeout=30).json() == {"status": "healthy"}
-    assert len(httpx.get(f"{address}/v1/models", timeout=30).json()["data"]) == 1
+    assert httpx2.get(f"{address}/health", timeout=30).json() == {"status": "healthy"}
+    assert len(httpx2.get(f"{address}/v1/models", timeout=30).json()["data"]) == 1
 
 
 def test_metrics_count_generated_and_failed_requests(running: Running) -> None:
@@ -399,7 +399,7 @@ def test_a_request_over_http_ends_when_its_client_goes_away(running: Running) ->
     answered(running.submit(PROMPTS[0], 1))  # the first one makes the counter
     before = running.metrics()["vllm_omni:diffusion_exec_s_count"]
     asked = {"prompt": PROMPTS[0], "size": f"{SIZE}x{SIZE}", "num_inference_steps": 200, "n": 2 * AT_ONCE}
-    with pytest.raises(httpx.ReadTimeout):
+    with pytest.raises(httpx2.ReadTimeout):
         running.post("/v1/images/generations", json=asked, timeout=0.5)
     waiting_for(lambda: running.admitted() == 0)
     assert answered(running.stack.servers.server_handles[0].requests_in_flight.remote()) == [0]

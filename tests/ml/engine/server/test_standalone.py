@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import torch
 from PIL import Image
@@ -75,7 +75,7 @@ def test_a_replica_with_defaults_generates_and_serves_http(replica: Any, model: 
     assert first.diffusion_output.shape == (3, SIZE, SIZE) and first.diffusion_output.dtype == torch.uint8
     assert first.stop_reason == "completed" and first.diffusion_output.float().std() > 0
     assert (first.diffusion_output.int() - again.diffusion_output.int()).abs().max() <= 1
-    answer = httpx.post(
+    answer = httpx2.post(
         f"http://{replica.server_address}/v1/images/generations",
         json={"prompt": "a red circle", "size": f"{SIZE}x{SIZE}", "seed": 7},
         timeout=120,

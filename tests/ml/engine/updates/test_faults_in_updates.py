@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import torch
 from torch import Tensor
@@ -250,16 +250,16 @@ class Visitor:
     address: str
     threads: ThreadPoolExecutor
 
-    def ask(self, seed: int) -> Future[httpx.Response]:
+    def ask(self, seed: int) -> Future[httpx2.Response]:
         asked = {"prompt": PROMPTS[0], "size": "64x64", "seed": seed, "num_inference_steps": 16, "guidance_scale": 1.0}
         url = f"http://{self.address}/v1/images/generations"
-        return self.threads.submit(httpx.post, url, json=asked, timeout=SOON)
+        return self.threads.submit(httpx2.post, url, json=asked, timeout=SOON)
 
     def pictures(self) -> dict[int, str]:
         """The image of each seed with the weights of now."""
         return {seed: picture(self.ask(seed).result()) for seed in SEEDS}
 
-    def queue(self) -> dict[int, Future[httpx.Response]]:
+    def queue(self) -> dict[int, Future[httpx2.Response]]:
         """Requests of which several are in flight."""
         asked = {seed: self.ask(seed) for seed in SEEDS}
 
@@ -272,7 +272,7 @@ class Visitor:
         return asked
 
 
-def picture(answer: httpx.Response) -> str:
+def picture(answer: httpx2.Response) -> str:
     assert answer.status_code == 200, answer.text
     return str(answer.json()["data"][0]["b64_json"])
 

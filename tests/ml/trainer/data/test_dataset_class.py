@@ -9,7 +9,7 @@ import pytest
 from omegaconf import DictConfig
 
 from tests.ml import smallest_job
-from verl_omni.trainer.data import dataset_class, prompt_files
+from verl_omni.trainer.data import dataset_class
 from verl_omni.trainer.data.dataset_class import SETTING, DatasetClassNotUsable
 
 OWN = "import json\n\n\nclass OwnPrompts:\n    pass\n\n\nOther = json.loads\n"
@@ -72,7 +72,7 @@ def test_a_class_that_its_file_defines_or_may_make_is_accepted(own: Path) -> Non
 def test_the_files_of_a_run_are_checked_with_its_class(own: Path) -> None:
     config = smallest_job.load(f"data.train_files={own}", f"{SETTING}.path={own}", f"{SETTING}.name=Wrong")
     with pytest.raises(DatasetClassNotUsable, match="has no class Wrong; one of OwnPrompts"):
-        prompt_files.check(config)
+        dataset_class.check_with_files(config)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.ml import smallest_job
-from verl_omni.trainer.data import prompt_dataset, prompt_files, prompt_tables, run_length
+from verl_omni.trainer.data import dataset_class, prompt_dataset, prompt_files, prompt_tables, run_length
 from verl_omni.trainer.settings import configuration
 
 NEEDED = ["actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
@@ -187,15 +187,15 @@ def test_held_out_prompts_are_checked_and_files_of_other_classes_not(tmp_path: P
     (tmp_path / "good.jsonl").write_text(GOOD)
     (tmp_path / "bad.jsonl").write_text("{}\n")
     overrides = [*NEEDED, f"data.train_files='{tmp_path}/good.jsonl'"]
-    prompt_files.check(configuration.load(overrides))
+    dataset_class.check_with_files(configuration.load(overrides))
     overrides.append(f"data.val_files=['{tmp_path}/good.jsonl','{tmp_path}/bad.jsonl']")
     with pytest.raises(prompt_files.InvalidPromptFile, match=r"bad.jsonl:1: there is no column 'prompt'; .*: none"):
-        prompt_files.check(configuration.load(overrides))
+        dataset_class.check_with_files(configuration.load(overrides))
     (tmp_path / "own.py").write_text("class Own: ...\n")
     own = [*overrides, f"data.custom_cls.path='{tmp_path}/own.py'", "data.custom_cls.name=Own"]
-    prompt_files.check(configuration.load(own))
+    dataset_class.check_with_files(configuration.load(own))
     with pytest.raises(FileNotFoundError, match=r"no data file missing\.jsonl: correct data.train_files"):
-        prompt_files.check(configuration.load([*own, "data.train_files=missing.jsonl"]))
+        dataset_class.check_with_files(configuration.load([*own, "data.train_files=missing.jsonl"]))
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])

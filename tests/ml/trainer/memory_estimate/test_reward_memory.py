@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from tests.ml.trainer.memory_estimate.test_memory_estimate import job
-from verl_omni.reward_loop.clip_model import ClipModel, load_once
+from verl_omni.reward_loop.models.clip_model import ClipModel, load_once
 from verl_omni.trainer.memory_estimate import advice, reward_memory
 from verl_omni.trainer.memory_estimate import estimate as estimates
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
@@ -33,6 +33,7 @@ def reward(scorer: str, batch: int = 32, **kwargs: Any) -> Any:
         ("clip_score", 151_277_313, torch.float32),
         ("aesthetic", 427_616_513, torch.float32),
         ("pickscore", 986_109_441, torch.float32),
+        ("hpsv2", 986_109_441, torch.float32),  # the same model
         ("hpsv3", 8_291_375_616 - 152_064 * 3584, torch.bfloat16),
     ],
 )
@@ -43,6 +44,20 @@ def test_the_sizes_of_the_default_models_are_the_published_ones(
     buffers = 4096  # positions
     assert 0 <= found.weights - parameters * dtype.itemsize <= buffers
     assert 0 < reward_memory.measure(reward(scorer, batch=8)).activations < found.activations
+
+
+@pytest.mark.slow
+def test_the_sizes_of_other_models_are_those_of_their_parts() -> None:
+    linear = sum((inputs + 1) * outputs for inputs, outputs in ((768, 1024), (1024, 128), (128, 64), (64, 16), (16, 1)))
+    block = 12 * 1024**2 + 13 * 1024  # attention, MLP of 4 times the width, and norms, with biases
+    vision = 24 * block + (197 + 1 + 16 * 16 * 3 + 1 + 2) * 1024
+    own, cross = 12 * 768**2 + 13 * 768, 2 * (768 + 1) * 768 + 2 * (1024 + 1) * 768 + 2 * 768
+    text = 12 * (own + cross) + (30524 + 512 + 2) * 768
+    buffers = 8 * 512  # positions
+    assert 0 <= reward_memory.measure(reward("image_reward")).weights - 4 * (linear + vision + text) <= buffers
+    detector = reward_memory.measure(reward("geneval"))
+    assert detector.weights > reward_memory.measure(reward("aesthetic")).weights, "the colors' model and the detector"
+    assert detector.activations > 0
 
 
 def test_the_weights_of_a_folder_are_those_that_are_loaded(tmp_path: Path) -> None:

@@ -141,10 +141,10 @@ async def _port(file: Path) -> int:
 
 async def _open(port: int, address: str, width: int) -> tuple[dict[str, Any], str, list[str]]:
     """Open a page on a screen of a width; facts about it, the text at the centre of its first plot, and errors."""
-    import httpx
+    import httpx2
     from websockets.asyncio.client import connect
 
-    tabs = httpx.get(f"http://127.0.0.1:{port}/json").json()
+    tabs = httpx2.get(f"http://127.0.0.1:{port}/json").json()
     tab = next(each for each in tabs if each["type"] == "page")
     errors: list[str] = []
     async with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket, asyncio.timeout(60):

@@ -37,6 +37,17 @@ def test_the_table_of_a_run(run: Path) -> None:
     assert all(f"<dt>{label}</dt><dd>{value}</dd>" in header for label, value in describe(found).items())
 
 
+def test_judges_with_a_pool_of_their_own_cost_accelerator_hours() -> None:
+    judges = {"enable": True, "enable_resource_pool": True, "nnodes": 1, "n_gpus_per_node": 3}
+    run = Run(
+        "r",
+        lines=[{"step": 1, "timing_s/step": 3600.0}],
+        settings={"trainer": {"nnodes": 1, "n_gpus_per_node": 1}, "reward": {"reward_model": judges}},
+        machine=Machine(cpu="Xeon", cores=16, memory_gib=128.0, accelerators={"NVIDIA H200": 1}),
+    )
+    assert describe(run)["Cost"] == "4 accelerator hours"
+
+
 def test_the_trainer_records_machine_and_version(run: Path) -> None:
     found = describe(load(run))
     assert " GiB memory, " in found["Machine"]

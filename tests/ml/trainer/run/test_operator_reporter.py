@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from verl_omni.trainer.run import operator_reporter
@@ -23,17 +23,17 @@ def token(tmp_path: Path) -> Path:
     return file
 
 
-def reporter(token: Path, answer: Callable[[httpx.Request], httpx.Response]) -> OperatorReporter:
-    return OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx.MockTransport(answer), pause=0.001)
+def reporter(token: Path, answer: Callable[[httpx2.Request], httpx2.Response]) -> OperatorReporter:
+    return OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx2.MockTransport(answer), pause=0.001)
 
 
 def test_every_event_is_posted_in_order_with_the_attempt_and_the_token_of_now(token: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, dict[str, object]]] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         seen.append((request.headers["Authorization"], json.loads(request.content)))
         token.write_text("renewed\n")
-        return httpx.Response(200, json={})
+        return httpx2.Response(200, json={})
 
     with reporter(token, answer) as made:
         folder = RunFolder(tmp_path / "run", made.post)
@@ -49,7 +49,7 @@ def test_every_event_is_posted_in_order_with_the_attempt_and_the_token_of_now(to
 
 
 def test_a_checkpoint_request_of_the_operator_is_returned_once(token: Path) -> None:
-    with reporter(token, lambda request: httpx.Response(200, json={"checkpoint": True})) as made:
+    with reporter(token, lambda request: httpx2.Response(200, json={"checkpoint": True})) as made:
         made.post({"event": "phase"})
     assert made.checkpoint_wanted()
     assert not made.checkpoint_wanted()
@@ -64,7 +64,7 @@ def test_a_checkpoint_request_that_arrives_while_the_trainer_asks_is_not_lost(to
             self.set()
             return found
 
-    with reporter(token, lambda request: httpx.Response(200, json={})) as made:
+    with reporter(token, lambda request: httpx2.Response(200, json={})) as made:
         made._checkpoint = Raced()
         assert not made.checkpoint_wanted()
         made._checkpoint.__class__ = threading.Event
@@ -74,12 +74,12 @@ def test_a_checkpoint_request_that_arrives_while_the_trainer_asks_is_not_lost(to
 def test_a_number_goes_with_the_next_accepted_event_and_of_several_the_largest(token: Path) -> None:
     seen: list[dict[str, object]] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         seen.append(json.loads(request.content))
         if len(seen) == 1:
             made.note("queued", 9)  # while the event is under way
-            return httpx.Response(503)
-        return httpx.Response(200, json={})
+            return httpx2.Response(503)
+        return httpx2.Response(200, json={})
 
     made = reporter(token, answer)
     for number in (3, 7, 2):
@@ -93,9 +93,9 @@ def test_a_number_goes_with_the_next_accepted_event_and_of_several_the_largest(t
 def test_of_several_mappings_the_last_goes_with_the_next_event(token: Path) -> None:
     seen: list[dict[str, object]] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         seen.append(json.loads(request.content))
-        return httpx.Response(200, json={})
+        return httpx2.Response(200, json={})
 
     made = reporter(token, answer)
     for found in ({"10.0.0.1": 7, "10.0.0.2": 7}, {"10.0.0.1": 3}):
@@ -117,15 +117,15 @@ def test_an_event_that_is_not_accepted_is_posted_again_in_order(
 ) -> None:
     posts: list[int] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         posts.append(json.loads(request.content)["step"])
         if len(posts) > 5:
-            return httpx.Response(200, json={})
+            return httpx2.Response(200, json={})
         if isinstance(fault, int):
-            return httpx.Response(fault, text="no")
+            return httpx2.Response(fault, text="no")
         if fault in OTHER_ANSWERS:
-            return httpx.Response(200, text=OTHER_ANSWERS[fault])
-        raise httpx.ReadTimeout("slow") if fault == "timeout" else httpx.ConnectError("connection refused")
+            return httpx2.Response(200, text=OTHER_ANSWERS[fault])
+        raise httpx2.ReadTimeout("slow") if fault == "timeout" else httpx2.ConnectError("connection refused")
 
     if fault == "no token":
         token.unlink()
@@ -145,9 +145,9 @@ def test_an_event_that_is_not_accepted_is_posted_again_in_order(
 def test_an_event_that_can_never_be_accepted_delays_no_other(token: Path, code: int) -> None:
     posts: list[int] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         posts.append(json.loads(request.content)["step"])
-        return httpx.Response(code if posts[-1] == 1 else 200, json={})
+        return httpx2.Response(code if posts[-1] == 1 else 200, json={})
 
     with reporter(token, answer) as made:
         for step in (1, 2):
@@ -165,13 +165,13 @@ def test_the_operator_says_when_to_post_again(token: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(OperatorReporter, "_pause", pause)
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         after = next(answers, "")
         if after == "":
-            return httpx.Response(200, json={})
-        return httpx.Response(429, headers={"Retry-After": after} if after else {})
+            return httpx2.Response(200, json={})
+        return httpx2.Response(429, headers={"Retry-After": after} if after else {})
 
-    with OperatorReporter("http://operator", token, 1, httpx.MockTransport(answer)) as made:
+    with OperatorReporter("http://operator", token, 1, httpx2.MockTransport(answer)) as made:
         made.post({"event": "checkpoint"})
     assert pauses == [7.0, 60.0, 2.0, 4.0, 8.0, *[15.0] * 7], "else they double"
 
@@ -179,9 +179,9 @@ def test_the_operator_says_when_to_post_again(token: Path, monkeypatch: pytest.M
 def test_a_run_ends_although_the_operator_accepts_nothing(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     posts: list[int] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         posts.append(1)
-        return httpx.Response(503, headers={"Retry-After": "3600"})
+        return httpx2.Response(503, headers={"Retry-After": "3600"})
 
     monkeypatch.setattr(operator_reporter, "POST_SECONDS", 0.05)
     with reporter(token, answer) as made:
@@ -196,12 +196,12 @@ def test_too_many_events_drop_those_that_later_ones_supersede(token: Path) -> No
     answered = threading.Event()
     seen: list[tuple[str, int]] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         first.set()
         answered.wait(30)
         body = json.loads(request.content)
         seen.append((body["event"], body["step"]))
-        return httpx.Response(200, json={})
+        return httpx2.Response(200, json={})
 
     with reporter(token, answer) as made:
         made.post({"event": "start", "step": 0})
@@ -221,10 +221,10 @@ def test_posting_does_not_wait_for_an_operator_that_does_not_answer(token: Path)
     answered = threading.Event()
     seen: list[int] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         answered.wait(30)
         seen.append(json.loads(request.content)["step"])
-        return httpx.Response(200, json={})
+        return httpx2.Response(200, json={})
 
     with reporter(token, answer) as made:
         for step in range(operator_reporter.QUEUE_SIZE + 50):

@@ -137,6 +137,16 @@ def test_mlflow_gets_pictures_as_artifacts(monkeypatch: pytest.MonkeyPatch) -> N
     assert mlflow.kept[f"{folder}/captions.json"]["00.png"] == "prompt 0 (seed 40, score 0)"
 
 
+def test_trackio_gets_each_picture_under_a_name_of_its_own() -> None:
+    """trackio itself is not installed here: this is what its documented functions are called with."""
+    logged: dict[str, Any] = {}
+    trackio = SimpleNamespace(Image=lambda value, caption: (value.shape, caption))
+    adapter = SimpleNamespace(trackio=trackio, log=lambda data, step: logged.update({"step": step, **data}))
+    trackers.Trackers(SimpleNamespace(logger={"trackio": adapter}), pictures=2).show(20, held_out(1))
+    assert sorted(logged) == ["step", "val/generations/00", "val/generations/01"] and logged["step"] == 20
+    assert logged["val/generations/00"] == ((8, 8, 3), "prompt 0 (seed 40, score 0)")
+
+
 def test_every_tracker_that_is_accepted_for_pictures_shows_them() -> None:
     assert set(trackers.SHOW) == set(supported_values.TRACKERS_WITH_PICTURES)
 
@@ -145,7 +155,7 @@ def test_every_tracker_that_is_accepted_for_pictures_shows_them() -> None:
 def test_pictures_without_a_tracker_that_shows_them_have_no_effect(logger: str) -> None:
     """A recipe asks for them, and another tracker is chosen for a run; verl shows none then."""
     given = [*REQUIRED, f"trainer.logger={logger}", "trainer.log_val_generations=2"]
-    reason = "trainer.logger shows no pictures; wandb, tensorboard, mlflow do"
+    reason = "trainer.logger shows no pictures; wandb, tensorboard, mlflow, trackio do"
     assert configuration.without_effect(given, configuration.load(given)) == {"trainer.log_val_generations": reason}
     none = [*given, "trainer.log_val_generations=0"]
     assert configuration.without_effect(none, configuration.load(none)) == {}

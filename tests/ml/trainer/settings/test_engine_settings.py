@@ -104,7 +104,7 @@ def test_values_get_their_types_and_names_their_spelling(given: str, found: dict
         ("kv_cache_memory_bytes=1", "kv_cache_memory_bytes: unknown setting"),
         ("vae_use_tiling=maybe", "vae_use_tiling: the text 'maybe' is not supported; write true or false"),
         ("flow_shift=true", "flow_shift: true is not supported; write a number"),
-        ("flow_shift=", "flow_shift: has no value; write a number"),
+        ("flow_shift=", "flow_shift: has no value, such as from an empty variable of a script; write a number"),
         ("max_num_seqs=2.5", "max_num_seqs: 2.5 is not supported; write a whole number"),
         ("max_num_seqs=inf", "max_num_seqs: inf is not supported; write a whole number"),
         ("cache_config=fast", "cache_config: the text 'fast' is not supported; write a group of settings"),

@@ -8,10 +8,6 @@ from tools import other_defaults
 from tools.other_defaults import OtherDefault
 
 
-def test_every_default_that_differs_has_a_reason() -> None:
-    assert other_defaults.main() == 0
-
-
 def test_a_new_deviation_needs_a_reason_and_a_reason_a_deviation() -> None:
     one = OtherDefault("data.shuffle", "True", ("false",))
     with pytest.raises(LookupError, match=r"no reason for the default of data\.shuffle"):

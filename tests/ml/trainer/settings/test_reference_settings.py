@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -13,7 +11,6 @@ from tools import settings_page
 from verl_omni.settings_schema.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
 from verl_omni.trainer.settings import configuration
 
-ROOT = Path(__file__).parents[4]
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -233,10 +230,3 @@ def test_a_misspelt_setting_is_still_refused() -> None:
     steps = f"{ROLLOUT}.val_kwargs.pipeline.num_inference_steps"
     assert f"did you mean {steps}?" in refusal(f"{ROLLOUT}.val_kwargs.num_inference_steps=50")
     assert refusal("trainer.balance_batch=false") == "trainer.balance_batch: unknown setting"  # nothing is similar
-
-
-def test_the_page_shows_what_the_trainer_does(tmp_path: Path) -> None:
-    assert settings_page.main(["--out", str(ROOT / settings_page.PAGE), "--check"]) == 0
-    stale = tmp_path / "settings.md"
-    stale.write_text("old")
-    assert settings_page.main(["--out", str(stale), "--check"]) == 1

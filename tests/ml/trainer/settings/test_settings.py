@@ -111,7 +111,7 @@ def test_settings_of_hydra_itself_are_accepted_where_they_change_nothing() -> No
     [
         ("hydra.job.chdir=true", "hydra.job.chdir: true is not supported; write false or null: a run stays"),
         ("--config-name=mine", "--config-name: mine is not supported; write diffusion_trainer"),
-        ("-cn", "--config-name:  is not supported; write diffusion_trainer"),
+        ("-cn", "--config-name: has no value, such as from an empty variable of a script; write diffusion_trainer"),
         ("--config-path=/mine", "--config-path: /mine is not supported; write config"),
     ],
 )

@@ -15,7 +15,7 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 NEEDED = [f"{MODEL}.path=m", "data.train_files=t", "trainer.total_training_steps=1"]
 FILES = "a path, or a list of paths such as [first.jsonl,second.jsonl]"
-EMPTY = "; a variable of the script may be empty"
+EMPTY = "has no value, such as from an empty variable of a script"
 
 
 def problem(*given: str) -> str:
@@ -27,8 +27,8 @@ def problem(*given: str) -> str:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("trainer.n_gpus_per_node=", f"has no value; write a number{EMPTY}"),
-        (f"{MODEL}.path=", f"has no value; write a path{EMPTY}"),
+        ("trainer.n_gpus_per_node=", f"{EMPTY}; write a number"),
+        (f"{MODEL}.path=", f"{EMPTY}; write a path"),
         ("trainer.n_gpus_per_node='4'", "the text '4' is not supported; write a number"),
         (f"{ACTOR}.ppo_mini_batch_size=null", "null is not supported; write a number"),
         ("trainer.save_freq=null", "null is not supported; write a number"),
@@ -42,7 +42,7 @@ def problem(*given: str) -> str:
         ("data.train_files=[a.jsonl,7]", f"[a.jsonl, 7] is not supported; write {FILES}"),
         ("data.train_files=[]", f"[] is not supported; write {FILES}"),
         ("data.train_files={a: b}", f"{{'a': 'b'}} is not supported; write {FILES}"),
-        ("data.train_files=", f"has no value; write {FILES}{EMPTY}"),
+        ("data.train_files=", f"{EMPTY}; write {FILES}"),
         ("data.val_files=5", f"5 is not supported; write {FILES}"),
         ("data.val_files=[null]", f"[null] is not supported; write {FILES}"),
     ],

@@ -18,7 +18,7 @@ from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.description import ACTOR
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
-from verl_omni.workers.algorithms.registered import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS, job_names
 from verl_omni.workers.algorithms.registry import optimizer_steps
 
 pytestmark = pytest.mark.slow  # composes all settings for each
@@ -54,6 +54,10 @@ def test_the_settings_file_of_an_algorithm_has_the_defaults_of_its_type(name: st
 def test_each_settings_file_belongs_to_a_registered_algorithm() -> None:
     files = (Path(configuration.__file__).parents[1] / "config" / "loss").glob("*.yaml")
     assert {file.stem for file in files} == set(ALGORITHMS)
+
+
+def test_a_job_offers_every_algorithm() -> None:
+    assert {algorithm for algorithm, _ in job_names().values()} == set(ALGORITHMS)
 
 
 def test_importing_the_registry_imports_neither_torch_nor_verl() -> None:

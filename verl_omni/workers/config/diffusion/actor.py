@@ -248,7 +248,8 @@ class DiffusionActorConfig(BaseConfig):
     Attributes:
         diffusion_loss: settings of the training algorithm.
         ppo_mini_batch_size: prompts per optimizer step (each with `rollout.n` samples), as in verl.
-        ppo_micro_batch_size_per_gpu: samples per forward pass; gradients are accumulated. None: the mini-batch.
+        ppo_micro_batch_size_per_gpu: samples per forward pass; gradients are accumulated. None: the mini-batch, or a
+            part of it that is trained on while others are generated.
         ppo_epochs: passes over each batch.
         shuffle: shuffle the rows of each batch; each rank shuffles its own share of them.
         grad_clip: upper limit of the gradient norm.

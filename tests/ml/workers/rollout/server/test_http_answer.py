@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
+import httpx2
 
 from verl_omni.workers.rollout.vllm_rollout.server.http_answer import AnswerMiddleware, current_answer
 
 
-async def answered(*chunks: bytes, versions: tuple[int, ...] = (), refusal: str | None = None) -> httpx.Response:
+async def answered(*chunks: bytes, versions: tuple[int, ...] = (), refusal: str | None = None) -> httpx2.Response:
     """The answer of an app that begins it, and generates in another task before each chunk."""
 
     async def generate() -> None:
@@ -26,7 +26,7 @@ async def answered(*chunks: bytes, versions: tuple[int, ...] = (), refusal: str 
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body"})
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(AnswerMiddleware(app)), base_url="http://a") as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(AnswerMiddleware(app)), base_url="http://a") as client:
         return await client.get("/")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 from PIL import Image
@@ -85,11 +85,11 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
     engine = Engine()
     gate = HttpGate(0.1, nullcontext)
     app = await build_http_app(PolicyEngine(engine, policy, gate), args)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica") as made:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://replica") as made:
         yield SimpleNamespace(engine=engine, gate=gate, get=made.get, post=made.post)
 
 
-def drawn(answer: httpx.Response) -> Image.Image:
+def drawn(answer: httpx2.Response) -> Image.Image:
     assert answer.status_code == 200, answer.text
     image = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
     assert image.format == "PNG"
@@ -150,7 +150,7 @@ async def test_an_image_can_be_part_of_the_prompt(client: Any) -> None:
     ],
 )
 async def test_an_invalid_request_gets_an_error_message(client: Any, wrong: Any, words: str) -> None:
-    asked = json.dumps({"prompt": "a lawn", "size": "16x16", **wrong})  # `json=` of httpx refuses NaN
+    asked = json.dumps({"prompt": "a lawn", "size": "16x16", **wrong})  # `json=` of httpx2 refuses NaN
     answer = await client.post("/v1/images/generations", content=asked, headers={"content-type": "application/json"})
     assert 400 <= answer.status_code < 500 and words in answer.text
 

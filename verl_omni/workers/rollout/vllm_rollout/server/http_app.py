@@ -192,7 +192,7 @@ async def build_http_app(engine: PolicyEngine, args: argparse.Namespace) -> Any:
 
     It has none of `CONTROL_ROUTES`, and for a diffusion model none for texts and audio.
     """
-    from vllm.entrypoints.openai.api_server import build_app
+    from vllm.entrypoints.launchers.app import build_app
     from vllm_omni.entrypoints.openai.api_server import omni_init_app_state, router
     from vllm_omni.entrypoints.openai.utils import is_single_stage_diffusion
 

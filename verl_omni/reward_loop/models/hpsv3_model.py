@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.reward_loop.clip_model import LoadableModel, device_problems, to_device
+from verl_omni.reward_loop.models.clip_model import LoadableModel, device_problems, to_device
+from verl_omni.reward_loop.models.weight_files import weights_file
 from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
 from verl_omni.utils.model_folder import model_folder
 
@@ -80,7 +81,7 @@ class Hpsv3Model(LoadableModel):
         model, base, device = source
         if problems := hpsv3_problems({"device": device}, {MODEL: model, PROCESSOR: base}):
             raise FileNotFoundError("; ".join(problems))
-        file = weights_file(model)
+        file = weights_file(model, FILE)
         folder = model_folder(base, PROCESSOR)
         config = AutoConfig.from_pretrained(folder)
         if config.model_type != "qwen2_vl":
@@ -151,7 +152,7 @@ def hpsv3_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> lis
     """
     found = []
     try:
-        weights_file(str(given.get(MODEL) or defaults[MODEL]))
+        weights_file(str(given.get(MODEL) or defaults[MODEL]), FILE)
     except FileNotFoundError as error:
         found.append(str(error))
     try:
@@ -165,19 +166,6 @@ def hpsv3_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> lis
     except FileNotFoundError as error:
         found.append(str(error))
     return found + device_problems(given)
-
-
-def weights_file(path: str) -> Path:
-    """The file of the weights: `path` itself, or in that folder or repository of the hub.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-    """
-    found = model_folder(path, MODEL)
-    file = found / FILE if found.is_dir() else found
-    if not file.is_file():
-        raise FileNotFoundError(f"{MODEL}: {file} does not exist; write the folder with {FILE}, or that file")
-    return file
 
 
 def read_question() -> Question:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.reward_loop.clip_model import ScoringModel, clip_problems, load_scoring_model, unit
+from verl_omni.reward_loop.models.clip_model import ScoringModel, clip_problems, load_scoring_model, unit
 from verl_omni.reward_loop.setting_types import MODEL
 from verl_omni.utils.model_folder import model_folder
 

@@ -1,0 +1,138 @@
+"""The first prompts of a step are trained on while the real engine generates the others; nothing else changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.ml.run_metrics import without_durations
+
+pytestmark = pytest.mark.engine
+
+PROMPTS = ["a red circle", "a blue square on the left", "two green crosses", "a cyan triangle"]
+SAMPLES = 2
+STEPS = 2
+
+
+@dataclass
+class Watched:
+    """The calls of a run to engine and trainer, with their begin and end."""
+
+    stack: Any
+    fails_at: int | None = None
+    calls: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def watching(self) -> Any:
+        """The stack, whose calls are recorded; the one for the row `fails_at` fails."""
+        workers = self.stack.workers
+        return replace(
+            self.stack,
+            agent_loop=SimpleNamespace(generate_sequences=self._recorded("generate", self._generate)),
+            workers=SimpleNamespace(
+                update_actor=self._recorded("update", workers.update_actor),
+                update_part=self._recorded("part", workers.update_part),
+                save_checkpoint=workers.save_checkpoint,
+            ),
+        )
+
+    def _generate(self, prompts: Any) -> Any:
+        if self.fails_at in prompts.non_tensor_batch.get("_rollout_seed_global_idx", []):
+            raise RuntimeError("this sample fails")
+        return self.stack.agent_loop.generate_sequences(prompts)
+
+    def _recorded(self, name: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def recorded(request: Any) -> Any:
+            began = time.monotonic()
+            result = call(request)
+            self.calls.append((name, began, time.monotonic()))
+            return result
+
+        return recorded
+
+    def of(self, name: str) -> list[tuple[float, float]]:
+        """Begin and end of the calls of a name, in their order."""
+        return sorted((began, ended) for kind, began, ended in self.calls if kind == name)
+
+
+@dataclass
+class Job:
+    """A stack, and a checkpoint of its first weights."""
+
+    config: Any
+    stack: Any
+    rows: list[dict[str, Any]]
+    first: Path
+
+    def train(self, folder: Path, watched: Watched, *, overlaps: bool) -> list[dict[str, Any]]:
+        """Train from the first weights; returns the metrics of the steps without durations."""
+        from verl_omni.trainer import startup
+        from verl_omni.trainer.main_diffusion import build_loop
+        from verl_omni.trainer.run.run_folder import RunFolder
+        from verl_omni.trainer.run.step_checkpoints import RunRequests
+
+        assert startup.parts_of_step(self.config).sizes == [SAMPLES] * len(PROMPTS)
+        self.stack.workers.load_checkpoint(str(self.first))
+        made = RunFolder(folder)
+        loop = build_loop(self.config, watched.watching(), made, self.rows, None, RunRequests(lambda: False))
+        if not overlaps:
+            loop.batches._parts = [SAMPLES * len(PROMPTS)]
+        loop.fit(None)
+        return [without_durations(line) for line in made.metrics()]
+
+
+@pytest.fixture(scope="module")
+def job(start_tiny: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    config, stack = start_tiny(
+        PROMPTS,
+        f"data.train_batch_size={len(PROMPTS)}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={len(PROMPTS)}",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+        "actor_rollout_ref.rollout.free_cache_engine=false",
+        # The batch size affects rounding, and depends on the time at which requests arrive.
+        "actor_rollout_ref.rollout.max_num_seqs=1",
+        "algorithm.global_std=false",
+        "data.val_files=null",
+        "trainer.save_freq=-1",
+        "actor_rollout_ref.actor.checkpoint.async_save=false",
+    )
+    first = tmp_path_factory.mktemp("first")
+    stack.workers.save_checkpoint(str(first))
+    return Job(config, stack, rows(PROMPTS), first)
+
+
+def test_overlap_changes_no_number_of_a_run(job: Job, tmp_path: Path) -> None:
+    one_after_the_other = Watched(job.stack)
+    expected = job.train(tmp_path / "whole", one_after_the_other, overlaps=False)
+    overlapping = Watched(job.stack)
+    found = job.train(tmp_path / "parts", overlapping, overlaps=True)
+    assert found == expected and [line["step"] for line in found] == list(range(1, STEPS + 1))
+    assert all(line["actor/grad_norm"] > 0 for line in found)
+    assert (len(one_after_the_other.of("generate")), len(one_after_the_other.of("update"))) == (STEPS, STEPS)
+    generated = overlapping.of("generate")
+    trained = overlapping.of("part")
+    parts = len(PROMPTS)
+    assert (len(generated), len(trained), overlapping.of("update")) == (STEPS * parts, STEPS * parts, [])
+    for step in range(STEPS):
+        generations = generated[parts * step : parts * (step + 1)]
+        updates = trained[parts * step : parts * (step + 1)]
+        assert updates[0][0] < generations[-1][1], "the first part is trained on before the last one is generated"
+        for (_, generated_at), (following, _) in pairwise(generations):
+            assert following >= generated_at, "a part is sent when the one before it is there"
+        assert all(began >= ended for (_, ended), (began, _) in zip(generations, updates, strict=True))
+
+
+def test_a_step_that_fails_leaves_nothing_in_the_next_one(job: Job, tmp_path: Path) -> None:
+    expected = job.train(tmp_path / "whole", Watched(job.stack), overlaps=True)
+    failing = Watched(job.stack, fails_at=SAMPLES * len(PROMPTS) - 1)
+    with pytest.raises(RuntimeError, match="this sample fails"):
+        job.train(tmp_path / "failed", failing, overlaps=True)
+    assert failing.of("part"), "gradients of its first parts are there"
+    assert not list((tmp_path / "failed").glob("checkpoints/*"))
+    assert job.train(tmp_path / "after", Watched(job.stack), overlaps=True) == expected

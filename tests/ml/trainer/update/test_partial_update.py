@@ -1,0 +1,205 @@
+"""Steps of a run whose update overlaps its generation: the same optimizer steps as without."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from verl import DataProto
+
+from tests.ml import smallest_job
+from tests.ml.trainer.runs_in_memory import RunInMemory, run_in_memory
+from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, TooManyUnscored
+from verl_omni.trainer.settings import process_counts
+
+pytestmark = pytest.mark.slow  # composes all settings for each
+
+PROMPTS = 8
+SAMPLES = 4
+ROWS = [
+    {
+        "raw_prompt": [{"role": "user", "content": str(row)}],
+        "data_source": "brightness",
+        "reward_model": {"ground_truth": ""},
+        "extra_info": {"prompt": str(row)},
+    }
+    for row in range(PROMPTS)
+]
+
+
+class Trained:
+    """Engines and the trainer's rank. A row's gradient is its advantage times the row's recorded number.
+
+    Args:
+        scores: of all samples of a step, by their places in it.
+        fails_at: place of a sample that the engine cannot generate.
+    """
+
+    def __init__(self, scores: torch.Tensor, fails_at: int | None = None) -> None:
+        self.events: list[str] = []
+        self.steps: list[float] = []
+        self.gradient = 0.0
+        self.served = 0
+        self._scores = scores
+        self._fails_at = fails_at
+        self._began_update = threading.Event()
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        places = torch.as_tensor(prompts.non_tensor_batch["_rollout_seed_global_idx"].astype(np.int64))
+        first = int(places[0])
+        if first == len(self._scores) - 2 * SAMPLES:  # the last of four parts: another is trained on meanwhile
+            assert self._began_update.wait(20)
+        if self._fails_at is not None and self._fails_at in places.tolist():
+            raise RuntimeError("the engine is lost")
+        self.events.append(f"generated {first}-{int(places[-1])}")
+        rows = len(places)
+        failures = np.empty(rows, dtype=object)
+        failures[self._scores[places].isnan().numpy()] = ScoringFailure("no face", required=True)
+        return DataProto(
+            batch=TensorDict(
+                {
+                    "rm_scores": self._scores[places][:, None],
+                    "rollout_log_probs": torch.zeros(rows, 1),
+                    "all_timesteps": (places + 1.0)[:, None],
+                },
+                batch_size=rows,
+            ),
+            non_tensor_batch={
+                **prompts.non_tensor_batch,
+                FAILURE: failures,
+                "global_steps": np.full(rows, self.served, dtype=object),
+            },
+            meta_info={"timing": {"agent_loop/slowest/compute_score": 0.1 * first}},
+        )
+
+    def update_actor(self, data: DataProto) -> DataProto:
+        self.gradient = self._of(data)
+        return self._stepped()
+
+    def update_part(self, data: DataProto) -> DataProto:
+        part = data.meta_info["part"]
+        self.events.append(f"trained {len(data)}")
+        self._began_update.set()
+        self.gradient = self._of(data) + (0.0 if part["is_first"] else self.gradient)
+        if not part["is_last"]:
+            return DataProto(meta_info={"metrics": {}})
+        self.gradient *= part["scale"]
+        return self._stepped()
+
+    def _of(self, data: DataProto) -> float:
+        weights = data.batch["all_timesteps"].flatten().double()
+        return float((weights * data.batch["advantages"].clamp(-5, 5)).sum())
+
+    def _stepped(self) -> DataProto:
+        self.steps.append(self.gradient)
+        return DataProto(meta_info={"metrics": {"actor/optimizer_steps": [1.0]}})
+
+    def update_weights(self, global_steps: int) -> None:
+        self.served = global_steps
+        self.events.append(f"published {global_steps}")
+
+    def save_checkpoint(self, folder: str) -> None:
+        (Path(folder) / "weights").write_text("w")
+
+
+def run(folder: Path, stack: Trained, *overrides: str) -> RunInMemory:
+    config = smallest_job.load(
+        "trainer.total_training_steps=1",
+        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+        f"data.train_batch_size={PROMPTS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+        f"actor_rollout_ref.rollout.n={SAMPLES}",
+        "actor_rollout_ref.actor.checkpoint.async_save=false",
+        "actor_rollout_ref.rollout.free_cache_engine=false",
+        "data.val_files=null",
+        "data.shuffle=false",
+        "actor_rollout_ref.rollout.dtype=float32",
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
+        *overrides,
+    )
+    process_counts.fill_in(config, cpus=2)
+    made = SimpleNamespace(
+        agent_loop=stack,
+        workers=stack,
+        pool=None,
+        judges=None,
+        versions=lambda: [stack.served],
+        weights=SimpleNamespace(update_weights=stack.update_weights, sleep_replicas=lambda: None),
+        before_ray_ends=[],
+    )
+    return run_in_memory(config, made, folder, ROWS, None)
+
+
+def scores(seed: int = 0) -> torch.Tensor:
+    return torch.rand(PROMPTS * SAMPLES, generator=torch.Generator().manual_seed(seed))
+
+
+WHOLE = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1000"  # one micro-batch: no overlap
+
+
+@pytest.mark.parametrize("global_std", ["false", "true"])
+def test_the_optimizer_step_is_that_of_a_run_without_overlap(tmp_path: Path, global_std: str) -> None:
+    found = {}
+    for name, overrides in (("whole", [WHOLE]), ("parts", [])):
+        stack = Trained(scores())
+        made = run(tmp_path / name, stack, f"algorithm.global_std={global_std}", *overrides)
+        made.fit(None)
+        (line,) = [line for line in made.folder.metrics() if line["step"] == 1]
+        found[name] = stack, {key: value for key, value in line.items() if key.startswith(("reward/", "rollout/samp"))}
+    whole, parts = found["whole"][0], found["parts"][0]
+    assert whole.events == ["published 0", "generated 0-31", "published 1"]
+    assert [each for each in parts.events if not each.startswith("generated")] == [
+        "published 0",
+        *["trained 8"] * 4,
+        "published 1",
+    ]
+    assert [each for each in parts.events if each.startswith("generated")] == [
+        "generated 0-7",
+        "generated 8-15",
+        "generated 16-23",
+        "generated 24-31",
+    ]
+    assert parts.events.index("trained 8") < parts.events.index("generated 24-31")
+    # In float32, for the advantages of a batch with one standard deviation are multiplied by the quotient of two.
+    assert parts.steps == pytest.approx(whole.steps, rel=1e-5 if global_std == "true" else 0, abs=0)
+    assert found["parts"][1] == found["whole"][1] and found["whole"][1]
+
+
+def test_advantages_that_the_loss_clips_are_trained_on_in_one_update(tmp_path: Path) -> None:
+    rewards = torch.zeros(PROMPTS * SAMPLES)
+    rewards[0] = 0.01
+    rewards[-1] = 1.0  # its advantage, divided by the deviation of the first part, is beyond the limit
+    steps = []
+    for name, overrides in (("whole", [WHOLE]), ("parts", [])):
+        stack = Trained(rewards)
+        run(tmp_path / name, stack, *overrides).fit(None)
+        steps.append(stack.steps)
+    assert "trained 8" in stack.events and len(steps[1]) == 1
+    assert steps[1] == steps[0]
+
+
+@pytest.mark.parametrize("fails_at", [0, 20, 31])
+def test_a_part_that_fails_ends_the_run_before_the_optimizer_step(tmp_path: Path, fails_at: int) -> None:
+    stack = Trained(scores(), fails_at)
+    made = run(tmp_path, stack)
+    with pytest.raises(RuntimeError, match="the engine is lost"):
+        made.fit(None)
+    assert stack.steps == [] and "published 1" not in stack.events
+    assert not list(tmp_path.glob("checkpoints/*"))
+
+
+def test_failed_scores_are_counted_over_all_parts(tmp_path: Path) -> None:
+    rewards = scores()
+    rewards[[0, 9, 30]] = torch.nan
+    allowed = run(tmp_path / "allowed", stack := Trained(rewards), "reward.max_failed_share=0.1")
+    allowed.fit(None)
+    assert len(stack.steps) == 1
+    made = run(tmp_path / "refused", stack := Trained(rewards), "reward.max_failed_share=0.06")
+    with pytest.raises(TooManyUnscored, match="3"):
+        made.fit(None)
+    assert stack.steps == []

@@ -1,0 +1,115 @@
+"""An update whose rows arrive in parts is the update with all rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ml.workers.actor.test_actor import SAMPLER, adapter, batch, make
+from ml.workers.tiny_actor import relative_difference, smooth_steps
+from verl_omni.algos.agreement import LogProbMismatch
+
+pytestmark = pytest.mark.slow
+
+ADVANTAGES = torch.tensor([1.0, 0.0, -1.0, 0.5])
+
+
+def made(folder: Path, micro: int | None) -> tuple[Any, dict[str, torch.Tensor]]:
+    actor = make(folder, ppo_micro_batch_size_per_gpu=micro, optim=smooth_steps(lr=0.1))
+    return actor, {**batch(actor), "advantages": ADVANTAGES}
+
+
+def in_parts(
+    actor: Any, rows: dict[str, torch.Tensor], sizes: tuple[int, ...], *, scale: float = 1.0, **request: Any
+) -> dict[str, float] | None:
+    found = None
+    start = 0
+    for number, size in enumerate(sizes):
+        part = {name: tensor[start : start + size] for name, tensor in rows.items()}
+        is_last = number == len(sizes) - 1
+        found = actor.update_part(
+            part, rows=len(ADVANTAGES), is_first=number == 0, is_last=is_last, scale=scale, **SAMPLER, **request
+        )
+        assert (found is None) is not is_last
+        start += size
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(1, 3), (2, 2), (1, 1, 1, 1)])
+@pytest.mark.parametrize("micro", [1, 2, 3])
+def test_parts_change_no_bit_of_an_update_in_micro_batches(model_folder: Path, micro: int, sizes: Any) -> None:
+    """Micro-batches contain rows of several parts, and none of a row that has no gradient."""
+    whole, rows = made(model_folder, micro)
+    expected = whole.update(rows, **SAMPLER)
+    actor, rows = made(model_folder, micro)
+    assert in_parts(actor, rows, sizes) == expected
+    weights = adapter(whole)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in adapter(actor).items())
+
+
+def test_without_micro_batches_each_part_is_one(model_folder: Path) -> None:
+    whole, rows = made(model_folder, None)
+    before = adapter(whole)
+    expected = whole.update(rows, **SAMPLER)
+    actor, rows = made(model_folder, None)
+    found = in_parts(actor, rows, (2, 2))
+    assert found is not None and found["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-5)
+    assert relative_difference(before, adapter(whole), adapter(actor)) < 1e-4
+
+
+def test_rows_without_any_gradient_are_measured(model_folder: Path) -> None:
+    found = []
+    for sizes in ((4,), (2, 2)):
+        actor, rows = made(model_folder, 1)
+        rows["advantages"] = torch.zeros(4)
+        metrics = in_parts(actor, rows, sizes)
+        assert metrics is not None and metrics["actor/grad_norm"] == 0
+        found.append(metrics)
+    assert found[0] == found[1] and found[0]["actor/ratio_max"] == 1
+
+
+def test_the_last_part_scales_gradients_and_loss(model_folder: Path) -> None:
+    """Advantages that are all half as large, and gradients twice as large afterwards: both are exact in floats."""
+    whole, rows = made(model_folder, 1)
+    expected = whole.update(rows, **SAMPLER)
+    actor, rows = made(model_folder, 1)
+    rows["advantages"] = ADVANTAGES / 2
+    assert in_parts(actor, rows, (2, 2), scale=2.0) == expected
+    weights = adapter(whole)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in adapter(actor).items())
+
+
+@pytest.mark.parametrize("then", ["update", "parts"])
+def test_parts_of_an_update_that_does_not_end_leave_no_gradient(model_folder: Path, then: str) -> None:
+    expected = None
+    for fails in (False, True):
+        actor, rows = made(model_folder, 1)
+        if fails:
+            with pytest.raises(ValueError, match="no sample"):
+                fail_after_a_part(actor, rows)
+        found = actor.update(rows, **SAMPLER) if then == "update" else in_parts(actor, rows, (3, 1))
+        weights = adapter(actor)
+        if expected is None:
+            expected = found, weights
+    assert expected is not None and found == expected[0]
+    assert all(torch.equal(expected[1][name], tensor) for name, tensor in weights.items())
+
+
+def fail_after_a_part(actor: Any, rows: dict[str, torch.Tensor]) -> None:
+    part = {name: tensor[:2] for name, tensor in rows.items()}
+    actor.update_part(part, rows=4, is_first=True, is_last=False, **SAMPLER)
+    assert any(weight.grad is not None and weight.grad.any() for weight in actor.trained)
+    raise ValueError("no sample")
+
+
+def test_disagreement_with_the_engine_in_any_part_updates_nothing(model_folder: Path) -> None:
+    actor, rows = made(model_folder, 1)
+    before = adapter(actor)
+    rows["rollout_log_probs"] = rows["rollout_log_probs"] + torch.tensor([[0.5], [0.0], [0.0], [0.0]])
+    with pytest.raises(LogProbMismatch):
+        in_parts(actor, rows, (2, 2), tolerance=1e-3)
+    assert all(torch.equal(before[name], tensor) for name, tensor in adapter(actor).items())
+    assert all(weight.grad is None for weight in actor.trained)

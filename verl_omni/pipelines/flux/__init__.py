@@ -1,0 +1,16 @@
+"""FLUX.1-dev.
+
+The guidance scale of FLUX.1-dev is an input of the model, so a step is one forward pass, and negative prompts have no
+effect. FLUX.1-schnell, which has no such input, is refused.
+"""
+
+from __future__ import annotations
+
+from verl_omni.pipelines.description import FamilyDescription, family_in
+
+FAMILY = FamilyDescription(
+    {"FluxPipeline": family_in(__name__, "FluxRolloutPipeline", checks_prompts=False)},
+    "FLUX.1-dev",
+    {"flux": "make_tiny_flux"},
+    guided=False,
+)
