@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from omni_operator.cli.machine.new_models import PROMPT_FILES
 from omni_operator.cli.main import app
+from verl_omni.models.tiny import MAKERS
 
 
 def test_the_prompt_files_are_those_that_are_written(tmp_path: Path) -> None:
@@ -20,7 +21,7 @@ def test_the_prompt_files_are_those_that_are_written(tmp_path: Path) -> None:
 
 def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["model", "tiny", "sd4", str(tmp_path / "new")])
-    assert done.exit_code == 2 and "no model family 'sd4'; choose qwen3_vl, qwen_image" in done.stderr
+    assert done.exit_code == 2 and f"no model family 'sd4'; choose {', '.join(sorted(MAKERS))}" in done.stderr
     assert not (tmp_path / "new").exists()
 
 

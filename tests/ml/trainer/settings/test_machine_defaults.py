@@ -335,7 +335,7 @@ def test_the_trainer_lists_the_families_when_a_model_has_none(tmp_path: Path) ->
         [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *wanted], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 2
-    assert "No model family for architecture 'NoSuchPipeline'; one of ['Qwen" in ended.stderr
+    assert "No model family for architecture 'NoSuchPipeline'; one of ['Flux" in ended.stderr
     assert "'WanPipeline'" in ended.stderr
     assert "Traceback" not in ended.stderr
 
