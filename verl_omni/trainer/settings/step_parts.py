@@ -55,7 +55,7 @@ def _obstacles(config: DictConfig, *, device: str, pads_prompts: bool) -> Iterat
         yield "no samples are generated"
     if rollout.nnodes > 0:
         yield "engines on accelerators of their own generate whole batches ahead"
-    if device != "cpu" or rollout.free_cache_engine:
+    if device != "cpu" or rollout.free_cache_engine is not False:  # null: not fitted to a machine yet
         yield "the engines sleep during the update, or share an accelerator with it"
     if scorer_devices.scores_late(config):
         yield "a batch is scored when all of it is generated"
