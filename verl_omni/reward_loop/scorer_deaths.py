@@ -62,6 +62,7 @@ class ScorerDeaths:
         async with self._alone or nullcontext():
             self._calls[scorer] += 1
             if self._calls[scorer] == 1:
+                self._folder.mkdir(exist_ok=True)  # whatever cleans old temporary files may have removed it
                 file.touch()
             try:
                 yield

@@ -136,3 +136,11 @@ async def test_after_a_death_of_several_scorers_one_call_runs_at_a_time(tmp_path
         await deaths.running("one").__aenter__()
         deaths = ScorerDeaths(tmp_path)
     assert deaths.problem("one") and deaths.problem("other") is None
+
+
+async def test_a_scorer_runs_also_when_its_files_were_removed(tmp_path: Path) -> None:
+    deaths = ScorerDeaths(tmp_path / "files")
+    deaths.remove()
+    async with deaths.running("one"):
+        pass
+    assert deaths.problem("one") is None
