@@ -58,6 +58,7 @@ def blocks(page: Path) -> list[Block]:
     language = ""
     in_list = False
     indented = False
+    in_directive = False  # of mkdocstrings, whose options are indented
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
         mark = FENCE.match(line)
         if fence:
@@ -75,7 +76,8 @@ def blocks(page: Path) -> list[Block]:
             in_list = True
         elif line.strip() and not line.startswith("  "):
             in_list = indented = False
-        elif line.startswith("    ") and line.strip() and not in_list and not indented:
+            in_directive = line.startswith(":::")
+        elif line.startswith("    ") and line.strip() and not (in_list or indented or in_directive):
             found.append(Block(name, number, "indented", line))
             indented = True
     assert not fence, f"{name}:{start}: a block without an end"

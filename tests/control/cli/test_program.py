@@ -20,7 +20,7 @@ FULL_DISK = "cannot write to standard output: No space left on device"
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("model", "tiny", "sd4", "m"), "no model family 'sd4'; choose qwen3_vl"),
+        (("model", "tiny", "sd4", "m"), "no model family 'sd4'; choose flux, "),
         (("fit", "a.yaml", "--device", "h10"), "for '--device': 'h10' is not one of 'a100-40g'"),
         (("run", "a.yaml", "--steps", "many"), "for '--steps': 'many' is not a whole number"),
         (("run", "a.yaml", "--steps", "9" * 5000), "is not a whole number with fewer digits"),

@@ -63,8 +63,10 @@ def test_batches_are_generated_ahead_only_where_the_job_asks_for_it(make_job: Ma
         assert [rendered.get(name) for name in mode] == values
 
 
-BYPASS = "algorithm.rollout_correction.bypass_mode"
+CORRECTION = "algorithm.rollout_correction"
+BYPASS = f"{CORRECTION}.bypass_mode"
 RATIOS = "spec.algorithm.overrides"
+REJECTED = json.dumps([f"{CORRECTION}.rollout_rs=seq_mean_k1", f"{CORRECTION}.rollout_rs_threshold=0.5_2.0"])
 AHEAD = "spec.rollout.batchesAhead=1"
 
 
@@ -74,7 +76,7 @@ AHEAD = "spec.rollout.batchesAhead=1"
         ((AHEAD,), True),
         ((), None),
         ((AHEAD, f"{RATIOS}=[{BYPASS}=false]"), None),
-        ((AHEAD, f"{RATIOS}=[algorithm.rollout_correction.rollout_rs=seq_mean_k1]"), None),
+        ((AHEAD, f"{RATIOS}={REJECTED}"), None),
         ((AHEAD, f"{RATIOS}=[trainer.v1.separate_async.sync_compatible=true]"), None),
         ((AHEAD, "spec.algorithm.name=GRPOGuard"), None),
         ((AHEAD, "spec.algorithm.name=DiffusionNFT", "spec.rollout.sampler.noiseLevel=0"), None),

@@ -128,7 +128,7 @@ def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_i
         from verl_omni.trainer.settings import configuration as trainer_settings
 
         required = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
-        config = trainer_settings.load(required)
+        config = trainer_settings.load([*required, "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline"])
         assert OmegaConf.is_dict(config)
         stack = SimpleNamespace(workers=None, pool=None, judges=None)
         return run_in_memory(config, stack, tmp_path, [{"prompt": "a"}], None).loop.recorder
