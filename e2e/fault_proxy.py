@@ -44,7 +44,7 @@ class FaultProxy:
 
     Attributes:
         away: connections end without an answer.
-        frozen: watches whose path contains this text deliver nothing; None: all deliver.
+        frozen: watches whose path contains this text deliver nothing, not even their end; None: all deliver.
         answer: status code and Retry-After instead of the API server's answer; None: the API server answers.
         answered: called when the API server has answered, before the operator gets it.
     """
@@ -120,12 +120,16 @@ class FaultProxy:
         response = web.StreamResponse(status=found.status, headers=_passed(found))
         await response.prepare(request)
         async for chunk in found.content.iter_any():
-            while self.frozen is not None and self.frozen in request.path and not self.away:
-                await asyncio.sleep(0.1)
+            await self._until_delivered(request)
             if self.away:
                 return _hang_up(request)
             await response.write(chunk)
+        await self._until_delivered(request)  # the API server ends watches of a kind whose definition has changed
         return response
+
+    async def _until_delivered(self, request: web.Request) -> None:
+        while self.frozen is not None and self.frozen in request.path and not self.away:
+            await asyncio.sleep(0.1)
 
 
 def _hang_up(request: web.Request) -> web.Response:

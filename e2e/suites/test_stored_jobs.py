@@ -59,7 +59,7 @@ def is_accepted(job: JobOnPlane, breaks: dict[str, Any], rule: str) -> bool:
     try:
         job.api.patch(job.own_path, {"spec": {"rollout": breaks}}, dryRun="All")
     except ApiError as error:
-        assert error.code == httpx2.codes.UNPROCESSABLE_ENTITY and rule in str(error)
+        assert error.code == httpx2.codes.UNPROCESSABLE_CONTENT and rule in str(error)
         return False
     return True
 
