@@ -56,8 +56,11 @@ def command_of(folder: Path, model: Path, program: str, *overrides: str) -> list
         f"{pipeline}.height=64",
         f"{pipeline}.width=64",
         f"{pipeline}.num_inference_steps=4",
-        # With a batch size of one, images are bit-identical.
+        # With a batch size of one, images are bit-identical; with one prompt in a micro-batch, and advantages that do
+        # not depend on other prompts, also gradients, whether or not a step is trained on in parts.
         "actor_rollout_ref.rollout.max_num_seqs=1",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+        "algorithm.global_std=false",
     )
     return [sys.executable, *program.split(), *settings, *overrides]
 
