@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,8 +120,13 @@ def generate(worker: Any, engine: Any) -> Callable[..., tuple[ScoredSamples, lis
             each.put = Reference
             each.reward_loop_worker_handles = None if later else [scorers]
         manager = DiffusionAgentLoopManager(loops[0].config, None)
+        manager.cancel = asyncio.Task.cancel
+
+        def remote(chunk: Any, *, loop: Any) -> asyncio.Task[Any]:
+            return asyncio.create_task(loop.generate_sequences(chunk))
+
         manager.agent_loop_workers = [
-            SimpleNamespace(generate_sequences=SimpleNamespace(remote=each.generate_sequences)) for each in loops
+            SimpleNamespace(generate_sequences=SimpleNamespace(remote=partial(remote, loop=each))) for each in loops
         ]
         if training:
             prompts = training_requests(ROWS, n=2, step=1, version=3, seed=0, keeps_media=False, stores_tensors=True)
