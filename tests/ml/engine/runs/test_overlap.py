@@ -77,6 +77,7 @@ class Job:
         from verl_omni.trainer.run.run_folder import RunFolder
         from verl_omni.trainer.run.step_checkpoints import RunRequests
 
+        startup.CORES_TO_OVERLAP = 1  # of this process, which runs only this file
         assert startup.parts_of_step(self.config).sizes == [SAMPLES] * len(PROMPTS)
         self.stack.workers.load_checkpoint(str(self.first))
         made = RunFolder(folder)
