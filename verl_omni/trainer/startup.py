@@ -39,8 +39,6 @@ from verl_omni.workers.algorithms import registry
 if TYPE_CHECKING:
     from verl_omni.trainer.settings.step_parts import StepParts
 
-# Measured on two cores, examples/colors-grpo.yaml: with parts a step takes 1.25 times as long as without.
-CORES_TO_OVERLAP = 4
 ReportPhase = Callable[[str], None]
 # Minimum; each actor needs one (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are logical, so
 # there may be more than cores.
@@ -378,11 +376,8 @@ def parts_of_step(config: DictConfig) -> StepParts:
     from verl_omni.pipelines.registry import training_adapter
     from verl_omni.trainer.settings import step_parts
 
-    if (os.cpu_count() or 1) < CORES_TO_OVERLAP:
-        samples = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-        return step_parts.StepParts([samples], "engine and trainer slow each other down on so few cores")
     pads = getattr(training_adapter(config.actor_rollout_ref.model.architecture), "PADS_PROMPTS", False)
-    return step_parts.divide(config, device=_device_name(), pads_prompts=pads)
+    return step_parts.divide(config, device=_device_name(), cores=os.cpu_count() or 1, pads_prompts=pads)
 
 
 def _device_name() -> str:

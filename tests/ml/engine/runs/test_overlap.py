@@ -77,7 +77,6 @@ class Job:
         from verl_omni.trainer.run.run_folder import RunFolder
         from verl_omni.trainer.run.step_checkpoints import RunRequests
 
-        startup.CORES_TO_OVERLAP = 1  # of this process, which runs only this file
         assert startup.parts_of_step(self.config).sizes == [SAMPLES] * len(PROMPTS)
         self.stack.workers.load_checkpoint(str(self.first))
         made = RunFolder(folder)
@@ -106,6 +105,12 @@ def job(start_tiny: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) ->
     first = tmp_path_factory.mktemp("first")
     stack.workers.save_checkpoint(str(first))
     return Job(config, stack, rows(PROMPTS), first)
+
+
+@pytest.fixture(autouse=True)
+def enough_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this machine too, a step has parts."""
+    monkeypatch.setattr("verl_omni.trainer.settings.step_parts.FEWEST_CORES", 1)
 
 
 def test_overlap_changes_no_number_of_a_run(job: Job, tmp_path: Path) -> None:

@@ -25,11 +25,13 @@ ON_A_CPU = (
 )
 
 
-def divide(*overrides: str, device: str = "cpu", pads_prompts: bool = True, **changes: Any) -> step_parts.StepParts:
+def divide(
+    *overrides: str, device: str = "cpu", cores: int = 4, pads_prompts: bool = True, **changes: Any
+) -> step_parts.StepParts:
     config = smallest_job.load(*ON_A_CPU, *overrides)
     for name, value in changes.items():
         OmegaConf.update(config, name.replace("__", "."), value)
-    return step_parts.divide(config, device=device, pads_prompts=pads_prompts)
+    return step_parts.divide(config, device=device, cores=cores, pads_prompts=pads_prompts)
 
 
 @pytest.mark.parametrize(("prompts", "sizes"), [(2, [4, 4]), (5, [8, 4, 4, 4]), (8, [8, 8, 8, 8]), (9, [12, 8, 8, 8])])
@@ -77,3 +79,8 @@ def test_a_step_is_one_part_with_an_estimator_of_the_user(monkeypatch: pytest.Mo
 
 def test_advantages_per_prompt_and_a_kl_loss_overlap() -> None:
     assert len(divide(f"{ACTOR}.use_kl_loss=true", "algorithm.global_std=false").sizes) == 4
+
+
+def test_a_step_has_one_part_on_few_cores() -> None:
+    found = divide("data.train_batch_size=2", f"{ACTOR}.ppo_mini_batch_size=2", cores=3)
+    assert found.sizes == [8] and "few cores" in found.reason

@@ -107,6 +107,12 @@ class Trained:
         (Path(folder) / "weights").write_text("w")
 
 
+@pytest.fixture(autouse=True)
+def enough_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this machine too, a step has parts."""
+    monkeypatch.setattr("verl_omni.trainer.settings.step_parts.FEWEST_CORES", 1)
+
+
 def run(folder: Path, stack: Trained, *overrides: str) -> RunInMemory:
     config = smallest_job.load(
         "trainer.total_training_steps=1",
