@@ -84,6 +84,19 @@ class Trained:
         assert (Path(folder) / "weights").is_file()
 
 
+def stack_of(actors: Any) -> SimpleNamespace:
+    """A stack whose agent loop and workers are one stand-in, which also says what version it serves."""
+    return SimpleNamespace(
+        agent_loop=actors,
+        workers=actors,
+        pool=None,
+        judges=None,
+        versions=lambda: [actors.served],
+        weights=SimpleNamespace(update_weights=actors.update_weights, sleep_replicas=lambda: None),
+        before_ray_ends=[],
+    )
+
+
 def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> RunInMemory:
     config = smallest_job.load(
         f"trainer.total_training_steps={steps}",
@@ -109,13 +122,4 @@ def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> RunInMemor
         }
         for row in range(7)
     ]
-    made = SimpleNamespace(
-        agent_loop=stack,
-        workers=stack,
-        pool=None,
-        judges=None,
-        versions=lambda: [stack.served],
-        weights=SimpleNamespace(update_weights=stack.update_weights, sleep_replicas=lambda: None),
-        before_ray_ends=[],
-    )
-    return run_in_memory(config, made, folder, rows, None)
+    return run_in_memory(config, stack_of(stack), folder, rows, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from tensordict import TensorDict
 from verl import DataProto
 
 from tests.ml import smallest_job
-from tests.ml.trainer.runs_in_memory import RunInMemory, run_in_memory
+from tests.ml.trainer.runs_in_memory import RunInMemory, run_in_memory, stack_of
 from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, TooManyUnscored
 from verl_omni.trainer.settings import process_counts
 
@@ -129,16 +128,7 @@ def run(folder: Path, stack: Trained, *overrides: str) -> RunInMemory:
         *overrides,
     )
     process_counts.fill_in(config, cpus=2)
-    made = SimpleNamespace(
-        agent_loop=stack,
-        workers=stack,
-        pool=None,
-        judges=None,
-        versions=lambda: [stack.served],
-        weights=SimpleNamespace(update_weights=stack.update_weights, sleep_replicas=lambda: None),
-        before_ray_ends=[],
-    )
-    return run_in_memory(config, made, folder, ROWS, None)
+    return run_in_memory(config, stack_of(stack), folder, ROWS, None)
 
 
 def scores(seed: int = 0) -> torch.Tensor:
