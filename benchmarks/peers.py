@@ -6,7 +6,8 @@ The job is examples/colors-grpo.yaml. `plain_loop.py` is a single process with d
 runs flow_grpo's `scripts/train_sd3.py` from a checkout that you made (`git clone https://github.com/yifan123/flow_grpo`,
 `pip install ml_collections`), and is left out without `--flow-grpo`. All three generate, score and train on images of
 the same size and number, with the same adapter and the same scorer; each evaluates and saves as the job says. Every
-program runs with one thread per process, and with its own defaults.
+program runs with one thread per process, with its own defaults, and once more while its memory is read: that takes the
+kernel long enough to slow down a program of many processes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ from training_sections import peers_table
 
 EXAMPLE = ROOT / "examples" / "colors-grpo.yaml"
 STEP = re.compile(r"^step +(\d+)\b")
-THREADS = {"one": {"OMP_NUM_THREADS": "1"}, "default": {}}
+MODES = {"one": {"OMP_NUM_THREADS": "1"}, "default": {}, "memory": {}}
 LONGEST_RUN = 3600.0  # seconds
 PROCESS_SECONDS = 0.25  # between two counts of processes
 
@@ -126,10 +128,10 @@ def most_processes(root: psutil.Process, done: threading.Event, report: Callable
         report(len(processes_of(root)))
 
 
-def measure(command: Sequence[str], threads: str, job: PeerJob) -> dict[str, Any]:
+def measure(command: Sequence[str], mode: str, job: PeerJob) -> dict[str, Any]:
     """Run a program once."""
     unset = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    environment = unset | THREADS[threads] | {"PYTHONUNBUFFERED": "1", "VERL_PLATFORM": "cpu"}
+    environment = unset | MODES[mode] | {"PYTHONUNBUFFERED": "1", "VERL_PLATFORM": "cpu"}
     marks = Marks()
     counts: list[int] = [1]
     done = threading.Event()
@@ -141,9 +143,11 @@ def measure(command: Sequence[str], threads: str, job: PeerJob) -> dict[str, Any
     too_long = threading.Timer(LONGEST_RUN, process.send_signal, [signal.SIGINT])
     too_long.start()
     counter = threading.Thread(target=most_processes, args=(root, done, counts.append), daemon=True)
-    counter.start()
+    peak = PeakMemory(process.pid) if mode == "memory" else None
     try:
-        with PeakMemory(process.pid) as peak:
+        with peak or nullcontext():
+            if peak:
+                counter.start()
             for line in process.stdout or ():
                 if STEP.match(line):
                     marks.seconds.append(time.monotonic() - began)
@@ -152,24 +156,25 @@ def measure(command: Sequence[str], threads: str, job: PeerJob) -> dict[str, Any
     finally:
         too_long.cancel()
         done.set()
-        counter.join()
+        if peak:
+            counter.join()
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             process.wait()
     if code != 0 or len(marks.seconds) != job.steps:
         raise SystemExit(f"{' '.join(command)} ended with {code} after {len(marks.seconds)} of {job.steps} steps")
+    if peak:
+        return {"mode": mode, "peak_bytes": peak.bytes, "processes": max(counts)}
     steps = [after - before for before, after in zip(marks.seconds, marks.seconds[1:], strict=False)]
     spent = [after - before for before, after in zip(marks.cpu_seconds, marks.cpu_seconds[1:], strict=False)]
     return {
-        "threads": threads,
+        "mode": mode,
         "step_seconds": statistics.median(steps),
         "slowest_over_median": max(steps) / statistics.median(steps),
         "cpu_seconds_a_step": statistics.median(spent),
         "first_step_seconds": marks.seconds[0],
         "first_step_cpu_seconds": marks.cpu_seconds[0],
         "whole_seconds": marks.seconds[-1],
-        "peak_bytes": peak.bytes,
-        "processes": max(counts),
     }
 
 
@@ -180,7 +185,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--pixels", type=int, default=64, help="height and width of the images")
     parser.add_argument("--prompts", type=int, default=8, help="prompts of a step, of 16 images each")
-    parser.add_argument("--threads", nargs="*", choices=list(THREADS), default=list(THREADS))
+    parser.add_argument("--modes", nargs="*", choices=list(MODES), default=list(MODES))
     chosen = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -188,9 +193,9 @@ def main() -> int:
         flow_grpo = chosen.flow_grpo.resolve() if chosen.flow_grpo else None
         programs = commands(job, Path(name), flow_grpo)
         for turn in range(chosen.repeats):
-            for threads in chosen.threads:
+            for mode in chosen.modes:
                 for program, command in programs.items():
-                    rows.append({"program": program, "turn": turn, **measure(command, threads, job)})
+                    rows.append({"program": program, "turn": turn, **measure(command, mode, job)})
                     print({key: round(v, 2) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
     conditions = {"steps": job.steps, "images": job.images, "pixels": job.pixels, "load": os.getloadavg()[2]}
     write(chosen.out, rows, **conditions)

@@ -176,7 +176,7 @@ def start_up(data: Data) -> Section:
 
 
 PEER_ROWS = (
-    # heading, metric, threads, scale
+    # heading, metric, mode, scale
     ("s/step, one thread per process", "step_seconds", "one", 1),
     ("s/step, each program's own defaults", "step_seconds", "default", 1),
     ("slowest step over the median", "slowest_over_median", "one", 1),
@@ -184,8 +184,8 @@ PEER_ROWS = (
     ("seconds to the end of the first step", "first_step_seconds", "default", 1),
     ("CPU seconds to the end of the first step", "first_step_cpu_seconds", "one", 1),
     ("seconds to the end of the last step", "whole_seconds", "default", 1),
-    ("peak memory, GiB", "peak_bytes", "one", GIB),
-    ("processes", "processes", "one", 1),
+    ("peak memory, GiB", "peak_bytes", "memory", GIB),
+    ("processes", "processes", "memory", 1),
 )
 
 
@@ -194,16 +194,15 @@ def peers_table(data: Data) -> tuple[list[str], list[list[str]]]:
     rows: Rows = data["runs"]
     programs = list(dict.fromkeys(row["program"] for row in rows))
 
-    def cell(program: str, metric: str, threads: str, scale: float) -> str:
-        values = [row[metric] / scale for row in rows if (row["program"], row["threads"]) == (program, threads)]
+    def cell(program: str, metric: str, mode: str, scale: float) -> str:
+        values = [row[metric] / scale for row in rows if (row["program"], row["mode"]) == (program, mode)]
         if not values:
             return ""
         median = number(statistics.median(values))
         return median if min(values) == max(values) else f"{median} ({number(min(values))}-{number(max(values))})"
 
     lines = [
-        [text, *(cell(program, metric, threads, scale) for program in programs)]
-        for text, metric, threads, scale in PEER_ROWS
+        [text, *(cell(program, metric, mode, scale) for program in programs)] for text, metric, mode, scale in PEER_ROWS
     ]
     return ["", *programs], lines
 

@@ -280,7 +280,7 @@ async def test_samples_that_cannot_be_scored_are_left_without_a_reward(worker: A
 async def test_more_of_them_than_are_allowed_end_the_batch_with_the_error_of_one(
     worker: Any, batch: Any, rewards: Any
 ) -> None:
-    said = r"TooManyUnscored: scorer judge failed: no rating of [13]\. 2 samples have no score, and reward\.max_failed_sh"
+    said = r"TooManyUnscored: scorer judge failed: no rating of [13]\. 2 samples have no score, and reward\.max_failed"
     made = worker(rewards=[Judge(rewards)])
     with pytest.raises(SampleFailed, match=said):
         await made.generate_sequences(batch(["a"] * 5, {"global_steps": 3, "failures_allowed": 1}))

@@ -404,12 +404,12 @@ def test_a_replacement_that_never_joins_is_not_waited_for_without_end(program: A
         losses.lose()
 
 
-def test_the_table_of_peers_has_the_median_of_each_program_and_thread_setting(program: Any) -> None:
+def test_the_table_of_peers_has_the_median_of_each_program_and_mode(program: Any) -> None:
     figures = {name: 1.0 for _, name, _, _ in program("training_sections").PEER_ROWS}
     rows = [
-        {"program": name, "turn": turn, "threads": threads, **figures, "step_seconds": seconds + turn}
+        {"program": name, "turn": turn, "mode": mode, **figures, "step_seconds": seconds + turn}
         for turn in range(3)
-        for threads, seconds in (("one", 5.0), ("default", 3.0))
+        for mode, seconds in (("one", 5.0), ("default", 3.0), ("memory", 4.0))
         for name in ("plain loop", "here")
     ]
     columns, lines = program("training_sections").peers_table({"runs": rows})

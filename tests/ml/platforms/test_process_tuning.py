@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_phases_that_take_turns_share_the_cores_and_overlapping_ones_do_not(cpus
 def test_engine_and_trainer_get_threads_unless_the_user_chose_a_number(
     given_threads: str | None, phase: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", process_tuning.THREADS):
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", process_tuning.THREADS):
         monkeypatch.setenv(name, "")  # restored afterwards, whatever is set meanwhile
         monkeypatch.delenv(name)
     if given_threads is not None:
@@ -40,19 +41,28 @@ def test_engine_and_trainer_get_threads_unless_the_user_chose_a_number(
     assert (process_tuning.THREADS in os.environ) == phase
     assert os.environ["OMP_NUM_THREADS"] == (given_threads or "1")
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert os.environ["GOMP_SPINCOUNT"] == "1000"
 
 
-def test_the_threads_of_a_phase_are_set_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_threads_of_a_phase_are_those_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
-    try:
-        monkeypatch.setenv(process_tuning.THREADS, str(before + 1))
+    found: list[int] = []
+
+    def compute() -> None:
         process_tuning.use_phase_threads()
-        assert torch.get_num_threads() == before + 1
-        monkeypatch.delenv(process_tuning.THREADS)
-        process_tuning.use_phase_threads()
-        assert torch.get_num_threads() == before + 1, "without the variable, the number stays"
-    finally:
-        torch.set_num_threads(before)
+        found.append(torch.get_num_threads())
+
+    def in_a_thread() -> None:
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+
+    monkeypatch.delenv(process_tuning.THREADS, raising=False)
+    in_a_thread()
+    monkeypatch.setenv(process_tuning.THREADS, str(before + 1))
+    in_a_thread()
+    assert found == [before, before + 1]
+    assert torch.get_num_threads() == before
 
 
 PROGRAM = """
@@ -100,15 +110,15 @@ def test_an_image_decoder_is_ordered_channels_last_and_decodes_the_same() -> Non
     _order_channels_last(None)
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_an_idle_engine_polls_a_hundred_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm_omni.engine import orchestrator
-    from vllm_omni.entrypoints import async_omni
+    from vllm_omni.entrypoints import async_omni_base
 
     from verl_omni.compat import engine_polling
 
     monkeypatch.setattr(orchestrator, "asyncio", asyncio)
-    monkeypatch.setattr(async_omni, "_FINAL_OUTPUT_IDLE_SLEEP_S", async_omni._FINAL_OUTPUT_IDLE_SLEEP_S)
+    monkeypatch.setattr(async_omni_base, "_FINAL_OUTPUT_IDLE_SLEEP_S", async_omni_base._FINAL_OUTPUT_IDLE_SLEEP_S)
     engine_polling.apply()
     waited: list[float] = []
 
@@ -123,4 +133,4 @@ def test_an_idle_engine_polls_a_hundred_times_a_second(monkeypatch: pytest.Monke
     orchestrator_loop._orch_monitor = SimpleNamespace(note_loop=lambda idle: None)
     asyncio.run(orchestrator_loop._orchestration_loop())
     assert waited == [engine_polling.SECONDS]
-    assert async_omni._FINAL_OUTPUT_IDLE_SLEEP_S == engine_polling.SECONDS
+    assert async_omni_base._FINAL_OUTPUT_IDLE_SLEEP_S == engine_polling.SECONDS

@@ -94,6 +94,30 @@ async def test_the_calls_at_a_time_are_limited_and_none_is_left_unused() -> None
     assert seen[0] == scoring_queue.COROUTINES, "as many calls as may run are started at once"
 
 
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_plain_function_runs_in_several_threads_only_if_a_call_takes_long(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not waits:
+        monkeypatch.setattr(scoring_queue, "QUICK_SECONDS", 600.0)
+    all_threads = threading.Barrier(scoring_queue.THREADS)
+    running: list[int] = []
+    most = 0
+
+    def judge(solution_image: int) -> int:
+        nonlocal most
+        running.append(solution_image)
+        most = max(most, len(running))
+        if waits:
+            all_threads.wait(60)
+        running.remove(solution_image)
+        return solution_image
+
+    size = 2 * scoring_queue.THREADS
+    assert await scores(queue(judge), size) == list(range(size))
+    assert waits or most == 1
+
+
 async def test_the_deadline_of_a_sample_begins_with_its_call() -> None:
     """512 samples wait for calls that take turns; a deadline that covered the wait would begin for all at once."""
     begun = ended = 0

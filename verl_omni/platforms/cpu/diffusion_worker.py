@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,16 +13,26 @@ from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
 from verl_omni.platforms.cpu.process_tuning import use_phase_threads
 
 
+def _with_phase_threads(execute: Callable[..., Any]) -> Any:
+    """`execute` with the threads of its phase, whichever thread calls it."""
+
+    @functools.wraps(execute)
+    def with_threads(*given: Any, **named: Any) -> Any:
+        use_phase_threads()
+        return execute(*given, **named)
+
+    return with_threads
+
+
 class CpuDiffusionWorker(DiffusionWorker):
     """vLLM-Omni's worker with a faster decoder, whose sleep and wake do nothing.
 
     Upstream's sleep and wake need vLLM's CUDA memory pool.
     """
 
-    @override
-    def init_device(self) -> None:
-        use_phase_threads()
-        super().init_device()
+    execute_model = _with_phase_threads(DiffusionWorker.execute_model)
+    execute_model_batch = _with_phase_threads(DiffusionWorker.execute_model_batch)
+    execute_stepwise = _with_phase_threads(DiffusionWorker.execute_stepwise)
 
     @override
     def load_model(self, load_format: str = "default", custom_pipeline_name: str | None = None, **kwargs: Any) -> None:

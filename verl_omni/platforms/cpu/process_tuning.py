@@ -29,11 +29,13 @@ def phase_threads(cpus: int, ranks: int, *, overlapping: bool) -> int:
 
 
 def use_phase_threads() -> None:
-    """Compute with the threads of `THREADS` from here on, also in threads that start later."""
-    if count := os.environ.get(THREADS):
-        import torch
+    """Let this thread compute with the threads of `THREADS` from here on.
 
-        torch.set_num_threads(int(count))
+    Other threads of the process, whose tensors are small, keep one: when a process has more threads of libgomp than
+    CPUs, libgomp no longer lets them wait actively, not even for `GOMP_SPINCOUNT`.
+    """
+    if count := os.environ.get(THREADS):
+        ctypes.CDLL("libgomp.so.1").omp_set_num_threads(int(count))  # torch has loaded it
 
 
 def keep_freed_memory() -> None:
