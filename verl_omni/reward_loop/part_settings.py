@@ -4,13 +4,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 TRAINER = "trainer"  # value of a scorer's `device`: the same device as the trained model
 COMBINED = "combined"  # what the weighted mean or sum is called among the scores
-OWN_SETTINGS = ("path", "name", "weight", "required", "use")
+OWN_SETTINGS = ("path", "name", "weight", "required", "use", "pool")
 EVALUATION = "evaluation"  # value of `use`: scored in evaluations only, and in no reward
 USES = ("training", EVALUATION)
+RAY_RESOURCES = ("GPU", "NPU")
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerPool:
+    """Processes that run one scorer alone.
+
+    Attributes:
+        nnodes: number of nodes, or without `node_resource` of parts of one.
+        n_gpus_per_node: processes on each, each with an accelerator; 0: one without.
+        node_resource: custom Ray resource of the nodes; None: any node.
+        ray_resource: Ray resource of the accelerators; None: that of the trainer's.
+        python: path of the processes' interpreter; None: the node's.
+    """
+
+    nnodes: int = 1
+    n_gpus_per_node: int = 0
+    node_resource: str | None = None
+    ray_resource: str | None = None
+    python: str | None = None
+
+    @property
+    def processes_per_node(self) -> int:
+        """Number of processes on each node."""
+        return self.n_gpus_per_node or 1
+
+    @property
+    def processes(self) -> int:
+        """Number of processes."""
+        return self.nnodes * self.processes_per_node
+
+    @property
+    def accelerators(self) -> int:
+        """Number of accelerators."""
+        return self.nnodes * self.n_gpus_per_node
+
+
+def pool_of(given: Mapping[str, Any]) -> ScorerPool | None:
+    """The pool of a part with valid settings; None if the common reward workers run its scorer."""
+    own = given.get("pool")
+    return None if own is None else ScorerPool(**own)
+
+
+def pools_of(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, ScorerPool]:
+    """The pools of valid parts, by key."""
+    return {key: pool for key, given in parts.items() if (pool := pool_of(given)) is not None}
 
 
 def part_problems(key: str, given: Any) -> Iterator[str]:
@@ -34,6 +81,29 @@ def part_problems(key: str, given: Any) -> Iterator[str]:
         for name in ("weight", "required"):
             if name in given:
                 yield f"{where}.{name}: is not read with use={EVALUATION}, whose scores are in no reward; remove it"
+    if given.get("pool") is not None:
+        yield from _pool_problems(f"{where}.pool", given["pool"])
+        if given.get("device") is not None:
+            yield f"{where}.device: follows from pool.n_gpus_per_node; remove it"
+
+
+def _pool_problems(where: str, given: Any) -> Iterator[str]:
+    known = [field.name for field in fields(ScorerPool)]
+    if not isinstance(given, Mapping):
+        yield f"{where}: must be a group of settings, such as {{n_gpus_per_node: 1}}, not {given}"
+        return
+    yield from (
+        f"{where}.{name}: unknown setting; a pool has {', '.join(known)}" for name in given if name not in known
+    )
+    for name, least in (("nnodes", 1), ("n_gpus_per_node", 0)):
+        number = given.get(name, least)
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            yield f"{where}.{name}: must be a whole number of at least {least}, not {number}"
+    for name in ("node_resource", "python"):
+        if not isinstance(given.get(name), (str, type(None))) or given.get(name) == "":
+            yield f"{where}.{name}: must be a text, or null, not {given[name]!r}"
+    if given.get("ray_resource") not in (None, *RAY_RESOURCES):
+        yield f"{where}.ray_resource: must be GPU, NPU, or null for that of the trainer: {given['ray_resource']}"
 
 
 def only_evaluates(given: Mapping[str, Any]) -> bool:

@@ -107,6 +107,16 @@ def parse_score(result: Any) -> dict[str, Any]:
     return {"reward_score": score, "reward_extra_info": extra}
 
 
+def part_result(answer: Any) -> dict[str, Any]:
+    """The result of one of several scorers: as of `parse_score`, without the field `acc` of a number.
+
+    Raises:
+        ValueError: as of `parse_score`.
+    """
+    made = parse_score(answer)
+    return made if isinstance(answer, Mapping) else {**made, "reward_extra_info": {}}
+
+
 def _score(value: Any) -> float:
     if value is None:
         raise ValueError("the scorer returned None: no score for this sample")

@@ -17,6 +17,7 @@ import torch
 from ray import cloudpickle
 
 from tests.ml.reward_loop.managers import Sample, Settings, multi, visual
+from verl_omni.reward_loop.scorer_parts import LoadedScorer
 from verl_omni.reward_loop.scorer_results import FAILURE, failures_allowed
 
 
@@ -75,7 +76,7 @@ async def failure(settings: Settings, sample: Sample, judge: Any, several: bool)
     """The failure of a user's function, as Ray passes it on."""
     if several:
         manager = multi(settings(reward_functions={"mine": {"name": "brightness"}}))
-        manager.parts[0] = replace(manager.parts[0], function=judge)
+        manager.parts[0] = replace(manager.parts[0], scorer=LoadedScorer(judge, {}))
     else:
         manager = visual(settings(custom_reward_function={"path": "mine.py", "name": "judge"}), judge)
     async with asyncio.timeout(30):

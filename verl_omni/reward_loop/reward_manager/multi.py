@@ -4,51 +4,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
 from verl import DataProto
 
-from verl_omni.reward_loop.part_settings import (
-    COMBINED,
-    OWN_SETTINGS,
-    only_evaluates,
-    part_problems,
-    weight_problem,
-)
-from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, group_of, resolve
-from verl_omni.reward_loop.rewards import get_scorer
-from verl_omni.reward_loop.rewards.python import package_of
+from verl_omni.reward_loop.part_settings import COMBINED, part_problems, pools_of, weight_problem
+from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, group_of
+from verl_omni.reward_loop.scorer_parts import Part, load_part
+from verl_omni.reward_loop.scorer_pools import PooledScorer, PooledScorerError, PoolLost, find_processes
 from verl_omni.reward_loop.scorer_results import (
     FAILURE,
     ScorerFailed,
     ScoringFailure,
     failed_score,
-    parse_score,
+    part_result,
     unscored,
 )
-from verl_omni.reward_loop.scoring_queue import Group
+from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS, Group
 
 logger = logging.getLogger(__name__)
 AGGREGATIONS = ("weighted_mean", "weighted_sum", "normalized_sum")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A scorer with its weight.
-
-    Attributes:
-        evaluates: it scores the samples of evaluations only; its weight is 0, and it is not required.
-    """
-
-    key: str
-    function: Callable[..., Any]
-    weight: float
-    required: bool
-    evaluates: bool
-    settings: dict[str, Any]
 
 
 class MultiVisualRewardManager(VisualRewardManager):
@@ -73,7 +49,9 @@ class MultiVisualRewardManager(VisualRewardManager):
             raise ValueError("reward.reward_functions must be non-empty for MultiVisualRewardManager")
         if problems := [line for key, settings in functions.items() for line in part_problems(key, settings)]:
             raise ValueError("\n".join(problems))
-        self.parts = [_load_part(key, dict(settings)) for key, settings in functions.items()]
+        self.parts = [load_part(key, dict(settings)) for key, settings in functions.items()]
+        self._pool_sizes = {key: pool.processes for key, pool in pools_of(functions).items()}
+        self._pooled: dict[str, PooledScorer] = {}
         if problem := weight_problem(functions):
             raise ValueError(problem)
         aggregation = config.reward.get("aggregation", AGGREGATIONS[0])
@@ -123,35 +101,23 @@ class MultiVisualRewardManager(VisualRewardManager):
             if part.required:
                 raise ScorerFailed(text)
             return unscored(ScoringFailure(text, part.required))
+        name = f"reward {part.key!r}"
         try:
-            answer = await self.queue(part.key, part.function, part.settings).score(sample, group)
-            made = parse_score(answer)
+            if part.scorer is None:
+                return await self._pooled_scorer(part.key).score(sample, group)
+            queue = self.queue(part.key, part.scorer.function, part.scorer.settings)
+            return part_result(await queue.score(sample, group))
         except Exception as error:
-            name = f"reward {part.key!r}"
+            if part.required and isinstance(error, PoolLost):
+                raise ScorerFailed(f"{name} failed: {error}") from error
             logger.warning("%s failed; a sample has no score of it", name, exc_info=error)
-            return unscored(ScoringFailure(failed_score(name, error), part.required))
-        fields = made["reward_extra_info"] if isinstance(answer, Mapping) else {}
-        return {"reward_score": made["reward_score"], "reward_extra_info": fields}
+            told = isinstance(error, (PoolLost, PooledScorerError))  # their text has what failed
+            text = f"{name} failed: {error}" if told else failed_score(name, error)
+            return unscored(ScoringFailure(text, part.required))
 
-
-def _load_part(key: str, settings: dict[str, Any]) -> Part:
-    if path := settings.get("path"):
-        from verl.utils.import_utils import load_extern_object
-
-        name = settings.get("name") or "compute_score"
-        function = load_extern_object(module_path=package_of(path, name), object_name=name)
-    else:
-        function = get_scorer(settings.get("name") or key)
-    given = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
-    check_settings(function, given, f"reward.reward_functions.{key}")
-    if not path and (settings.get("name") or key) == "python":
-        function, given = resolve("python", given)
-    evaluates = only_evaluates(settings)
-    return Part(
-        key=key,
-        function=function,
-        weight=0.0 if evaluates else float(settings.get("weight", 1.0)),
-        required=not evaluates and bool(settings.get("required", True)),
-        evaluates=evaluates,
-        settings=given,
-    )
+    def _pooled_scorer(self, key: str) -> PooledScorer:
+        """The connection to the pool of a scorer, made at its first sample."""
+        if key not in self._pooled:
+            deadline = float(self.config.reward.get("deadline_seconds", DEADLINE_SECONDS))
+            self._pooled[key] = PooledScorer(find_processes(key, self._pool_sizes[key]), deadline)
+        return self._pooled[key]

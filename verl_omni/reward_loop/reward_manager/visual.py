@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -15,11 +15,11 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from verl_omni.reward_loop.rewards import get_scorer
-from verl_omni.reward_loop.rewards.python import load
 from verl_omni.reward_loop.scorer_deaths import ScorerDeaths
 from verl_omni.reward_loop.scorer_names import custom_name, scorer_name
+from verl_omni.reward_loop.scorer_parts import check_settings, resolve
 from verl_omni.reward_loop.scorer_results import ScorerFailed, ScoringFailure, failed_score, parse_score, unscored
-from verl_omni.reward_loop.scorer_signature import parameters_of, signature_of
+from verl_omni.reward_loop.scorer_signature import parameters_of
 from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS, Group, ScoringQueue
 from verl_omni.utils.pixels import BOTH, as_pixels
 from verl_omni.utils.registry import import_modules
@@ -181,28 +181,7 @@ def group_of(data: DataProto) -> Group | None:
     return group
 
 
-def resolve(name: str, settings: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The scorer called `name` and its settings; of `python`, the user's own function, which may take lists.
-
-    Raises:
-        ValueError: the scorer, or the function that `python` names, does not exist.
-    """
-    if name != "python":
-        return get_scorer(name), settings
-    return load(settings["function"]), {key: value for key, value in settings.items() if key != "function"}
-
-
 def _scores_texts(function: Callable[..., Any] | None) -> bool:
     """Whether a function, or the one that a `partial` calls, is one of verl's scorers of texts."""
     inner = function.func if isinstance(function, partial) else function
     return str(getattr(inner, "__module__", "")).startswith("verl.utils.reward_score")
-
-
-def check_settings(scorer: Callable[..., Any], given: Collection[str], where: str) -> None:
-    """Refuse settings that the scorer does not take.
-
-    Raises:
-        ValueError: a name is unknown or missing; the message has a line for each.
-    """
-    if problems := signature_of(scorer).problems(given):
-        raise ValueError("\n".join(f"{where}.{problem}" for problem in problems))

@@ -32,6 +32,7 @@ from verl_omni.reward_loop.scorer_deaths import RESTARTS, ScorerDeaths
 from verl_omni.reward_loop.scorer_names import lost_worker_text
 from verl_omni.reward_loop.scorer_results import FAILURE, failure_of
 from verl_omni.trainer.replicas.actor_nodes import PinnedRewardLoopManager
+from verl_omni.trainer.rewards.scorer_processes import ScorerProcesses
 from verl_omni.trainer.settings import judge_settings, scorer_devices
 from verl_omni.utils.columns import objects
 from verl_omni.utils.root_cause import sendable
@@ -150,6 +151,7 @@ class RewardWorkers(PinnedRewardLoopManager):
         again = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
         self.reward_loop_workers_class = ray.remote(**again)(RewardWorker)
         self.reward_manager_cls = resolve_reward_manager_cls(config)
+        self.scorer_processes = ScorerProcesses(config, self.reward_router_address)
         self._init_reward_loop_workers()
 
     @property
@@ -223,6 +225,7 @@ class RewardWorkers(PinnedRewardLoopManager):
         """Stop the judge, if there is one, and remove the files of the reward workers."""
         if self.judge is not None:
             self.judge.stop()
+        self.scorer_processes.stop(STOP_SECONDS)
         forgetting = [worker.forget_deaths.remote() for worker in self.reward_loop_workers]
         ray.wait(forgetting, num_returns=len(forgetting), timeout=STOP_SECONDS)
 

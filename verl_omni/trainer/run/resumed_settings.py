@@ -6,6 +6,7 @@ what its author wants, such as a lower learning rate, or not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,8 @@ EVALUATED = ("actor_rollout_ref.rollout.val_kwargs", "data.val_files", "data.val
 GLOBAL_STD = "algorithm.global_std"
 OPTIM = "actor_rollout_ref.actor.optim"
 SHOWN = 8  # differing settings that a message lists
+# Where a scorer runs does not decide what is learned.
+_POOL = re.compile(r"reward\.reward_functions\.\w+\.pool(\..*)?")
 Content = Mapping[str, Sequence[str | None]]
 
 
@@ -96,6 +99,7 @@ def _values(config: DictConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in (*LEARNED, *EVALUATED):
         _flatten(section, OmegaConf.select(config, section), found)
+    found = {name: value for name, value in found.items() if not _POOL.fullmatch(name)}
     if GLOBAL_STD in found and found[GLOBAL_STD] is None:  # earlier versions had another default for DanceGRPO
         found[GLOBAL_STD] = found.get("algorithm.adv_estimator") != "dance_grpo"
     if found.get(f"{OPTIM}.lr_scheduler_type") == "constant":

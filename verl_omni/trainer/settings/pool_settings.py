@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from omegaconf import DictConfig
 
+from verl_omni.reward_loop.part_settings import pools_of
 from verl_omni.settings_schema.declarations import COLOCATED, NETWORK, VERL_BACKENDS
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -102,6 +103,8 @@ def resources(config: DictConfig) -> dict[str, str]:
     named = {"trainer.node_resource": config.trainer.node_resource}
     named[f"{ROLLOUT}.node_resource"] = config.actor_rollout_ref.rollout.node_resource
     named["reward.reward_model.node_resource"] = config.reward.reward_model.node_resource
+    for key, pool in pools_of(config.reward.reward_functions).items():
+        named[f"reward.reward_functions.{key}.pool.node_resource"] = pool.node_resource
     return {resource: setting for setting, resource in named.items() if resource is not None}
 
 
@@ -111,6 +114,8 @@ def local_problem(config: DictConfig) -> str | None:
         f"{ROLLOUT}.ray_resource": config.actor_rollout_ref.rollout.ray_resource,
         "reward.reward_model.ray_resource": config.reward.reward_model.ray_resource,
     }
+    pools = pools_of(config.reward.reward_functions)
+    given |= {f"reward.reward_functions.{key}.pool.ray_resource": pool.ray_resource for key, pool in pools.items()}
     for name, resource in given.items():
         if resource is not None:
             return (

@@ -131,5 +131,5 @@ def logical_cpus(config: DictConfig) -> int:
 def local_accelerators(config: DictConfig) -> int:
     """Accelerators of a run whose pools are all on one node."""
     rollout = config.actor_rollout_ref.rollout
-    own = judge_settings.accelerators(config)
+    own = judge_settings.accelerators(config) + scorer_devices.pooled_accelerators(config.reward)
     return int(config.trainer.n_gpus_per_node + rollout.nnodes * rollout.n_gpus_per_node + own)

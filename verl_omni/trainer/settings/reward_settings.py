@@ -144,7 +144,8 @@ def _of_several(reward: DictConfig) -> Iterator[str]:
         where = f"reward.reward_functions.{key}"
         own = {name: value for name, value in given.items() if name not in OWN_SETTINGS}
         if path := given.get("path"):
-            yield from _of_function(where, "path", str(path), given.get("name") or "compute_score", own)
+            pooled = given.get("pool") is not None
+            yield from _of_function(where, "path", str(path), given.get("name") or "compute_score", own, pooled=pooled)
         else:
             yield from _of_scorer(where, "name", str(given.get("name") or key), own, served=served)
 
@@ -201,7 +202,7 @@ def _of_scorer(
 
 
 def _of_function(
-    where: str, setting: str, path: str, name: str, given: Collection[str], inside: str = ""
+    where: str, setting: str, path: str, name: str, given: Collection[str], inside: str = "", *, pooled: bool = False
 ) -> Iterator[str]:
     if isinstance(given, Mapping) and given.get("device") == TRAINER:
         yield (
@@ -214,7 +215,8 @@ def _of_function(
         yield f"{where}.{setting}: {error}"
         return
     if signature is not None:
-        yield from (f"{where}.{inside}{problem}" for problem in signature.problems(given))
+        set_by_pool = signature.settings & {"device"} if pooled else set()
+        yield from (f"{where}.{inside}{problem}" for problem in signature.problems({*given, *set_by_pool}))
 
 
 def _signature(path: str, name: str) -> Signature | None:

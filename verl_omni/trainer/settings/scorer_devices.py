@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.reward_loop.part_settings import TRAINER
+from verl_omni.reward_loop.part_settings import TRAINER, ScorerPool, pools_of
 from verl_omni.reward_loop.rewards import has_setting
 from verl_omni.trainer.settings import async_settings, judge_settings
 from verl_omni.trainer.settings.reward_settings import is_group_wise
@@ -106,6 +107,11 @@ def describe(reward: DictConfig, device: str) -> str | None:
     named = parts or one
     found = []
     for name, given in named.items():
+        if given.get("pool") is not None:
+            pool = ScorerPool(**given["pool"])
+            where = f"{device}, an accelerator for each" if pool.accelerators else "cpu"
+            found.append(f"{name} in {pool.processes} processes of its own on {where}")
+            continue
         if (own := given.get("device") or ("cpu" if has_setting(name, "device") else None)) is None:
             continue
         if own == TRAINER:
@@ -155,6 +161,34 @@ def shared_options(workers: int, accelerators: int, colocated: int, accelerator:
     return _reserving(math.floor(share / SMALLEST_SHARE) * SMALLEST_SHARE, accelerator, {})
 
 
+def pool_options(pool: ScorerPool, accelerator: str, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Options of Ray for each process of a scorer's pool.
+
+    Args:
+        accelerator: the trainer's accelerators as Ray counts them.
+        variables: environment variables of the process.
+    """
+    share = math.floor(1 / pool.processes_per_node / PLACED) * PLACED
+    placed = {} if pool.node_resource is None else {pool.node_resource: share}
+    environment: dict[str, Any] = {"env_vars": dict(variables)}
+    if pool.python is not None:
+        environment["py_executable"] = shlex.quote(pool.python)
+    options = (
+        _reserving(1, pool.ray_resource or accelerator, placed) if pool.accelerators else _reserving(0, "GPU", placed)
+    )
+    return {**options, "runtime_env": environment}
+
+
+def pooled_accelerators(reward: DictConfig, accelerator: str | None = None) -> int:
+    """Accelerators of scorers' pools.
+
+    Args:
+        accelerator: as Ray counts them, only those of this kind, which is the trainer's; None: all.
+    """
+    pools = pools_of(reward.reward_functions).values()
+    return sum(pool.accelerators for pool in pools if accelerator is None or pool.ray_resource in (None, accelerator))
+
+
 def _reserving(count: float, accelerator: str, resources: Mapping[str, float]) -> dict[str, Any]:
     if accelerator == "GPU":
         return {"num_cpus": 0, "num_gpus": count, "resources": dict(resources)}
@@ -179,11 +213,12 @@ def shortage(config: DictConfig, nodes: Iterable[Mapping[str, float]], accelerat
         taken += rollout.nnodes * rollout.n_gpus_per_node
     if config.reward.reward_model.ray_resource in (None, accelerator):
         taken += judge_settings.accelerators(config)
+    taken += pooled_accelerators(config.reward, accelerator)
     if there - taken >= needed:
         return None
     return (
         f"{', '.join(devices(config.reward))}: {config.reward.num_workers} reward workers reserve "
-        f"{per_worker(config.reward)} accelerators each, and of the {there} that Ray has, training, rollout and judge "
-        f"take {taken}; write trainer or cpu, lower trainer.n_gpus_per_node or reward.num_workers, or serve the model "
-        "yourself and use the scorer http_batch"
+        f"{per_worker(config.reward)} accelerators each, and of the {there} that Ray has, training, rollout, judge and "
+        f"pools of scorers take {taken}; write trainer or cpu, lower trainer.n_gpus_per_node or reward.num_workers, or "
+        "serve the model yourself and use the scorer http_batch"
     )

@@ -1,4 +1,4 @@
-"""A job on the real engine whose reward compares the samples of a prompt, with scorers that score evaluations only."""
+"""Jobs on the real engine: a reward that compares the samples of a prompt, held-out scorers, scorers with a pool."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from omni_operator import plan
 from omni_operator.api import load_job
 from tests.ml.engine.shared_ray import SharedRay
+from tests.ml.trainer.rewards.test_scorer_pools import make_environment
 from verl_omni.trainer.report.page import render
 from verl_omni.trainer.report.run_data import load
 
@@ -73,3 +74,39 @@ def test_ranks_of_a_prompts_samples_are_trained_on_and_held_out_scorers_are_only
     assert "reward 'broken' failed: OSError: no such model" in warning["message"]
     page = render(load(folder))
     assert "Held-out scorers" in page and r"held-out reward\u002fred" in page
+
+
+POOLED = """
+import tinydep
+
+def red(data_source, solution_image, ground_truth, extra_info):
+    means = solution_image.float().mean(dim=(-2, -1)) / 255
+    return {"score": float(means[0] - (means[1] + means[2]) / 2), "version": float(tinydep.VERSION)}
+"""
+
+
+def test_scorers_with_pools_train_a_model_as_without(shared_ray: SharedRay, tmp_path: Path) -> None:
+    """Two functions whose packages conflict, which the trainer does not have, and a scorer in the reward workers."""
+    (tmp_path / "pooled.py").write_text(POOLED)
+    function = {"path": str(tmp_path / "pooled.py"), "name": "red"}
+    scorers = [
+        {"name": name, "function": function, "pool": {"python": str(make_environment(tmp_path, version))}}
+        for name, version in (("old", "1.0"), ("new", "2.0"))
+    ]
+    scorers.append({"name": "color", "settings": {"color": "red"}})
+    settings = [
+        f"spec.reward={json.dumps({'scorers': scorers, 'replicas': 2})}",
+        f"spec.algorithm={json.dumps({'name': 'FlowGRPO', 'overrides': ['data.val_max_samples=8']})}",
+        "spec.trainer.evalEverySteps=0",
+        "spec.trainer.totalSteps=1",
+        "spec.checkpoint.everySteps=0",
+    ]
+    job = plan.resolve_paths(load_job(EXAMPLES / "red-grpo.yaml", settings).job, str(EXAMPLES))
+    shared_ray.train(plan.render_overrides(job, plan.local_layout(job, str(tmp_path))))
+    lines = [json.loads(line) for line in (tmp_path / "red-grpo" / "metrics.jsonl").read_text().splitlines()]
+    step = lines[1]
+    assert step["reward/reward/old/version/mean"] == 1 and step["reward/reward/new/version/mean"] == 2
+    assert step["reward/reward/old/mean"] == pytest.approx(step["reward/reward/color/mean"], abs=1e-5)
+    assert step["reward/mean"] == pytest.approx(step["reward/reward/color/mean"], abs=1e-5)
+    assert step["actor/grad_norm"] > 0
+    assert lines[-1]["val/reward/new/version/mean"] == 2

@@ -1,0 +1,98 @@
+"""Loads the scorers of `reward.reward_functions`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_omni.reward_loop.part_settings import OWN_SETTINGS, only_evaluates, pool_of
+from verl_omni.reward_loop.rewards import get_scorer
+from verl_omni.reward_loop.rewards.python import load, package_of
+from verl_omni.reward_loop.scorer_signature import signature_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedScorer:
+    """A scorer's function, and its settings."""
+
+    function: Callable[..., Any]
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A scorer with its weight.
+
+    Attributes:
+        evaluates: it scores the samples of evaluations only; its weight is 0, and it is not required.
+        scorer: None: its pool has loaded it, not this process, in which it may not be possible.
+    """
+
+    key: str
+    weight: float
+    required: bool
+    evaluates: bool
+    scorer: LoadedScorer | None
+
+
+def load_part(key: str, settings: Mapping[str, Any]) -> Part:
+    """A part of `reward.reward_functions`.
+
+    Raises:
+        ValueError: as of `load_scorer`.
+    """
+    evaluates = only_evaluates(settings)
+    return Part(
+        key=key,
+        weight=0.0 if evaluates else float(settings.get("weight", 1.0)),
+        required=not evaluates and bool(settings.get("required", True)),
+        evaluates=evaluates,
+        scorer=None if pool_of(settings) else load_scorer(key, settings),
+    )
+
+
+def load_scorer(key: str, settings: Mapping[str, Any], device: str | None = None) -> LoadedScorer:
+    """The scorer of a part; loading a user's file runs it.
+
+    Args:
+        device: value of the setting `device` if the scorer has it; None: that of the part.
+
+    Raises:
+        ValueError: the scorer does not exist, or does not take its settings.
+    """
+    if path := settings.get("path"):
+        from verl.utils.import_utils import load_extern_object
+
+        name = settings.get("name") or "compute_score"
+        function = load_extern_object(module_path=package_of(path, name), object_name=name)
+    else:
+        function = get_scorer(settings.get("name") or key)
+    given = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
+    if device is not None and "device" in signature_of(function).settings:
+        given["device"] = device
+    check_settings(function, given, f"reward.reward_functions.{key}")
+    if not path and (settings.get("name") or key) == "python":
+        function, given = resolve("python", given)
+    return LoadedScorer(function, given)
+
+
+def resolve(name: str, settings: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The scorer called `name` and its settings; of `python`, the user's own function, which may take lists.
+
+    Raises:
+        ValueError: the scorer, or the function that `python` names, does not exist.
+    """
+    if name != "python":
+        return get_scorer(name), settings
+    return load(settings["function"]), {key: value for key, value in settings.items() if key != "function"}
+
+
+def check_settings(scorer: Callable[..., Any], given: Collection[str], where: str) -> None:
+    """Refuse settings that the scorer does not take.
+
+    Raises:
+        ValueError: a name is unknown or missing; the message has a line for each.
+    """
+    if problems := signature_of(scorer).problems(given):
+        raise ValueError("\n".join(f"{where}.{problem}" for problem in problems))
