@@ -236,6 +236,16 @@ class Spec(StrictModel):
         return self.judge_pods * self.judge_accelerator.count
 
     @property
+    def scorer_accelerators(self) -> int:
+        """Accelerators of all scorer pods."""
+        return sum(scorer.pool.accelerators for scorer in self.reward.scorers if scorer.pool)
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether there are pods besides the head's and the trainer's."""
+        return self.rollout.separate or self.judge_pods > 0 or any(scorer.pool for scorer in self.reward.scorers)
+
+    @property
     def keeps_results(self) -> bool:
         """Whether the run folder outlives the pods: it is on a claim, or on a volume of the user's."""
         if self.checkpoint.claim_name:

@@ -35,6 +35,7 @@ ATTEMPT = "[a-z][0-9]{2,6}"
 TRAINER_GROUP = "trainer"
 ROLLOUT_GROUP = "rollout"
 REWARD_GROUP = "reward"
+_SCORER_GROUP = "scorer-"
 POD_LIMITS = 1, 1024  # numbers of pods of a worker group that a running attempt may have, as the schema of jobs says
 
 
@@ -53,6 +54,16 @@ class RollingNames:
     before: str
     replacing: str
     refused: str
+
+
+def scorer_group(scorer: str) -> str:
+    """The worker group of a scorer with a pool."""
+    return f"{_SCORER_GROUP}{scorer.replace('_', '-')}"
+
+
+def is_scorer_group(group: str) -> bool:
+    """Whether a worker group is of a scorer with a pool."""
+    return group.startswith(_SCORER_GROUP)
 
 
 def rolling_names(group: str) -> RollingNames:

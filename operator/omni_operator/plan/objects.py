@@ -101,10 +101,10 @@ def render_files(job: DiffusionRLJob, attempt: int) -> dict[str, str]:
 def _count_pods(job: DiffusionRLJob) -> dict[str, dict[str, int]]:
     """What the status needs of the pods that an attempt was created with; `cluster/cache/object_parser.py` reads it."""
     counted = job.spec.uses_accelerators
-    counts: dict[str, dict[str, int]] = {
-        pool.group: {"pods": pool.replicas, "accelerators": pool.accelerator.count if counted else 0}
-        for pool in pools_of(job)
-    }
+    counts: dict[str, dict[str, int]] = {}
+    for pool in pools_of(job):
+        accelerators = pool.accelerator.count if counted and pool.has_accelerators else 0
+        counts[pool.group] = {"pods": pool.replicas, "accelerators": accelerators}
     if ROLLOUT_GROUP in counts:
         counts[ROLLOUT_GROUP]["least"] = job.spec.rollout.min_replicas or 1
         counts[ROLLOUT_GROUP] |= _range_in_queue(job)

@@ -16,8 +16,9 @@ from omni_operator.api.spec.training import ENTRYPOINT, ESTIMATORS, LOSSES
 from verl_omni.settings_schema.declarations import FIELDS
 
 from .hydra import Value, format_assignment
+from .pods.accelerators import ray_resource_of
 from .pods.storage import HUB_ENDPOINT, trainer_variables
-from .pools import REWARD_RESOURCE, ROLLOUT_RESOURCE, TRAINER_RESOURCE
+from .pools import REWARD_RESOURCE, ROLLOUT_RESOURCE, TRAINER_RESOURCE, scorer_resource
 from .run_layout import RunLayout
 
 Settings = dict[str, Value]
@@ -76,7 +77,7 @@ def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         **_older_samples(spec, layout),
         **_judge(spec, layout),
         **_actor(spec),
-        **_reward(spec),
+        **_reward(spec, layout),
         **_trainer(job, layout),
     }
 
@@ -217,14 +218,34 @@ def _actor(spec: Spec) -> Settings:
     }
 
 
-def _reward(spec: Spec) -> Settings:
+def _reward(spec: Spec, layout: RunLayout) -> Settings:
     own = (f"reward.{name}" for name in ("num_workers", "early_stopping_patience", "max_failed_share"))
-    return {**_scorers(spec.reward.scorers), **_copied(spec, *own)}
+    pools: Settings = {}
+    for scorer in spec.reward.scorers:
+        pools |= _pool_of_scorer(spec, scorer, layout)
+    return {**_scorers(spec.reward.scorers), **pools, **_copied(spec, *own)}
+
+
+def _pool_of_scorer(spec: Spec, scorer: Scorer, layout: RunLayout) -> Settings:
+    """Processes of a scorer with a pool, and what pins them to its pods."""
+    pool = scorer.pool
+    if pool is None:
+        return {}
+    own: Settings = {"nnodes": pool.replicas, "n_gpus_per_node": pool.accelerator.count if pool.accelerator else 0}
+    if layout.pinned:
+        own["node_resource"] = scorer_resource(scorer.name)
+        resource = ray_resource_of(pool.accelerator or spec.trainer.accelerator)
+        if resource != ray_resource_of(spec.trainer.accelerator):
+            own["ray_resource"] = resource
+    if pool.python:
+        own["python"] = pool.python
+    settings: Settings = {f"reward.reward_functions.{scorer.name}.pool.{name}": value for name, value in own.items()}
+    return settings | ({"trainer.node_resource": TRAINER_RESOURCE} if layout.pinned else {})
 
 
 def _scorers(scorers: Sequence[Scorer]) -> Settings:
-    """A single required scorer is set directly; several, or one that may fail, need the manager of several."""
-    if len(scorers) == 1 and scorers[0].required:
+    """A single required scorer is set directly; several, or one that may fail or has a pool, need that of several."""
+    if len(scorers) == 1 and scorers[0].required and not scorers[0].pool:
         scorer = scorers[0]
         if scorer.function is None:
             kwargs = {f"reward.scorer_kwargs.{name}": value for name, value in _arguments(scorer).items()}

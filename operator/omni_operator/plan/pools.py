@@ -1,4 +1,4 @@
-"""PURE: pools of a job: the trainer's pods, and the separate pods of engines and of a judge."""
+"""PURE: pools of a job: the trainer's pods, and the separate pods of engines, of a judge and of scorers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
+from omni_operator.api.base import FieldPath
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP, scorer_group
 from omni_operator.api.spec.judge import JudgeModel
 from omni_operator.api.spec.platform import PoolScheduling, Scheduling
 from omni_operator.api.spec.pods import Accelerator, Resources, SharedMemory
+from omni_operator.api.spec.reward import Scorer
 from omni_operator.api.spec.rollout import Rollout
+from omni_operator.api.spec.scorer_pool import ScorerPool
 
 from .rolled_fields import digest_rolled
 
@@ -37,11 +40,12 @@ class Pool:
         live: whether that number may change while an attempt runs.
         drain_seconds: time for a pod that is deleted to finish what it does; 0: none.
         resource: Ray resource that every pod of the pool offers, and no other pod.
+        has_accelerators: whether its pods have any; otherwise `accelerator` is the CPU.
         rolled: digest of the fields whose change replaces pods while an attempt runs; empty: none does.
     """
 
     group: str
-    field: tuple[str, ...]
+    field: FieldPath
     replicas: int
     accelerator: Accelerator
     resources: Resources
@@ -49,6 +53,7 @@ class Pool:
     scheduling: Scheduling | PoolScheduling
     pod_template: Mapping[str, Any]
     resource: str
+    has_accelerators: bool = True
     live: bool = False
     drain_seconds: int = 0
     rolled: str = ""
@@ -74,6 +79,9 @@ def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
         pools.append(_rollout(job))
     if job.spec.judge_pods:
         pools.append(_judge(job))
+    for place, scorer in enumerate(job.spec.reward.scorers):
+        if scorer.pool:
+            pools.append(_scorer(place, scorer, scorer.pool))
     return tuple(pools)
 
 
@@ -116,6 +124,26 @@ def _judge(job: DiffusionRLJob) -> Pool:
     )
 
 
+def _scorer(place: int, scorer: Scorer, pool: ScorerPool) -> Pool:
+    return Pool(
+        scorer_group(scorer.name),
+        ("reward", "scorers", place, "pool"),
+        pool.replicas,
+        pool.accelerator or Accelerator.model_construct(vendor="CPU"),
+        pool.resources or Resources(),
+        pool.shared_memory or SharedMemory(),
+        pool.scheduling or PoolScheduling(),
+        pool.pod_template or {},
+        resource=scorer_resource(scorer.name),
+        has_accelerators=pool.accelerator is not None,
+    )
+
+
+def scorer_resource(scorer: str) -> str:
+    """Ray resource of the pods of a scorer."""
+    return f"omni_scorer_{scorer}"
+
+
 def follows_replicas(rollout: Rollout, labels: Mapping[str, str]) -> bool:
     """Whether a running attempt follows changes of `spec.rollout.replicas`.
 
@@ -131,4 +159,4 @@ def follows_judges(judge: JudgeModel | None, labels: Mapping[str, str]) -> bool:
 
 def driver_resource(job: DiffusionRLJob) -> str:
     """Ray resource of the pods that the training program may run in."""
-    return TRAINER_RESOURCE if job.spec.rollout.separate or job.spec.judge_pods else DRIVER_RESOURCE
+    return TRAINER_RESOURCE if job.spec.has_pools else DRIVER_RESOURCE

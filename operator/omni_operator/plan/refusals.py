@@ -105,6 +105,8 @@ def _images_of_vendors(pools: tuple[Pool, ...]) -> Iterator[Violation]:
     """Pools of another vendor than the trainer's without an image of their own."""
     trainer, *others = pools
     for pool in others:
+        if not pool.has_accelerators:
+            continue  # an image for accelerators also runs on the CPU
         if pool.accelerator.vendor != trainer.accelerator.vendor and not image_of_template(pool.pod_template):
             yield Violation(
                 ("spec", *pool.field, "podTemplate"),

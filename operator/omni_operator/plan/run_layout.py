@@ -66,7 +66,7 @@ def pod_layout(job: DiffusionRLJob, run_folder: str) -> RunLayout:
         judge_accelerators_per_node=job.spec.judge_accelerator.count if judge else 0,
         rollout_ray_resource=_other_resource(job, job.spec.rollout_accelerator) if separate else None,
         judge_ray_resource=_other_resource(job, job.spec.judge_accelerator) if judge else None,
-        pinned=separate or judge > 0,
+        pinned=job.spec.has_pools,
     )
 
 
@@ -105,6 +105,9 @@ def map_paths(job: DiffusionRLJob, change: Callable[[str], str]) -> DiffusionRLJ
             scorer = scorer.model_copy(update={"function": moved})
         if moved_settings := {name: changed(path) for name, path in scorer.paths.items()}:
             scorer = scorer.model_copy(update={"settings": {**scorer.settings, **moved_settings}})
+        if scorer.pool and scorer.pool.python:
+            pool = scorer.pool.model_copy(update={"python": changed(scorer.pool.python)})
+            scorer = scorer.model_copy(update={"pool": pool})
         scorers.append(scorer)
     judge = spec.reward.model
     if judge and judge.base_is_folder:

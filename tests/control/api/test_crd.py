@@ -169,7 +169,8 @@ def test_kubectl_get_shows_at_most_seven_columns_and_begins_with_the_state() -> 
 def test_short_name_category_and_size() -> None:
     spec = definition.crd()["spec"]
     assert (spec["names"]["shortNames"], spec["names"]["categories"]) == (["drl"], ["diffusionrl"])
-    assert len(definition.text().encode()) < 200_000
+    assert len(definition.text().encode()) < 220_000
+    # `kubectl apply` keeps the JSON in an annotation; annotations may have 262,144 bytes.
     assert len(json.dumps(definition.crd())) < 200_000
 
 

@@ -33,6 +33,7 @@ EXCEPTIONS = {
 CONFIRM = {
     "rollout.accelerator.vendor": "must be the trainer's",
     "reward.model.accelerator.vendor": "must be the trainer's",
+    "reward.scorers.pool.accelerator.vendor": "must be the trainer's",
 }
 MACHINES: dict[str, Any] = {
     "accelerator": {
@@ -204,6 +205,7 @@ VALUES: dict[str, list[Any]] = {
     "head.podTemplate": [{"spec": {"priority": 3}}],
     "rollout.podTemplate": [{"spec": {"hostNetwork": True, "priority": 3}}],
     "reward.model.podTemplate": [{"spec": {"hostNetwork": True, "priority": 3}}],
+    "reward.scorers.pool.podTemplate": [{"spec": {"hostNetwork": True, "priority": 3}}],
     "trainer.batch.prompts": [4, 16],
     "trainer.batch.miniBatchPrompts": [8],
     "failurePolicy.rules.onReasons": [["WorkerLost"]],
@@ -230,6 +232,7 @@ def other() -> dict[str, Any]:
     made = copy.deepcopy(FULL)
     for name, part in OTHER.items():
         made[name] |= copy.deepcopy(part)
+    made["reward"]["scorers"][0]["pool"] = {"replicas": 2, "python": "env/bin/python", **copy.deepcopy(POOL)}
     del made["observability"]["tracking"]
     del made["model"]["lora"]["startFrom"]
     return made
@@ -237,7 +240,7 @@ def other() -> dict[str, Any]:
 
 def preferred() -> dict[str, Any]:
     made = other()
-    for pool in (made["rollout"], made["reward"]["model"]):
+    for pool in (made["rollout"], made["reward"]["model"], made["reward"]["scorers"][0]["pool"]):
         pool["scheduling"]["topology"] = {"preferred": "rack"}
     return made
 
@@ -380,7 +383,9 @@ def test_every_job_fact_is_read() -> None:
 
 
 # Fields that make no difference to the attempts of these jobs, but to others, so that the digest of a spec has them.
-ONLY_TOGETHER = {f"{pool}.accelerator.preset" for pool in ("trainer", "rollout", "reward.model")}  # with Ascend
+ONLY_TOGETHER = {
+    f"{pool}.accelerator.preset" for pool in ("trainer", "rollout", "reward.model", "reward.scorers.pool")
+}  # with Ascend
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=".".join)

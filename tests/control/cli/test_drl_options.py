@@ -248,6 +248,14 @@ def test_validate_reports_missing_local_files(write_job: WriteJob) -> None:
     assert drl("validate", job, "--cluster").exit_code == 0
 
 
+def test_validate_reports_a_missing_interpreter_of_a_scorer(write_job: WriteJob) -> None:
+    job = write_job()
+    job.write_text(job.read_text().replace("jpeg}", "jpeg, pool: {python: env/bin/python}}"))
+    result = drl("validate", job)
+    assert f"spec.reward.scorers[0].pool.python: no interpreter {job.parent / 'env/bin/python'}" in result.stderr
+    assert drl("validate", job, "--cluster").exit_code == 0
+
+
 def test_a_command_in_a_message_has_quotes_around_a_path_with_blanks(tmp_path: Path) -> None:
     for name, shown in (("jobs", "jobs/shapes-sd3"), ("my jobs", "'{}/my jobs/shapes-sd3'")):
         (tmp_path / name).mkdir()

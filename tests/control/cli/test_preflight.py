@@ -18,8 +18,11 @@ JOB = f"""{GOOD}\
 JUDGE = "model: {base: ./judge, placement: Separate, replicas: 2, accelerator: {vendor: NVIDIA, count: 1}}"
 JUDGED = JOB.replace("    - name: jpeg", f"    - name: genrm_ocr\n    {JUDGE}")
 
+POOL = "pool: {replicas: 2, accelerator: {vendor: NVIDIA, count: 1}}"
+POOLED = JOB.replace("    - name: jpeg", f"    - name: pickscore\n      {POOL}")
 
-@pytest.mark.parametrize(("text", "needed"), [(JOB, 8), (JUDGED, 10)])
+
+@pytest.mark.parametrize(("text", "needed"), [(JOB, 8), (JUDGED, 10), (POOLED, 10)])
 def test_a_machine_needs_the_accelerators_of_all_pools(text: str, needed: int) -> None:
     job = read_job(text, "job.yaml").job
     document = Document.parse(text, "job.yaml")

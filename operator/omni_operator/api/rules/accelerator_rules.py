@@ -14,6 +14,10 @@ NOT_WITH_TRAINER = (
     "must be that of spec.trainer.accelerator, or NVIDIA next to Ascend: all pools compute on accelerators, or all on "
     "the CPU"
 )
+SCORER_VENDOR = (
+    "a pool's accelerator.vendor must be that of spec.trainer.accelerator, or NVIDIA next to Ascend; a pool without "
+    "accelerator runs on the CPU"
+)
 TOKEN_NEEDED = "must be Token with spec.rollout.placement Separate: trainer and replicas prove by it who they are"
 JUDGE_IN_POD = "must divide the accelerators of a reward pod, because those of a replica must be in one pod"
 JUDGE_ON_ALL = "must divide all accelerators of the trainer, which the judge uses with placement Colocated"
@@ -89,6 +93,12 @@ ACCELERATOR_RULES = (
         NOT_WITH_TRAINER,
         f"is {{self.reward.model.accelerator.vendor}}: {NOT_WITH_TRAINER} ({{self.trainer.accelerator.vendor}})",
         "reward.model.accelerator",
+    ),
+    Rule(
+        f"all(scorer.pool is None or scorer.pool.accelerator is None or {_fits_trainer('scorer.pool')} "
+        "for scorer in self.reward.scorers)",
+        "reward.scorers",
+        SCORER_VENDOR,
     ),
     Rule(
         f"{_SAMPLES} % ({ACCELERATORS}) == 0",

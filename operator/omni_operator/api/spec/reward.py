@@ -15,7 +15,16 @@ from verl_omni.reward_loop.rewards import UNAVAILABLE
 from verl_omni.reward_loop.setting_types import SERVER_URL
 
 from .judge import JudgeModel
-from .scorers import asks_judge, builtin_scorers, is_builtin, setting_paths, setting_violations, settings_model
+from .scorer_pool import ScorerPool
+from .scorers import (
+    asks_judge,
+    asks_server,
+    builtin_scorers,
+    is_builtin,
+    setting_paths,
+    setting_violations,
+    settings_model,
+)
 
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
@@ -25,6 +34,12 @@ NO_REWARD = "must not be given with use Evaluation, whose scores are in no rewar
 NO_SCORER = "has no effect without a scorer with use Evaluation; remove it, or add one"
 NOTHING_TRAINED = "all weights are 0, so there is no reward; give one scorer with use Training a weight above 0"
 NO_JUDGE = "must be given: the judge's URL up to and with /v1; or give spec.reward.model, a judge that the job serves"
+POOLED_NAME = (
+    "must have at most 40 letters and end with a letter or digit, because names of the pool's pods contain it; give "
+    "the scorer another name, and add builtin"
+)
+SERVED = "must not be given for a scorer that asks a server, which has the model; remove it"
+DEVICE_OF_POOL = "must not be given with pool, whose accelerator says where the model runs; remove it"
 NO_URL = "write the path of a Python file, or pkg://module"
 
 
@@ -118,6 +133,11 @@ class Scorer(StrictModel):
         description="Evaluation: it scores the held-out prompts of evaluations only. Its scores are in no reward, its "
         "failures never count, and weight and required must not be given.",
     )
+    pool: ScorerPool | None = Field(
+        default=None,
+        description="Pods that run this scorer alone, on accelerators, with an image or a Python environment of their "
+        "own. Default: the common scoring processes run it.",
+    )
     settings: Annotated[dict[Key, Setting], NullFree, WithJsonSchema(_SETTINGS)] = Field(
         default_factory=dict,
         max_length=64,
@@ -130,6 +150,12 @@ class Scorer(StrictModel):
             "(self.function is None or self.builtin is None)",
             "",
             "a scorer has only one of builtin, function and http",
+        ),
+        Rule("self.pool is None or self.http is None", "pool", SERVED),
+        Rule(
+            "self.pool is None or matches(self.name, '^[a-z]([a-z0-9_]{0,38}[a-z0-9])?$')",
+            "name",
+            POOLED_NAME,
         ),
         Rule("self.use == 'Training' or self.weight == 1.0", "weight", NO_REWARD),
         Rule("self.use == 'Training' or self.required", "required", NO_REWARD),
@@ -170,6 +196,10 @@ class Scorer(StrictModel):
         yield from super().violations()
         if self.name == COMBINED:
             yield Violation(("name",), "the reward of all scorers has this name; choose another one")
+        if self.pool and "device" in self.settings:
+            yield Violation(("settings", "device"), DEVICE_OF_POOL)
+        if self.pool and self.function is None and asks_server(self.scorer):
+            yield Violation(("pool",), SERVED)
         if self.function is None and self.http is None:
             yield from self._builtin_violations("name" if self.builtin is None else "builtin")
         elif self.http:

@@ -45,6 +45,11 @@ def asks_judge(scorer: str) -> bool:
     return is_builtin(scorer) and "base_url" in settings_model(scorer).model_fields
 
 
+def asks_server(scorer: str) -> bool:
+    """Whether it is a built-in scorer that asks a server, for a score or for an answer of a model."""
+    return is_builtin(scorer) and not {"base_url", "server_url"}.isdisjoint(settings_model(scorer).model_fields)
+
+
 def setting_paths(scorer: str, given: Mapping[str, Any]) -> dict[str, str]:
     """The settings among `given` that are paths of files or folders."""
     paths = {}

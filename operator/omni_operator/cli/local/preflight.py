@@ -198,6 +198,9 @@ def _functions(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
         if function and not function.path.startswith("pkg://") and not Path(function.path).is_file():
             at = ("spec", "reward", "scorers", place, "function", "path")
             yield at, f"no file {console.short_path(Path(function.path))}"
+        if scorer.pool and scorer.pool.python and not os.access(scorer.pool.python, os.X_OK):
+            at = ("spec", "reward", "scorers", place, "pool", "python")
+            yield at, f"no interpreter {console.short_path(Path(scorer.pool.python))}"
         for setting, path in scorer.paths.items():
             if not Path(path).exists():
                 at = ("spec", "reward", "scorers", place, "settings", setting)
@@ -211,6 +214,9 @@ def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> 
         ("rollout",): spec.rollout_accelerator.vendor,
         ("reward", "model"): spec.judge_accelerator.vendor,
     }
+    for place, scorer in enumerate(spec.reward.scorers):
+        if scorer.pool and scorer.pool.accelerator:
+            pools["reward", "scorers", place, "pool"] = scorer.pool.accelerator.vendor
     for pool, other in pools.items():
         if other != vendor:
             yield (
@@ -218,6 +224,7 @@ def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> 
                 f"is {other}: a local run uses accelerators of one vendor, and the trainer's are {vendor}",
             )
     wanted = spec.trainer.accelerators + spec.rollout_accelerators + spec.judge_accelerators
+    wanted += spec.scorer_accelerators
     available = {found.vendor: found.count for found in accelerators}
     at = ("spec", "trainer", "accelerator", "vendor")
     if vendor in (None, "CPU"):

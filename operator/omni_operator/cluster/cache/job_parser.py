@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pydantic import ValidationError
 
 from omni_operator.api.job import Spec
-from omni_operator.api.names import PAUSE_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
+from omni_operator.api.names import PAUSE_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP, scorer_group
 from omni_operator.api.spec.autoscaling import Autoscaling as AutoscalingSpec
 from omni_operator.api.spec.judge import JudgeModel
 from omni_operator.api.spec.pods import PodReplacement
@@ -61,6 +61,7 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         trainer=trainer,
         rollouts=rollouts,
         judges=judges,
+        scorers=tuple(_scorers(spec)),
         least_rollout_pods=min(spec.rollout.min_replicas or 1, rollouts.pods),
         fewest_at_start=_fewest_at_start(spec),
         rolling=tuple(_rolling(spec, rollouts, judges, body["metadata"].get("annotations") or {})),
@@ -109,6 +110,13 @@ def _pools(spec: Spec, labels: Mapping[str, str]) -> tuple[PoolFacts, PoolFacts,
         autoscaling=_autoscaling(requests, requests.requests_per_replica) if requests else None,
     )
     return trainer, rollouts, judges
+
+
+def _scorers(spec: Spec) -> Iterator[PoolFacts]:
+    for scorer in spec.reward.scorers:
+        if pool := scorer.pool:
+            count = pool.accelerator.count if pool.accelerator and spec.uses_accelerators else 0
+            yield PoolFacts(group=scorer_group(scorer.name), pods=pool.replicas, accelerators=count)
 
 
 def _autoscaling(given: AutoscalingSpec, share: int) -> Autoscaling:

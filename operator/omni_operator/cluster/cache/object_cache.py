@@ -16,7 +16,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from omni_operator.api.names import JOB_LABEL, REWARD_GROUP, ROLLOUT_GROUP, Names, job_of_raycluster, job_of_rayjob
+from omni_operator.api.names import (
+    JOB_LABEL,
+    REWARD_GROUP,
+    ROLLOUT_GROUP,
+    Names,
+    is_scorer_group,
+    job_of_raycluster,
+    job_of_rayjob,
+)
 from omni_operator.cluster.kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
 from omni_operator.status.observed import evidence
 from omni_operator.status.observed.observation import Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
@@ -254,7 +262,8 @@ def _add_evidence(job: CachedJob, child: Child) -> None:
     number = _attempt(job, PODS, child)
     if number is None or not isinstance(child.seen, ObservedPod):
         return
-    if child.seen.group in (ROLLOUT_GROUP, REWARD_GROUP):  # its loss ends no attempt
+    group = child.seen.group
+    if group in (ROLLOUT_GROUP, REWARD_GROUP) or is_scorer_group(group):  # its loss ends no attempt
         return
     found = evidence.find_evidence(child.seen)
     if found and (number, found) not in job.evidence:

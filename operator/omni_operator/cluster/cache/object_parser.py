@@ -22,6 +22,7 @@ from omni_operator.api.names import (
     ROLLOUT_GROUP,
     SPEC_ANNOTATION,
     TRAINER_GROUP,
+    is_scorer_group,
     rolling_names,
 )
 from omni_operator.cluster.field_managers import describe_author, find_author
@@ -119,7 +120,8 @@ def _pool_sizes(text: str) -> tuple[PoolSize, ...]:
         given = _map(json.loads(text))
     except (ValueError, RecursionError):
         return ()
-    sizes = {group: given.get(group) for group in (TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP)}
+    scorers = [group for group in given if is_scorer_group(group)]
+    sizes = {group: given.get(group) for group in (TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP, *scorers)}
     if not isinstance(sizes[TRAINER_GROUP], Mapping):
         return ()
     return tuple(

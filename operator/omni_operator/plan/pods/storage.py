@@ -6,7 +6,7 @@ import posixpath
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, is_scorer_group
 from omni_operator.plan.pools import Pool
 
 from .containers import CONTAINER, container_of_template, secret_env, variables_of_template, volume
@@ -151,6 +151,8 @@ def _downloads(job: DiffusionRLJob, pool: Pool) -> dict[str, Object]:
     model = job.spec.model
     judge = job.spec.reward.model
     downloads: dict[str, Object] = {}
+    if is_scorer_group(pool.group):
+        return downloads
     if pool.group != REWARD_GROUP and not model.base_is_folder:
         downloads["fetch-model"] = (
             _from_store(job) if model.base_in_store else _from_hub(job, model.base, model.revision)

@@ -73,6 +73,7 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
     # Init containers run the image of their pod: nodes pull no second one, which may be for another accelerator.
     container = template["spec"]["containers"][0]
     container["image"] = image_of_template(pool.pod_template) or container["image"]
+    accelerators = {needs.ray_resource: str(needs.count)} if pool.has_accelerators else {}
     fewest, most = POD_LIMITS if pool.live else (pool.replicas, pool.replicas)
     parts = [_placement(pool, needs)]
     if pool.group == TRAINER_GROUP:
@@ -90,7 +91,7 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
         "minReplicas": fewest,
         "maxReplicas": most,
         "rayStartParams": {"object-store-memory": str(quantity.whole(pool.shared_memory.size_limit) // 2)},
-        "resources": {"CPU": str(_logical_cpus(job, pool)), needs.ray_resource: str(needs.count), pool.resource: "1"},
+        "resources": {"CPU": str(_logical_cpus(job, pool)), **accelerators, pool.resource: "1"},
         "template": apply_user_template(template, dict(pool.pod_template), labels),
     }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
-from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, is_scorer_group
 from omni_operator.status.observed import evidence
 from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import HEAD, Observation, ObservedRayCluster, ObservedRayJob
@@ -129,7 +129,7 @@ def _lost_pod(observed: Observation, attempt: int) -> AttemptFailed | None:
     for found in observed.evidence_of(attempt):
         return AttemptFailed(found.reason, found.text)
     for pod in observed.pods_of(attempt):
-        if pod.unreachable and pod.group not in (ROLLOUT_GROUP, REWARD_GROUP):
+        if pod.unreachable and pod.group not in (ROLLOUT_GROUP, REWARD_GROUP) and not is_scorer_group(pod.group):
             return AttemptFailed("Preempted", f"node {pod.node} of pod {pod.name} does not answer")
     return None
 
@@ -159,8 +159,9 @@ def _head_once_ready(rayjob: ObservedRayJob, cluster: ObservedRayCluster) -> boo
 
 def _running(observed: Observation, attempt: int, timeouts: Timeouts) -> Verdict:
     for pod in observed.pods_of(attempt):
-        # KubeRay replaces rollout pods, and the trainer does without them; also without a judge of several.
-        if pod.group == REWARD_GROUP and observed.ready_pods(attempt, REWARD_GROUP):
+        # KubeRay replaces rollout pods, and the trainer does without them; also without a judge or scorer of several.
+        others = pod.group == REWARD_GROUP or is_scorer_group(pod.group)
+        if others and observed.ready_pods(attempt, pod.group):
             continue
         if pod.group != ROLLOUT_GROUP and (text := evidence.crash_loop_error(pod, timeouts.restarts)):
             return AttemptFailed("WorkerLost", text)

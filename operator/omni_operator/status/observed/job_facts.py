@@ -87,6 +87,7 @@ class JobFacts:
         grace: how long a suspension waits for a checkpoint; None: it requests none.
         trainer: the trainer's pods.
         rollouts, judges: the pods that a running attempt may gain and lose.
+        scorers: the pods of scorers with a pool.
         least_rollout_pods: with fewer, the trainer waits.
         fewest_at_start: number of rollout pods that an attempt needs to start if others find no node; 0: all.
         held: the running attempt keeps pods that differ from the spec's: its queue has admitted them, or its trainer
@@ -118,6 +119,7 @@ class JobFacts:
     trainer: PoolFacts = PoolFacts(group=TRAINER_GROUP, pods=1)
     rollouts: PoolFacts = PoolFacts(group=ROLLOUT_GROUP)
     judges: PoolFacts = PoolFacts(group=REWARD_GROUP)
+    scorers: tuple[PoolFacts, ...] = ()
     least_rollout_pods: int = 0
     fewest_at_start: int = 0
     held: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP
+from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP, is_scorer_group
 from omni_operator.api.status import COUNT_LIMIT
 
 from .job_facts import JobFacts, PoolFacts
@@ -48,12 +48,18 @@ def as_running(facts: JobFacts, observed: Observation, attempt: int) -> JobFacts
         return replace(facts, rollouts=rollouts, judges=judges)
     trainer = sizes[TRAINER_GROUP]
     rollouts, judges = (_as_created(pool, sizes.get(pool.group), cluster) for pool in facts.pools)
+    scorers = tuple(
+        PoolFacts(group=size.group, pods=size.pods, accelerators=size.accelerators)
+        for size in sizes.values()
+        if is_scorer_group(size.group)
+    )
     least = sizes[ROLLOUT_GROUP].least if ROLLOUT_GROUP in sizes else 0
     return replace(
         facts,
         trainer=replace(facts.trainer, pods=trainer.pods, accelerators=trainer.accelerators),
         rollouts=rollouts,
         judges=judges,
+        scorers=scorers,
         least_rollout_pods=min(least, rollouts.pods),
     )
 
@@ -68,6 +74,7 @@ def count_accelerators(facts: JobFacts, cluster: ObservedRayCluster | None) -> i
     for pool in facts.pools:
         group = cluster.group(pool.group) if cluster else None
         total += (group.replicas if group else pool.pods) * pool.accelerators
+    total += sum(pool.pods * pool.accelerators for pool in facts.scorers)
     return min(total, COUNT_LIMIT)
 
 

@@ -240,7 +240,7 @@ def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionV
     cluster = observed.cluster(attempt)
     if cluster is None:
         return false_because("PodsNotReady", "KubeRay has not created the RayCluster yet")
-    if facts.rollouts.pods or facts.judges.pods:
+    if facts.rollouts.pods or facts.judges.pods or facts.scorers:
         return _serving_apart(facts, observed, cluster)
     ready = observed.ready_workers(attempt)
     desired = cluster.desired_workers
@@ -252,7 +252,7 @@ def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionV
 
 
 def _serving_apart(facts: JobFacts, observed: Observation, cluster: ObservedRayCluster) -> ConditionValue:
-    """Rollout and reward pods come and go: the job is ready as long as the trainer need not wait for them."""
+    """Other pods than the trainer's come and go: the job is ready as long as the trainer need not wait for them."""
     attempt = cluster.attempt
     ready = observed.ready_pods(cluster.attempt, ROLLOUT_GROUP)
     desired = facts.rollouts.pods
@@ -260,12 +260,14 @@ def _serving_apart(facts: JobFacts, observed: Observation, cluster: ObservedRayC
     all_trainers = facts.trainer.pods
     judges = observed.ready_pods(attempt, REWARD_GROUP)
     all_judges = facts.judges.pods
+    scorers = {pool: observed.ready_pods(attempt, pool.group) for pool in facts.scorers}
     head_ready = observed.head_ready(attempt)
-    if not head_ready or trainers < all_trainers or (all_judges and not judges):
+    if not head_ready or trainers < all_trainers or (all_judges and not judges) or 0 in scorers.values():
         head = "ready" if head_ready else "not ready"
         text = f"head {head}, trainer pods {trainers}/{all_trainers}"
         text += f", rollout pods {ready}/{desired}" if desired else ""
         text += f", reward pods {judges}/{all_judges}" if all_judges else ""
+        text += "".join(f", {pool.group} pods {count}/{pool.pods}" for pool, count in scorers.items())
         return false_because("PodsNotReady", text)
     if ready < facts.least_rollout_pods:
         least = f"spec.rollout.minReplicas is {facts.least_rollout_pods}"

@@ -1,0 +1,137 @@
+"""Scorers with a pool: worker groups of their own, pinned and counted, and the trainer's settings of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+from omni_operator.cluster.cache.job_parser import parse_job_facts
+from omni_operator.cluster.cache.object_parser import parse_rayjob
+from omni_operator.status.observed.running_pods import count_accelerators
+
+MakeJob = Callable[..., DiffusionRLJob]
+SETTINGS = plan.ClusterSettings(
+    image="rollout:1",
+    report_url="http://operator.ns:8081",
+    resource_names={"NVIDIA": "nvidia.com/gpu", "Ascend": "a.b/c"},
+)
+GPUS = ("spec.trainer.accelerator={vendor: NVIDIA, count: 2}", "spec.rollout.replicas=2")
+ON_GPUS = "{name: pickscore, pool: {replicas: 2, accelerator: {vendor: NVIDIA, count: 3}}}"
+ON_CPU = (
+    "{name: my_ocr, builtin: ocr, pool: {python: envs/ocr/bin/python, "
+    "podTemplate: {spec: {containers: [{name: ray, image: 'ocr:1'}]}}}}"
+)
+POOLS = (*GPUS, f"spec.reward.scorers=[{ON_GPUS}, {ON_CPU}, {{name: jpeg}}]")
+FUNCTIONS = "reward.reward_functions."
+
+
+def groups(job: DiffusionRLJob) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = plan.render_attempt(job, 1, SETTINGS)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    return found
+
+
+def pools(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(FUNCTIONS): value for name, value in settings.items() if ".pool." in name}
+
+
+def test_each_pool_is_a_worker_group_with_its_own_resource_accelerators_and_image(make_job: MakeJob) -> None:
+    job = make_job(*POOLS)
+    trainer, on_gpus, on_cpu = groups(job)
+    assert [each["groupName"] for each in (trainer, on_gpus, on_cpu)] == [
+        "trainer",
+        "scorer-pickscore",
+        "scorer-my-ocr",
+    ]
+    resources = [{name: n for name, n in each["resources"].items() if name != "CPU"} for each in (on_gpus, on_cpu)]
+    assert resources == [{"GPU": "3", "omni_scorer_pickscore": "1"}, {"omni_scorer_my_ocr": "1"}]
+    assert trainer["resources"]["omni_trainer"] == "1"
+    assert [(each["replicas"], each["minReplicas"], each["maxReplicas"]) for each in (on_gpus, on_cpu)] == [
+        (2, 2, 2),
+        (1, 1, 1),
+    ]
+    containers = [each["template"]["spec"]["containers"][0] for each in (on_gpus, on_cpu)]
+    assert [each["image"] for each in containers] == ["rollout:1", "ocr:1"]
+    assert [each["resources"].get("limits") for each in containers] == [{"nvidia.com/gpu": "3"}, None]
+    platforms = [{v["name"]: v.get("value") for v in each["env"]}["VERL_PLATFORM"] for each in containers]
+    assert platforms == ["nvidia", "cpu"]
+    assert plan.find_refusals(job, SETTINGS) == []
+
+
+def test_the_trainer_pins_the_processes_of_a_pool_to_its_pods(make_job: MakeJob) -> None:
+    settings = plan.render_settings(*plan.resolve_for_pods(make_job(*POOLS)))
+    assert pools(settings) == {
+        "pickscore.pool.nnodes": 2,
+        "pickscore.pool.n_gpus_per_node": 3,
+        "pickscore.pool.node_resource": "omni_scorer_pickscore",
+        "my_ocr.pool.nnodes": 1,
+        "my_ocr.pool.n_gpus_per_node": 0,
+        "my_ocr.pool.node_resource": "omni_scorer_my_ocr",
+        "my_ocr.pool.python": "/opt/omni/examples/envs/ocr/bin/python",
+    }
+    assert settings["trainer.node_resource"] == "omni_trainer"
+    other = make_job(
+        "spec.trainer.accelerator={vendor: Ascend, count: 2}",
+        "spec.rollout.replicas=2",
+        f"spec.reward.scorers=[{ON_GPUS}]",
+    )
+    assert pools(plan.render_settings(*plan.resolve_for_pods(other)))["pickscore.pool.ray_resource"] == "GPU"
+    (refused,) = plan.find_refusals(other, SETTINGS)
+    assert refused.at == ("spec", "reward", "scorers", 0, "pool", "podTemplate")
+
+
+def test_a_local_run_has_the_same_processes_on_one_machine(make_job: MakeJob) -> None:
+    here = plan.resolve_paths(make_job(*POOLS), "/jobs")
+    settings = plan.render_settings(here, plan.local_layout(here, "/runs"))
+    assert pools(settings) == {
+        "pickscore.pool.nnodes": 2,
+        "pickscore.pool.n_gpus_per_node": 3,
+        "my_ocr.pool.nnodes": 1,
+        "my_ocr.pool.n_gpus_per_node": 0,
+        "my_ocr.pool.python": "/jobs/envs/ocr/bin/python",
+    }
+    assert "trainer.node_resource" not in settings
+
+
+def test_a_single_scorer_with_a_pool_is_one_of_several(make_job: MakeJob) -> None:
+    job = make_job("spec.reward.scorers=[{name: jpeg, pool: {}}]")
+    settings = plan.render_settings(*plan.resolve_for_pods(job))
+    assert settings["reward.reward_manager.name"] == "MultiVisualRewardManager"
+    assert "reward.scorer" not in settings and settings["reward.reward_functions.jpeg.pool.nnodes"] == 1
+
+
+def test_the_accelerators_of_pools_are_counted(make_job: MakeJob) -> None:
+    job = make_job(*POOLS)
+    metadata = {"name": "j", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    facts = parse_job_facts({"metadata": metadata}, job.spec)
+    assert count_accelerators(facts, None) == 2 + 6
+    body = plan.render_attempt(job, 1, SETTINGS)
+    body["metadata"] |= metadata
+    sizes = {size.group: (size.pods, size.accelerators) for size in parse_rayjob(body).pools}
+    assert sizes == {"trainer": (1, 2), "scorer-pickscore": (2, 3), "scorer-my-ocr": (1, 0)}
+
+
+def test_pods_of_scorers_download_no_model_of_the_trainer(make_job: MakeJob) -> None:
+    trainer, *others = groups(make_job(*POOLS, "spec.model.base=owner/name"))
+    assert "initContainers" in trainer["template"]["spec"]
+    assert all("initContainers" not in each["template"]["spec"] for each in others)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "said"),
+    [
+        ("{name: x, http: {url: 'http://h'}, pool: {}}", "must not be given for a scorer that asks a server"),
+        ("{name: unified_reward, settings: {base_url: 'http://h/v1', model: m}, pool: {}}", "that asks a server"),
+        ("{name: clip_score, settings: {device: cuda}, pool: {}}", "must not be given with pool, whose accelerator"),
+        ("{name: x_, builtin: jpeg, pool: {}}", "must have at most 40 letters and end with a letter or digit"),
+        (f"{{name: {'x' * 41}, builtin: jpeg, pool: {{}}}}", "must have at most 40 letters"),
+        ("{name: jpeg, pool: {accelerator: {vendor: Mock}}}", "a pool's accelerator.vendor must be that of"),
+        ("{name: jpeg, pool: {python: ~/env/bin/python}}", "~"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(make_job: MakeJob, scorer: str, said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        make_job(*GPUS, f"spec.reward.scorers=[{scorer}]")
