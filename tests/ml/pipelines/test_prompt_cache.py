@@ -167,7 +167,8 @@ def test_a_write_that_fails_leaves_no_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    PromptCache(tmp_path, ENCODERS).encode(["red"], encoder, OPTIONS, CPU)
+    with caplog.at_level(logging.WARNING):
+        PromptCache(tmp_path, ENCODERS).encode(["red"], encoder, OPTIONS, CPU)
     assert files(tmp_path) == [] and "No space left on device" in caplog.text
 
 
