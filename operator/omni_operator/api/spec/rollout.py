@@ -74,8 +74,6 @@ class Engine(StrictModel):
         "does not have. Needs promptCache.",
     )
 
-    cel = (Rule("not self.offload_text_encoders or self.prompt_cache", "offloadTextEncoders", NOTHING_CACHED),)
-
 
 class AgentLoop(StrictModel):
     """Agent-loop workers, the processes that send prompts to the engines and collect samples."""
@@ -272,6 +270,12 @@ class Rollout(StrictModel):
             "pipeline.steps",
             NOTHING_TO_TRAIN,
             path="pipeline",
+        ),
+        Rule(
+            "not self.engine.offload_text_encoders or self.engine.prompt_cache",
+            "engine.offloadTextEncoders",
+            NOTHING_CACHED,
+            path="engine",
         ),
         # Placement first, so that most jobs need only this lookup: other rules refuse these fields with Colocated.
         Rule(
