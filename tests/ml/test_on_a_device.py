@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_device_results_equal_cpu_results(kind: str) -> None:
-    names = ("sampling_and_weights.py", "actor.py", "reward_models.py")
+    names = ("sampling_and_weights.py", "actor.py", "reward_models.py", "text_encoders.py")
     checks = [str(ROOT / "tests" / "ml" / "second_device" / name) for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-p", "no:cacheprovider", *checks]
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja is installed next to Python

@@ -33,6 +33,9 @@ class Family:
         stepwise: whether the engine can run its steps one at a time (`rollout.step_execution`); None: the pipeline's
             `supports_step_execution` says it when the engine starts.
         checks_prompts: whether the training adapter may have a `prompt_check`; false spares `drl validate` its import.
+        caches_prompts: whether `rollout.prompt_cache_dir` can keep its prompt embeddings; None: the pipeline's
+            `caches_prompts` says it when the engine starts.
+        divides_encoders: whether tensor parallelism divides a text encoder, whose ranks must then encode together.
     """
 
     pipeline: str
@@ -45,6 +48,8 @@ class Family:
     videos: bool = False
     stepwise: bool | None = None
     checks_prompts: bool = True
+    caches_prompts: bool | None = None
+    divides_encoders: bool = False
 
     @property
     def folder(self) -> str:
@@ -149,6 +154,7 @@ def family_in(
     videos: bool = False,
     stepwise: bool = False,
     checks_prompts: bool = True,
+    divides_encoders: bool = False,
 ) -> Family:
     """Family whose modules are in `package` under their usual names.
 
@@ -169,4 +175,6 @@ def family_in(
         videos,
         stepwise,
         checks_prompts,
+        caches_prompts=not images,  # embeddings depend on input images
+        divides_encoders=divides_encoders,
     )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 POST_PROCESS = "get_post_process_func"
 IMAGE_SHIFT = "{} generates images, whose noise levels have the shift of the model's scheduler"
+PROMPT_CACHE_DIR = "actor_rollout_ref.rollout.prompt_cache_dir"
 PROMPT_CACHE = ("enable_prompt_embed_cache", "prompt_embed_cache_size")
 NEGATIVE = "negative_"  # prefix of the conditions that only guidance reads
 # Token ids and text of a prompt, to why the engine refuses it; None if it takes it.
@@ -132,6 +133,35 @@ def refuse_steps(architecture: str | None) -> NoReturn:
     """
     raise ValueError(
         f"actor_rollout_ref.rollout.step_execution: {architecture} is generated as whole requests only; write false"
+    )
+
+
+def check_prompt_cache(architecture: str | None, size: int) -> None:
+    """Refuse `rollout.prompt_cache_dir` for a model whose embeddings it cannot keep.
+
+    Args:
+        size: accelerators of an engine, under tensor parallelism.
+
+    Raises:
+        ValueError: they depend on input images, or the engine's ranks encode prompts together.
+    """
+    if family(architecture).caches_prompts is False:
+        refuse_prompt_cache(architecture)
+    if family(architecture).divides_encoders and size > 1:
+        raise ValueError(
+            f"{PROMPT_CACHE_DIR}: with tensor_model_parallel_size={size}, the accelerators of an engine share a text "
+            f"encoder of {architecture}, and each would look into the cache alone; write null"
+        )
+
+
+def refuse_prompt_cache(architecture: str | None) -> NoReturn:
+    """Refuse `rollout.prompt_cache_dir` for a model.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"{PROMPT_CACHE_DIR}: prompt embeddings of {architecture} depend on more than the prompt; write null"
     )
 
 

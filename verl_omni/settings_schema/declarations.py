@@ -197,6 +197,8 @@ _DECLARED = (
     Setting(f"{ROLLOUT}.max_num_seqs", "spec.rollout.engine.maxBatchSize"),
     Setting(f"{ROLLOUT}.max_concurrent_requests", "spec.rollout.engine.maxConcurrentRequests", Kind.NUMBER),
     Setting(f"{ROLLOUT}.max_prompt_embed_length", kind=Kind.NUMBER),
+    Setting(f"{ROLLOUT}.prompt_cache_dir", "spec.rollout.engine.promptCache", Kind.PATH),
+    Setting(f"{ROLLOUT}.offload_text_encoders", "spec.rollout.engine.offloadTextEncoders"),
     Setting(f"{ROLLOUT}.agent.num_workers", "spec.rollout.agentLoop.workers", Kind.NUMBER),
     Setting(f"{ROLLOUT}.engine_kwargs.vllm_omni.flow_shift", limits=(POSITIVE,)),
     Setting(

@@ -172,6 +172,11 @@ def conflicts(rollout: Any, *, trains_adapter: bool) -> Iterator[str]:
             f"{GROUP}.{offloads[0]}: an engine's sleep does not free offloaded weights; write "
             "actor_rollout_ref.rollout.enable_sleep_mode=false"
         )
+    if offloads and rollout.offload_text_encoders:
+        yield (
+            f"{GROUP}.{offloads[0]}: moves the text encoders too; write "
+            "actor_rollout_ref.rollout.offload_text_encoders=false"
+        )
     for name in ADAPTER_ONLY:
         if engine.get(name) and not trains_adapter:
             yield (

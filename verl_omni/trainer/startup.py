@@ -104,14 +104,14 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
         ValueError: no model family matches, the data set is smaller than a batch, a number of workers is not positive,
             or the engine cannot run with these settings on this machine.
     """
+    from verl_omni.pipelines.registry import check_encoder, check_prompt_cache  # modules of users register families
+
     rollout = config.actor_rollout_ref.rollout
     model = config.actor_rollout_ref.model
     with open_dict(config):
         _fit_data(config)
         model_settings.fill_in(model, rollout)
         if config.algorithm.sample_source == "offline":
-            from verl_omni.pipelines.registry import check_encoder
-
             check_encoder(model.architecture)
         if config.trainer.adapter_save_freq > 0 and model.lora_rank <= 0:
             raise ValueError("trainer.adapter_save_freq: there is no adapter, because all weights are trained; write 0")
@@ -143,6 +143,8 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
         if not has_accelerator:
             cpu_values.fill_in(config)
         tensor_split.check(config)
+        if rollout.prompt_cache_dir:
+            check_prompt_cache(model.architecture, rollout.tensor_model_parallel_size)
         pool_settings.fill_in(rollout, has_accelerator=has_accelerator)
         judge_settings.fill_in(config, has_accelerator=has_accelerator)
     process_counts.fill_in(config, machine.available_cpus() if cpus is None else cpus)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from verl_omni.settings_schema.declarations import FIELDS
 
 from .hydra import Value, format_assignment
 from .pods.accelerators import ray_resource_of
-from .pods.storage import HUB_ENDPOINT, trainer_variables
+from .pods.storage import HUB_ENDPOINT, prompt_cache_path, trainer_variables
 from .pools import REWARD_RESOURCE, ROLLOUT_RESOURCE, TRAINER_RESOURCE, scorer_resource
 from .run_layout import RunLayout
 
@@ -73,6 +74,7 @@ def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         **_model(spec),
         **_data(spec),
         **_rollout(spec),
+        **_prompt_cache(spec.rollout, layout),
         **_pools(spec.rollout, layout),
         **_older_samples(spec, layout),
         **_judge(spec, layout),
@@ -147,6 +149,16 @@ def _rollout(spec: Spec) -> Settings:
         settings[f"{ROLLOUT}.algo.sde_window_range"] = [window.start, window.end]
         settings[f"{ROLLOUT}.algo.sample_strategy"] = window.placement_with(spec.algorithm.name).lower()
         settings[f"{ROLLOUT}.algo.iters_per_group"] = window.steps_per_place
+    return settings
+
+
+def _prompt_cache(rollout: Rollout, layout: RunLayout) -> Settings:
+    """The folder of prompt embeddings, which jobs with the same volume share, and where text encoders are."""
+    settings: Settings = {}
+    if rollout.engine.prompt_cache:
+        settings[f"{ROLLOUT}.prompt_cache_dir"] = prompt_cache_path(posixpath.dirname(layout.run_folder))
+    if rollout.engine.offload_text_encoders:
+        settings[f"{ROLLOUT}.offload_text_encoders"] = True
     return settings
 
 

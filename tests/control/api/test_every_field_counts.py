@@ -100,6 +100,8 @@ FULL: dict[str, Any] = {
             "dtype": "bfloat16",
             "maxBatchSize": 8,
             "maxConcurrentRequests": 16,
+            "promptCache": True,
+            "offloadTextEncoders": True,
         },
         "agentLoop": {"workers": 2},
         "pipeline": {"height": 64, "width": 64, "steps": 9, "guidance": 2.0, "maxSequenceLength": 12},
@@ -217,6 +219,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "reward.model.placement": {"reward.model.placement": "Separate"},
     "trainer.accelerator.count": {"trainer.accelerator.count": 1, "rollout.replicas": 2},
     "rollout.engine.tensorParallelSize": {"rollout.engine.tensorParallelSize": 4, "rollout.replicas": 1},
+    "rollout.engine.promptCache": {"rollout.engine.promptCache": False, "rollout.engine.offloadTextEncoders": False},
     "reward.scorers.builtin": {"reward.scorers.settings": {}, "reward.scorers.builtin": "brightness"},
 }
 SPEC_SCHEMA = schema()["properties"]["spec"]

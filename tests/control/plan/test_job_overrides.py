@@ -7,7 +7,7 @@ import json
 import pytest
 
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob, read_job
+from omni_operator.api import DiffusionRLJob, JobError, read_job
 from omni_operator.api.spec.training import Algorithm
 from verl_omni.settings_schema.declarations import FIELDS, field_of
 
@@ -143,6 +143,18 @@ def test_numbers_of_workers_and_requests_are_set_only_if_the_job_gives_them() ->
     }
 
 
+def test_prompt_embeddings_are_kept_next_to_the_run_folders() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    names = f"{rollout}.prompt_cache_dir", f"{rollout}.offload_text_encoders"
+    assert not {*names} & settings().keys()
+    made = settings("spec.rollout.engine.promptCache=true")
+    assert made[names[0]] == "/runs/.prompt-cache" and names[1] not in made
+    both = settings("spec.rollout.engine={promptCache: true, offloadTextEncoders: true}")
+    assert (both[names[0]], both[names[1]]) == ("/runs/.prompt-cache", True)
+    with pytest.raises(JobError, match=r"offloadTextEncoders: needs spec.rollout.engine.promptCache: true"):
+        job("spec.rollout.engine.offloadTextEncoders=true")
+
+
 def test_a_local_run_has_all_accelerators_on_one_machine() -> None:
     made = settings("spec.trainer.replicas=2", "spec.trainer.accelerator.count=2", "spec.rollout.replicas=4")
     assert (made["trainer.nnodes"], made["trainer.n_gpus_per_node"]) == (1, 4)
@@ -248,6 +260,7 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every |= settings("spec.reward.scorers=[{name: a, function: {path: a.py}}]")
     every |= settings("spec.observability.tracking={loggers: [tensorboard], project: p}")
     every |= settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=bfloat16")
+    every |= settings("spec.rollout.engine={promptCache: true, offloadTextEncoders: true}")
     every |= settings(*NUMBERS)
     every |= settings(
         "spec.reward={scorers: [{name: jpeg}, {name: shapes, use: Evaluation}], earlyStoppingPatience: 1}"

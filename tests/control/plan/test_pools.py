@@ -52,6 +52,16 @@ def test_a_pool_is_a_worker_group_with_a_ray_resource_of_its_own(make_job: MakeJ
     assert json.loads(ray_job(job)["entrypointResources"]) == {"omni_trainer": 0.001}
 
 
+def test_rollout_pods_have_a_folder_for_prompt_embeddings_if_the_job_keeps_them(make_job: MakeJob) -> None:
+    path = f"{make_job().spec.checkpoint.path}/.prompt-cache"
+    for kept in (False, True):
+        trainer, rollout = groups(make_job(*SEPARATE, f"spec.rollout.engine.promptCache={str(kept).lower()}"))
+        mounts = {entry["mountPath"]: entry["name"] for entry in container(rollout)["volumeMounts"]}
+        assert mounts.get(path) == ("prompt-cache" if kept else None)
+        assert ({"name": "prompt-cache", "emptyDir": {}} in rollout["template"]["spec"]["volumes"]) is kept
+        assert path not in {entry["mountPath"] for entry in container(trainer)["volumeMounts"]}, "of the run folders"
+
+
 def test_batches_are_generated_ahead_only_where_the_job_asks_for_it(make_job: MakeJob) -> None:
     mode = ("trainer.use_v1", "trainer.v1.trainer_mode", "trainer.v1.separate_async.num_warmup_batches")
     for assignments, values in (

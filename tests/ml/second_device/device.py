@@ -25,6 +25,7 @@ def load() -> torch.device:
     torch.utils.rename_privateuse1_backend("second")
     module = types.ModuleType("second")
     module.empty_cache = lambda: given_back.append("cache")  # type: ignore[attr-defined]
+    module.get_device_name = lambda device: f"{device.type} stand-in"  # type: ignore[attr-defined]
     module.ipc_collect = lambda: given_back.append("ipc")  # type: ignore[attr-defined]
     module.is_available = lambda: False  # type: ignore[attr-defined]  # of what torch.accelerator can do, nothing
     module._is_in_bad_fork = lambda: False  # type: ignore[attr-defined]

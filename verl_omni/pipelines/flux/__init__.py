@@ -9,7 +9,7 @@ from __future__ import annotations
 from verl_omni.pipelines.description import FamilyDescription, family_in
 
 FAMILY = FamilyDescription(
-    {"FluxPipeline": family_in(__name__, "FluxRolloutPipeline", checks_prompts=False)},
+    {"FluxPipeline": family_in(__name__, "FluxRolloutPipeline", checks_prompts=False, divides_encoders=True)},
     "FLUX.1-dev",
     {"flux": "make_tiny_flux"},
     guided=False,

@@ -14,9 +14,9 @@ from vllm_omni.diffusion.models.flux.pipeline_flux import FluxPipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from vllm_omni.errors import OmniClientError
 
-from verl_omni.pipelines.distinct_prompts import encode_distinct
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.prompt_encoding import PromptEncoding
 from verl_omni.pipelines.request_checks import check_request
 from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.pipelines.scheduler_config import received
@@ -45,7 +45,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     return pre_process
 
 
-class FluxRolloutPipeline(FluxPipeline):
+class FluxRolloutPipeline(PromptEncoding, FluxPipeline):
     """Upstream's pipeline with two additions.
 
     Prompts may be token ids of the CLIP tokenizer. The steps in the SDE window of each request are recorded. Latents
@@ -92,7 +92,9 @@ class FluxRolloutPipeline(FluxPipeline):
         encode = super().encode_prompt
         if prompt_embeds is not None:
             return tuple(encode(prompt, prompt_2, prompt_embeds=prompt_embeds, **options))
-        embeds, pooled = encode_distinct(prompt, lambda texts: tuple(encode(texts, prompt_2, **options)[:2]))
+        embeds, pooled = self.encode_prompts(
+            prompt, lambda texts: tuple(encode(texts, prompt_2, **options)[:2]), {"prompt_2": prompt_2, **options}
+        )
         dtype = self.od_config.dtype  # text encoders may keep the dtype of their files
         return embeds.to(dtype), pooled.to(dtype), torch.zeros(embeds.shape[1], 3, device=self.device)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from vllm_omni.diffusion.models.flux2_klein.pipeline_flux2_klein import Flux2KleinPipeline, compute_empirical_mu
 from vllm_omni.errors import OmniClientError
 
-from verl_omni.pipelines.distinct_prompts import encode_distinct
 from verl_omni.pipelines.flux2_klein.training import image_positions, text_positions
 from verl_omni.pipelines.own_forward import OwnForward
 from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.prompt_encoding import PromptEncoding
 from verl_omni.pipelines.request_checks import check_request
 from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.utils.model_folder import INDEX
@@ -44,7 +44,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     return pre_process
 
 
-class Flux2KleinRolloutPipeline(OwnForward, Flux2KleinPipeline):
+class Flux2KleinRolloutPipeline(PromptEncoding, OwnForward, Flux2KleinPipeline):
     """Upstream's pipeline with its own `forward`.
 
     Prompts may be token ids, and have negative prompts. Requests run as one batch. The steps in the SDE window of each
@@ -66,9 +66,10 @@ class Flux2KleinRolloutPipeline(OwnForward, Flux2KleinPipeline):
         conditions = {"image_size": torch.tensor([height // step, width // step]).expand(len(prompts), -1)}
         guided = (params.guidance_scale or 0.0) > 1 and not self.is_distilled
         for name in ("prompt", "negative_prompt") if guided else ("prompt",):
-            (embeds,) = encode_distinct(
+            (embeds,) = self.encode_prompts(
                 [prompt[name] for prompt in prompts],
                 lambda texts: (self.encode_prompt(texts, max_sequence_length=length)[0],),
+                {"max_sequence_length": length},
             )
             conditions[f"{name}_embeds"] = embeds.to(self.od_config.dtype)
         return conditions

@@ -14,8 +14,8 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
-from verl_omni.pipelines.distinct_prompts import encode_distinct
 from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.prompt_encoding import PromptEncoding
 from verl_omni.pipelines.qwen_image.step_execution import StepwiseQwenImage
 from verl_omni.pipelines.qwen_image.training import ids_problem
 from verl_omni.pipelines.request_checks import check_request
@@ -45,7 +45,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     return pre_process
 
 
-class QwenImageRolloutPipeline(StepwiseQwenImage, QwenImagePipeline):
+class QwenImageRolloutPipeline(PromptEncoding, StepwiseQwenImage, QwenImagePipeline):
     """Upstream's pipeline with four additions.
 
     Prompts may be token ids: whole conversations in the model's chat template. A prompt without a negative prompt is
@@ -188,7 +188,7 @@ class QwenImageRolloutPipeline(StepwiseQwenImage, QwenImagePipeline):
         return embeds.to(dtype or self.od_config.dtype), mask
 
     def _encode_conversations(self, conversations: list[list[int]]) -> tuple[Tensor, ...]:
-        return encode_distinct(conversations, self._encode)
+        return self.encode_prompts(conversations, self._encode, {"skipped_tokens": len(self._head)})
 
     def _encode(self, conversations: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Embeddings and mask as of `_get_qwen_prompt_embeds`, in the text encoder's dtype."""

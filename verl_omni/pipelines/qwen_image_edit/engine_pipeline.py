@@ -95,6 +95,7 @@ class QwenImageEditPlusRolloutPipeline(QwenImageRolloutPipeline, QwenImageEditPl
     """
 
     adapter: type[QwenImageEditTraining] = QwenImageEditPlusTraining
+    caches_prompts = False  # embeddings depend on the images
     supports_step_execution = False  # `forward` groups requests by the shape of their images
 
     def __init__(self, *, od_config: Any, prefix: str = "") -> None:

@@ -13,9 +13,9 @@ from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from vllm_omni.errors import OmniClientError
 
-from verl_omni.pipelines.distinct_prompts import encode_distinct
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.prompt_encoding import PromptEncoding
 from verl_omni.pipelines.request_checks import check_request
 from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.pipelines.sd3.step_execution import STEPS, StepwiseSD3
@@ -43,7 +43,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     return pre_process
 
 
-class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):
+class SD3RolloutPipeline(PromptEncoding, StepwiseSD3, StableDiffusion3Pipeline):
     """Upstream's pipeline with four additions.
 
     Prompts may be token ids of the first CLIP tokenizer. Requests run as one batch with a random generator each. The
@@ -74,7 +74,8 @@ class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):
         encode = super().encode_prompt
         if prompt_embeds is not None:
             return tuple(encode(prompt, prompt_2, prompt_3, prompt_embeds, **options))
-        return encode_distinct(prompt, lambda texts: encode(texts, prompt_2, prompt_3, **options))
+        others = {"prompt_2": prompt_2, "prompt_3": prompt_3}
+        return self.encode_prompts(prompt, lambda texts: encode(texts, **others, **options), {**others, **options})
 
     @override
     def diffuse(self, latents: Tensor, timesteps: Tensor, **conditions: Any) -> Tensor:

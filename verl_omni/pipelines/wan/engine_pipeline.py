@@ -14,9 +14,9 @@ from vllm_omni.diffusion.models.wan2_2.pipeline_wan2_2 import Wan22Pipeline, get
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from vllm_omni.errors import OmniClientError
 
-from verl_omni.pipelines.distinct_prompts import encode_distinct
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.prompt_encoding import PromptEncoding
 from verl_omni.pipelines.request_checks import check_request
 from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.pipelines.scheduler_config import noise_levels, scheduler_config
@@ -51,7 +51,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     return pre_process
 
 
-class WanRolloutPipeline(Wan22Pipeline):
+class WanRolloutPipeline(PromptEncoding, Wan22Pipeline):
     """Upstream's pipeline with four additions.
 
     Prompts may be token ids. Noise levels come from the model's scheduler; `flow_shift` of the request or the engine
@@ -116,12 +116,13 @@ class WanRolloutPipeline(Wan22Pipeline):
         def encode_texts(texts: list[str]) -> tuple[Tensor, ...]:
             return (encode(texts, None, False, **options)[0],)
 
-        (embeds,) = encode_distinct(prompt, encode_texts)
+        read = {**options, "device": None, "dtype": str(options.get("dtype"))}
+        (embeds,) = self.encode_prompts(prompt, encode_texts, read)
         if not do_classifier_free_guidance:
             return embeds, None
         negative = negative_prompt or ""
         texts = [negative] * len(prompt) if isinstance(negative, str) else negative
-        return embeds, encode_distinct(texts, encode_texts)[0]
+        return embeds, self.encode_prompts(texts, encode_texts, read)[0]
 
     @override
     def diffuse(

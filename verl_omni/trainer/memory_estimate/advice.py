@@ -184,6 +184,9 @@ def changes(config: DictConfig, divisible: int = 0) -> Iterator[Change]:
         if rollout.nnodes == 0 and _on_accelerators(rollout) and not rollout[name]:
             yield Change(f"{ROLLOUT}.{name}", True, "the engine sleeps during updates")
             break
+    if rollout.prompt_cache_dir and not rollout.offload_text_encoders and _on_accelerators(rollout):
+        costs = "text encoders move to the accelerator for prompts that the cache does not have"
+        yield Change(f"{ROLLOUT}.offload_text_encoders", True, costs)
     micro = actor.ppo_micro_batch_size_per_gpu
     if micro is None or micro > 1:
         yield Change(f"{ACTOR}.ppo_micro_batch_size_per_gpu", 1, "more, smaller passes")

@@ -21,6 +21,7 @@ from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
 from verl_omni.trainer.memory_estimate.sample_tensors import fake_rows, signature
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
+TEXT_ENCODING = "text encoding"  # name of the pass, and of its phase if the encoders are in CPU memory otherwise
 # Text encoders of which the engine's pipelines keep the hidden states of all layers.
 QWEN_VL = "Qwen2_5_VLForConditionalGeneration"
 ALL_HIDDEN_STATES = ("CLIPTextModelWithProjection", QWEN_VL)
@@ -37,6 +38,8 @@ class EngineMemory:
 
     Attributes:
         transformer: its share of the transformers under tensor parallelism. text_encoders, vae: not divided.
+        offloaded: text encoders that are on the device only while they run, and always in CPU memory; `text_encoders`
+            is then 0.
         passes: peak of each pass in addition to the weights: encoding, denoising, then decoding unless the output is
             latents.
         asleep: CPU memory for all weights while it sleeps; its process keeps it when it is awake.
@@ -46,6 +49,7 @@ class EngineMemory:
 
     transformer: int
     text_encoders: int
+    offloaded: int
     vae: int
     asleep: int
     passes: Mapping[str, int]
@@ -118,11 +122,14 @@ def measure(
         known[key] = _run_passes(config, model, sample, batch, CachingAllocator() if accelerator else None)
     found = known[key]
     divided = _fused(found.transformer, rollout.tensor_model_parallel_size)
+    offloaded = sum(found.encoders) if accelerator and rollout.offload_text_encoders else 0
+    encoders = [] if offloaded else found.encoders
     return EngineMemory(
         transformer=model.transformers * sum(divided),
-        text_encoders=sum(found.encoders),
+        text_encoders=sum(encoders),
+        offloaded=offloaded,
         vae=found.vae_bytes,
-        asleep=pinned_bytes([*found.encoders, *model.transformers * divided, *found.vae]),
+        asleep=pinned_bytes([*encoders, *model.transformers * divided, *found.vae]),
         passes=found.passes,
         kept=found.kept,
         batch=batch,
@@ -140,7 +147,7 @@ def _run_passes(
     passes: dict[str, int] = {}
     shapes = sample_shapes(architecture)
     encoder_input = getattr(shapes, "encoder_input", None)  # only families with input images have it
-    encoders, passes["text encoding"] = encode_texts(config, model, dtype, batch, allocator)
+    encoders, passes[TEXT_ENCODING] = encode_texts(config, model, dtype, batch, allocator)
     transformer = model.as_fake(_with_own_buffers(model.on_meta(TRANSFORMER, dtype)))
     passes["denoising"] = _denoising(config, model, transformer, sample, batch, allocator)
     vae: Any = model.as_fake(model.on_meta(VAE, dtype))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
+from verl_omni.trainer.memory_estimate.engine_memory import TEXT_ENCODING, EngineMemory
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 
 GIB = 1 << 30
@@ -144,9 +144,17 @@ class Estimate:
 def estimate(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:
     """Put the parts of one device together, by phase, for an engine on the trainer's device."""
     generating = () if setup.generation is None else (_generation(setup.generation, setup, trainer, engine),)
+    reads_prompts = (_text_encoding(setup, trainer, engine),) if encodes_apart(setup, engine) else ()
     encodes = (_encoding(setup, trainer, engine),) if setup.pairs else ()
     scores = (_scoring(setup, trainer, engine),) if setup.scores_here else ()
-    phases = (*generating, *scores, *encodes, _update(setup, trainer, engine), _sync(setup, trainer, engine))
+    phases = (
+        *reads_prompts,
+        *generating,
+        *scores,
+        *encodes,
+        _update(setup, trainer, engine),
+        _sync(setup, trainer, engine),
+    )
     moved = {**bytes_of_a_step(setup, trainer), "weights to each engine": trainer.sent}
     if not setup.accelerator:
         always = {**encoders_at_rest(setup, trainer), **checkpoint_copy(setup, trainer), **scorers_on_cpu(setup)}
@@ -239,6 +247,25 @@ def awake(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> dict[st
     }
 
 
+def encodes_apart(setup: Setup, engine: EngineMemory) -> bool:
+    """Whether prompts are encoded in a phase of its own, in which text encoders come from CPU memory."""
+    return setup.accelerator and setup.generation is not None and engine.offloaded > 0
+
+
+def encoding_prompts(engine: EngineMemory, kept: int) -> dict[str, int]:
+    """Memory of an engine, in addition to its weights, while it encodes prompts that its cache does not have.
+
+    Args:
+        kept: memory that its allocator keeps from earlier passes.
+    """
+    return {"text encoders": engine.offloaded, "engine activations": max(engine.passes.get(TEXT_ENCODING, 0), kept)}
+
+
+def offloaded_encoders(engine: EngineMemory, workers: int) -> dict[str, int]:
+    """CPU memory of the text encoders of a host's engine workers, if they are not on the accelerators."""
+    return {"text encoders at rest": workers * engine.offloaded}
+
+
 def receiving(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     """Memory of a weight update next to an engine: the buffer, and the adapter until it is bound."""
     return {"weight buffer": bucket(setup, trainer), "staged adapter": trainer.sent if setup.sends_adapter else 0}
@@ -252,6 +279,11 @@ def bucket(setup: Setup, trainer: TrainerMemory) -> int:
 def _generation(name: str, setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
     passes = {"engine activations": engine.peak if setup.sleeps else engine.held}
     return Phase(name, {**resting(setup, trainer), **awake(setup, trainer, engine), **passes})
+
+
+def _text_encoding(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
+    parts = {**resting(setup, trainer), **awake(setup, trainer, engine)}
+    return Phase(TEXT_ENCODING, {**parts, **encoding_prompts(engine, 0 if setup.sleeps else engine.held)})
 
 
 def _scoring(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
@@ -297,6 +329,7 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     asleep = {"engine weights asleep": ranks * engine.asleep if setup.sleeps else 0}
     copy = {name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()}
     always = {**processes, **samples, **copy, **asleep, **encoders, **scorers_at_rest(setup)}
+    always |= offloaded_encoders(engine, ranks)
     # Before pairs are encoded, everything that moves to the device is in CPU memory.
     names = host_phases(setup)
     return (

@@ -54,6 +54,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _FSDP = "actor_rollout_ref.actor.fsdp_config"
 NOT_OF_TRAINER = (
     *(f"{_ROLLOUT}.{name}" for name in ("enable_sleep_mode", "free_cache_engine", "max_num_seqs")),
+    *(f"{_ROLLOUT}.{name}" for name in ("prompt_cache_dir", "offload_text_encoders")),
     f"{_ROLLOUT}.tensor_model_parallel_size",
     engine_settings.BATCH,
     *(f"{_FSDP}.{name}" for name in ("optimizer_offload", "param_offload")),

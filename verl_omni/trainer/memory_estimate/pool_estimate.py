@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
+from verl_omni.trainer.memory_estimate.engine_memory import TEXT_ENCODING, EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import (
     Estimate,
     Phase,
@@ -13,9 +13,12 @@ from verl_omni.trainer.memory_estimate.estimate import (
     bytes_of_a_step,
     checkpoint_copy,
     encoders_at_rest,
+    encodes_apart,
     encoding,
+    encoding_prompts,
     host_phases,
     kept_by_engine,
+    offloaded_encoders,
     receiving,
     resting,
     scorers_at_rest,
@@ -121,13 +124,16 @@ def _rollout_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory, engin
     # On an accelerator, the allocator of the engine's process keeps the memory of its passes: it never sleeps.
     kept = kept_by_engine(setup, engine)
     generating = _generation(setup)
+    reads_prompts = {**weights, **encoding_prompts(engine, engine.held)} if encodes_apart(setup, engine) else None
     device = (
+        *((Phase(TEXT_ENCODING, reads_prompts),) if reads_prompts else ()),
         *(Phase(name, {**weights, **passes}) for name in generating),
         Phase("weight sync", {**weights, **kept, **receiving(setup, trainer)}),
     )
     # Next to each engine worker one that receives weights; on the CPU the engine is in its server's process.
     workers = pool.workers * (2 if setup.accelerator else 1)
     processes = {"processes": (workers + pool.replicas_per_node) * setup.process}
+    processes |= offloaded_encoders(engine, pool.workers if setup.accelerator else 0)
     host = (
         *(
             Phase(name, {**processes, "samples in flight": pool.replicas_per_node * pool.in_flight})

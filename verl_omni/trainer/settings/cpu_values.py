@@ -29,6 +29,7 @@ REPLACED: dict[str, tuple[Any, str]] = {
 # Name: the value that asks for nothing, and why the others do nothing.
 IGNORED: dict[str, tuple[Any, str]] = {
     f"{ROLLOUT}.enforce_eager": (True, "the engine compiles nothing"),
+    f"{ROLLOUT}.offload_text_encoders": (False, "text encoders are in host memory"),
     f"{ROLLOUT}.gpu_memory_utilization": (0.5, "the engine reserves no memory"),
     f"{ENGINE}.diffusion_kv_cache_dtype": (None, "attention is torch's"),
     f"{ENGINE}.enable_cpu_offload": (False, "weights are in host memory"),

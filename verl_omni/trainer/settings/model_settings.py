@@ -58,6 +58,7 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
         )
     _check_sampler(model.architecture, adapter, folder, rollout)
     check_engine_settings(model.architecture, rollout.engine_kwargs.vllm_omni)
+    _place_prompt_cache(rollout)
     if rollout.step_execution and family(model.architecture).stepwise is False:
         refuse_steps(model.architecture)
     if model.extra_tokenizers and not reads_extra_ids(model.architecture):
@@ -88,6 +89,19 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
             f"with pipeline.max_sequence_length={rollout.pipeline.max_sequence_length}, more than "
             f"{rollout.max_prompt_embed_length}; write {rows}, or leave it out"
         )
+
+
+def _place_prompt_cache(rollout: DictConfig) -> None:
+    """Make the folder's path absolute: engines have other working directories.
+
+    Raises:
+        ValueError: it is a URL.
+    """
+    folder = rollout.prompt_cache_dir
+    if folder and "://" in folder:
+        raise ValueError(f"{ROLLOUT}.prompt_cache_dir: must be a folder of the engines' machines, not {folder}")
+    if folder:
+        rollout.prompt_cache_dir = str(Path(folder).absolute())
 
 
 def _check_sampler(architecture: str, adapter: Any, folder: Path, rollout: DictConfig) -> None:

@@ -31,6 +31,7 @@ OF_OWN_PODS = SeparateOnly(
 MORE_THAN_ALL = "must not be more than spec.rollout.replicas"
 WOULD_WAIT = "must not be less than spec.rollout.minReplicas, with fewer than which the trainer waits"
 AUTOSCALED = AutoscalingRules("spec.rollout", "kubectl scale or a HorizontalPodAutoscaler")
+NOTHING_CACHED = "needs spec.rollout.engine.promptCache: true: every batch would move the text encoders otherwise"
 WINDOW_TOO_LONG = "must not be more than spec.rollout.pipeline.steps"
 NOTHING_TO_TRAIN = "must be at least 2 without spec.rollout.sampler.window: the last step adds no noise to train on"
 WINDOW_DOES_NOT_FIT = "must not be more than the steps between start and end of the window"
@@ -61,6 +62,16 @@ class Engine(StrictModel):
         le=65536,
         description="Maximum samples that one agent-loop worker has in generation. Default: the workers together have "
         "twice maxBatchSize for each engine.",
+    )
+    prompt_cache: bool = Field(
+        default=False,
+        description="Keep prompt embeddings on disk, in the folder .prompt-cache next to the run folders, for later "
+        "epochs and for other jobs. See docs/guides/pools.md.",
+    )
+    offload_text_encoders: bool = Field(
+        default=False,
+        description="Keep the engines' text encoders in CPU memory, except while prompts are encoded that promptCache "
+        "does not have. Needs promptCache.",
     )
 
 
@@ -259,6 +270,12 @@ class Rollout(StrictModel):
             "pipeline.steps",
             NOTHING_TO_TRAIN,
             path="pipeline",
+        ),
+        Rule(
+            "not self.engine.offload_text_encoders or self.engine.prompt_cache",
+            "engine.offloadTextEncoders",
+            NOTHING_CACHED,
+            path="engine",
         ),
         # Placement first, so that most jobs need only this lookup: other rules refuse these fields with Colocated.
         Rule(

@@ -15,6 +15,7 @@ from .merge import merge_templates
 Object = dict[str, Any]
 RUNS = "runs"
 MODELS = "models"
+PROMPT_CACHE = "prompt-cache"
 OUTPUT = "output"
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 HUB_TOKEN = "HF_TOKEN"
@@ -36,6 +37,23 @@ def add_run_folder(template: Object, job: DiffusionRLJob) -> Object:
     added = {
         "containers": [{"name": CONTAINER, "volumeMounts": [{"name": RUNS, "mountPath": checkpoint.path}]}],
         "volumes": [volume(RUNS, checkpoint.claim_name)],
+    }
+    return merge_templates(template, {"spec": added})
+
+
+def prompt_cache_path(runs: str) -> str:
+    """The folder of prompt embeddings among the run folders; no job has its name."""
+    return posixpath.join(runs, f".{PROMPT_CACHE}")
+
+
+def add_prompt_cache(template: Object, job: DiffusionRLJob) -> Object:
+    """Add an emptyDir for prompt embeddings to a pod without the run folder, if the job keeps them."""
+    if not job.spec.rollout.engine.prompt_cache:
+        return template
+    mount = {"name": PROMPT_CACHE, "mountPath": prompt_cache_path(job.spec.checkpoint.path)}
+    added = {
+        "containers": [{"name": CONTAINER, "volumeMounts": [mount]}],
+        "volumes": [volume(PROMPT_CACHE, None)],
     }
     return merge_templates(template, {"spec": added})
 

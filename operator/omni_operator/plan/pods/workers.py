@@ -11,6 +11,7 @@ from omni_operator.api.names import (
     OVERRIDES_ANNOTATION,
     POD_LIMITS,
     REPORTS_PATH,
+    ROLLOUT_GROUP,
     TRAINER_GROUP,
     Names,
     report_audience,
@@ -24,7 +25,7 @@ from . import quantity
 from .accelerators import AcceleratorNeeds, resolve_accelerator
 from .containers import CONTAINER, apply_user_template, image_of_template, pre_stop, render_pod_template, secret_env
 from .merge import merge_templates
-from .storage import add_models, add_output, add_run_folder
+from .storage import add_models, add_output, add_prompt_cache, add_run_folder
 
 Object = dict[str, Any]
 REQUESTS = {"cpu": "1", "memory": "4Gi"}
@@ -81,6 +82,8 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
         parts += [_job_folder(), _tracking(job), _reports(job, settings), protect_pod(job)]
     else:
         parts.append(_drain(pool))
+    if pool.group == ROLLOUT_GROUP:
+        template = add_prompt_cache(template, job)
     template = add_models(template, job, pool)
     for part in parts:
         template = merge_templates(template, part)

@@ -12,7 +12,7 @@ import torch
 
 from verl_omni.models.tiny import MAKERS
 from verl_omni.trainer import startup
-from verl_omni.trainer.memory_estimate import engine_memory, job_estimate, model_shapes, public_models
+from verl_omni.trainer.memory_estimate import advice, engine_memory, job_estimate, model_shapes, public_models
 from verl_omni.trainer.settings import configuration
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -49,6 +49,70 @@ def test_an_engine_that_does_not_sleep_holds_what_its_allocator_reserved(tiny: P
     assert held["sleeping"] == [sleeping.engine.peak, None, None]
     assert held["serving"] == [serving.engine.kept] * 3
     assert estimated(tiny, accelerator=False).engine.kept == 0
+
+
+@pytest.mark.slow
+def test_offloaded_text_encoders_are_on_the_device_only_while_prompts_are_encoded(tiny: Path) -> None:
+    cache = f"{ROLLOUT}.prompt_cache_dir=/cache"
+    offload = f"{ROLLOUT}.offload_text_encoders=true"
+    before = estimated(tiny)
+    found = estimated(tiny, cache, offload)
+    encoders = before.engine.text_encoders
+    assert encoders > 0 and estimated(tiny, cache).engine == before.engine
+    assert (found.engine.text_encoders, found.engine.offloaded) == (0, encoders)
+    device = {phase.name: phase.parts for phase in found.estimate.device}
+    expected = {phase.name: dict(phase.parts) for phase in before.estimate.device}
+    assert list(device) == ["text encoding", *expected]
+    for name, parts in expected.items():
+        assert dict(device[name]) == {part: size for part, size in parts.items() if part != "text encoders"}, name
+    assert device["text encoding"]["text encoders"] == encoders
+    assert device["text encoding"]["engine activations"] == found.engine.passes["text encoding"]
+    at_rest = {phase.name: phase.parts.get("text encoders at rest") for phase in found.estimate.host}
+    assert at_rest == {"start": None, "generation": encoders, "update": encoders}
+    on_cpu = estimated(tiny, cache, offload, accelerator=False)
+    assert on_cpu.estimate == estimated(tiny, accelerator=False).estimate, "there is no other memory"
+
+    awake = [f"{ROLLOUT}.{name}=false" for name in ("enable_sleep_mode", "free_cache_engine")]
+    update = [dict(estimated(tiny, *awake, *more).estimate.device[-2].parts) for more in ((), (cache, offload))]
+    assert update[0].pop("text encoders") == encoders and update[0] == update[1]
+
+
+@pytest.mark.slow
+def test_a_sleeping_engine_has_no_copy_of_offloaded_text_encoders(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_memory, "pinned_bytes", sum)
+    cache = f"{ROLLOUT}.prompt_cache_dir=/other"
+    kept, offloaded = (estimated(tiny, cache, f"{ROLLOUT}.offload_text_encoders={each}") for each in ("false", "true"))
+    assert kept.engine.asleep - offloaded.engine.asleep == offloaded.engine.offloaded > 0
+
+
+@pytest.mark.slow
+def test_engines_of_their_own_offload_text_encoders_too(tiny: Path) -> None:
+    cache = f"{ROLLOUT}.prompt_cache_dir=/cache"
+    apart = (cache, f"{ROLLOUT}.offload_text_encoders=true", f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=2")
+    found = estimated(tiny, *apart)
+    assert found.standalone is not None
+    phases = {phase.name: phase.parts for phase in found.standalone.device}
+    assert {name: parts.get("text encoders") for name, parts in phases.items()} == {
+        "text encoding": found.engine.offloaded,
+        "generation": None,
+        "weight sync": None,
+    }
+    assert all(phase.parts["text encoders at rest"] == 2 * found.engine.offloaded for phase in found.standalone.host)
+
+
+def test_offloading_text_encoders_is_advised_where_prompts_are_cached(tiny: Path) -> None:
+    name = f"{ROLLOUT}.offload_text_encoders"
+    for given, advised in ((), False), ((f"{ROLLOUT}.prompt_cache_dir=/cache",), True):
+        config = configuration.load(
+            [
+                f"actor_rollout_ref.model.path={tiny}",
+                "data.train_files=x.jsonl",
+                "trainer.total_training_steps=1",
+                *given,
+            ]
+        )
+        startup.fit_to_machine(config, True)
+        assert (name in {change.setting for change in advice.changes(config)}) is advised
 
 
 @pytest.mark.slow

@@ -88,7 +88,9 @@ def setup(**given: Any) -> Setup:
 
 
 TRAINER = TrainerMemory(**{each.name: 1 for each in dataclasses.fields(TrainerMemory)})
-ENGINE = EngineMemory(**{**{each.name: 1 for each in dataclasses.fields(EngineMemory)}, "passes": {"step": 1}})
+ENGINE = EngineMemory(
+    **{**{each.name: 1 for each in dataclasses.fields(EngineMemory)}, "passes": {"step": 1}, "offloaded": 0}
+)
 
 
 def test_scorers_are_on_the_device_while_they_score_and_in_host_memory_otherwise() -> None:

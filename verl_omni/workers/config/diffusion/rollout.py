@@ -137,6 +137,9 @@ class DiffusionRolloutConfig(RolloutConfig):
         engine_kwargs: `vllm_omni` has settings of the engine's stage by name
             (`settings_schema/engine_settings.py`); afterwards only those that it is handed, in their types.
         step_execution: run one denoising step at a time, so that requests join and leave a batch between steps.
+        prompt_cache_dir: folder in which the engine keeps prompt embeddings; None: they are not kept.
+        offload_text_encoders: keep the engine's text encoders in CPU memory, except while prompts are encoded that
+            `prompt_cache_dir` does not have.
         rollout_adapter: policy that samples: `default`, the trained one, or `old`.
         external_lib: module to import in the server's process before the engine starts.
         max_prompt_embed_length: rows that prompt embeddings are padded to; None: `pipeline.max_sequence_length`.
@@ -152,8 +155,9 @@ class DiffusionRolloutConfig(RolloutConfig):
         llm_calculate_log_probs, max_new_tokens: the reference's; without effect.
 
     Raises:
-        ValueError: `mode` is `sync`, `rollout_adapter` is unknown, `deadline_seconds` is not positive, or a setting of
-            the engine is unknown or not supported.
+        ValueError: `mode` is `sync`, `rollout_adapter` is unknown, `deadline_seconds` is not positive,
+            `offload_text_encoders` is set without `prompt_cache_dir`, or a setting of the engine is unknown or not
+            supported.
         NotImplementedError: pipeline parallelism is requested.
     """
 
@@ -169,6 +173,8 @@ class DiffusionRolloutConfig(RolloutConfig):
     seed: int | None = None  # type: ignore[assignment]
     rollout_attn_backend: str = "FLASH_ATTN"
     step_execution: bool = False
+    prompt_cache_dir: str | None = None
+    offload_text_encoders: bool = False
     rollout_adapter: str = "default"
     external_lib: str | None = None
     max_prompt_embed_length: int | None = None
@@ -195,6 +201,11 @@ class DiffusionRolloutConfig(RolloutConfig):
         if self.rollout_adapter not in ROLLOUT_ADAPTERS:
             raise ValueError(
                 f"Invalid diffusion rollout rollout_adapter: {self.rollout_adapter!r}; one of {ROLLOUT_ADAPTERS}"
+            )
+        if self.offload_text_encoders and not self.prompt_cache_dir:
+            raise ValueError(
+                f"{ROLLOUT}.offload_text_encoders: every batch would move the text encoders to the accelerator; "
+                f"also set {ROLLOUT}.prompt_cache_dir"
             )
         if self.deadline_seconds <= 0:
             raise ValueError(f"deadline_seconds must be positive: {self.deadline_seconds}")

@@ -12,7 +12,14 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 
 from verl_omni.compat import whole_batches
-from verl_omni.pipelines.registry import POST_PROCESS, check_engine_settings, reads_extra_ids, refuse_steps
+from verl_omni.pipelines.registry import (
+    POST_PROCESS,
+    check_engine_settings,
+    check_prompt_cache,
+    reads_extra_ids,
+    refuse_prompt_cache,
+    refuse_steps,
+)
 from verl_omni.pipelines.registry import family as family_of
 from verl_omni.platforms.server_profile import server_profile
 from verl_omni.utils.registry import load
@@ -84,6 +91,10 @@ class DiffusionMode(ModelMode):
         # The engine looks only whether the class has the methods, which an editing model inherits.
         if config.step_execution and not getattr(pipeline, "supports_step_execution", False):
             refuse_steps(model_config.architecture)
+        if config.prompt_cache_dir:
+            if not getattr(pipeline, "caches_prompts", False):
+                refuse_prompt_cache(model_config.architecture)
+            check_prompt_cache(model_config.architecture, args.tensor_parallel_size)
         given = dict((config.engine_kwargs or {}).get("vllm_omni") or {})
         check_engine_settings(model_config.architecture, given)
         batches = config.step_execution or getattr(pipeline, "supports_request_batch", False)
@@ -93,7 +104,11 @@ class DiffusionMode(ModelMode):
             **given,
             "max_num_seqs": given.get("max_num_seqs", args.max_num_seqs) if batches else 1,
             "step_execution": config.step_execution,
-            "custom_pipeline_args": {"pipeline_class": family.pipeline_class},
+            "custom_pipeline_args": {
+                "pipeline_class": family.pipeline_class,
+                "prompt_cache_dir": config.prompt_cache_dir,
+                "offload_text_encoders": config.offload_text_encoders,
+            },
         }
 
     @override

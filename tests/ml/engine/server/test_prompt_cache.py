@@ -1,0 +1,167 @@
+"""Prompt embeddings on disk, on vLLM-Omni's engine in this process, for every family."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.ml.engine.engine_command_line import command_line
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+LENGTH = 32
+NEGATIVE = "dark sky"
+PROMPTS = ("a red circle", "two blue squares on the left")
+# Text encoders of each family.
+ENCODERS = {
+    "sd3": ("CLIPTextModelWithProjection", "CLIPTextModelWithProjection", "T5EncoderModel"),
+    "flux": ("CLIPTextModel", "T5EncoderModel"),
+    "flux2_klein": ("Qwen3ForCausalLM",),
+    "qwen_image": ("Qwen2_5_VLForConditionalGeneration",),
+    "wan": ("UMT5EncoderModel",),
+}
+# SD3's and Qwen-Image's engines also run one step at a time.
+CASES = [*((family, False) for family in ENCODERS), ("sd3", True), ("qwen_image", True)]
+
+
+@pytest.fixture
+def passes() -> Iterator[list[str]]:
+    """Names of the classes of modules, for each of their passes."""
+    found = list[str]()
+
+    def record(module: nn.Module, given: Any, output: Any) -> None:
+        found.append(type(module).__name__)
+
+    hook = nn.modules.module.register_module_forward_hook(record)
+    yield found
+    hook.remove()
+
+
+def drawn(model: Path, **settings: Any) -> list[Any]:
+    """Samples of the prompts, one after the other, on a new engine."""
+    return asyncio.run(_drawn(model, settings))
+
+
+async def _drawn(model: Path, given: dict[str, Any]) -> list[Any]:
+    from vllm_omni.entrypoints import AsyncOmni
+
+    from verl_omni.pipelines.registry import training_adapter
+    from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
+    from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
+
+    mode = DiffusionMode()
+    settings = DiffusionModelConfig(path=str(model))
+    mode.load_model_config(settings)
+    rollout = DiffusionRolloutConfig(**given)
+    template = training_adapter(settings.architecture).CHAT_TEMPLATE
+
+    def ids(text: str) -> list[int]:
+        if template is None:
+            return list(settings.tokenizer(text).input_ids)
+        asked = [{"role": "user", "content": text}]
+        found: list[int] = settings.tokenizer.apply_chat_template(
+            asked, chat_template=template, add_generation_prompt=True, return_dict=False
+        )
+        return found
+
+    params = {
+        "height": 64,
+        "width": 64,
+        "num_inference_steps": 2,
+        "guidance_scale": 3.0,
+        "true_cfg_scale": 3.0,
+        "max_sequence_length": LENGTH,
+        "seed": 7,
+        "num_frames": 5 if model.name == "wan" else 1,
+        "logprobs": True,
+        "noise_level": 0.7,
+        "sde_window_size": 1,
+    }
+    engine = AsyncOmni(**mode.engine_args(command_line(model, 1), rollout, settings))
+    samples = []
+    try:
+        for prompt in PROMPTS:
+            request = RolloutRequest(ids(prompt), negative_prompt_ids=ids(NEGATIVE))
+            made = mode.engine_request(request, params, None, rollout, engine.default_sampling_params_list)
+            samples.append(mode.to_output(await last_output(engine.generate(request_id=prompt, **made)), params, 0))
+    finally:
+        engine.shutdown()
+    return samples
+
+
+def equal(one: Any, other: Any) -> bool:
+    names = one.extra_fields.keys()
+    return (
+        names == other.extra_fields.keys()
+        and torch.equal(one.diffusion_output, other.diffusion_output)
+        and all(torch.equal(one.extra_fields[name], other.extra_fields[name]) for name in names if "embeds" in name)
+    )
+
+
+@pytest.mark.parametrize(("name", "stepwise"), CASES)
+def test_samples_are_the_same_without_a_cache_with_a_cold_one_and_with_a_warm_one(
+    name: str, stepwise: bool, tmp_path: Path, passes: list[str]
+) -> None:
+    from verl_omni.models.tiny import MAKERS
+
+    MAKERS[name](tmp_path / name)
+    cached = {"prompt_cache_dir": str(tmp_path / "cache"), "step_execution": stepwise}
+    encoders = ENCODERS[name]
+    without = drawn(tmp_path / name, step_execution=stepwise)
+    assert set(encoders) <= set(passes) and not (tmp_path / "cache").exists()
+    passes.clear()
+    cold = drawn(tmp_path / name, **cached)
+    files = sorted((tmp_path / "cache").rglob("*.safetensors"))
+    assert len(files) >= len(PROMPTS)
+    assert {each: passes.count(each) for each in encoders} == {
+        each: encoders.count(each) * len(files) for each in encoders
+    }, "each prompt is encoded once"
+    assert all(map(equal, cold, without)) and any("embeds" in field for field in cold[0].extra_fields)
+    assert not equal(cold[0], cold[1])
+    passes.clear()
+    warm = drawn(tmp_path / name, **cached)
+    assert all(map(equal, warm, cold)) and passes and not set(encoders) & set(passes)
+    assert sorted((tmp_path / "cache").rglob("*.safetensors")) == files
+
+
+def test_a_pipeline_of_a_user_that_encodes_by_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_omni.pipelines.description import Family
+    from verl_omni.pipelines.registry import FAMILIES
+    from verl_omni.workers.config import DiffusionRolloutConfig
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
+
+    mine = Family("types:SimpleNamespace", "mine:Training")
+    monkeypatch.setattr(FAMILIES, "_entries", {**FAMILIES, "MyPipeline": mine})
+    rollout = DiffusionRolloutConfig(prompt_cache_dir="/cache")
+    with pytest.raises(ValueError, match="prompt_cache_dir: prompt embeddings of MyPipeline depend on more than"):
+        DiffusionMode().engine_args(argparse.Namespace(), rollout, SimpleNamespace(architecture="MyPipeline"))
+
+
+def test_families_say_whether_their_embeddings_can_be_kept() -> None:
+    from verl_omni.pipelines.registry import FAMILIES
+    from verl_omni.utils.registry import load
+    from verl_omni.workers.config import DiffusionRolloutConfig
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
+
+    refused = []
+    for architecture, each in FAMILIES.items():
+        assert each.caches_prompts is load(each.pipeline).caches_prompts
+        if not each.caches_prompts:
+            refused.append(architecture)
+            with pytest.raises(ValueError, match=rf"prompt_cache_dir: prompt embeddings of {architecture} depend on"):
+                DiffusionMode().engine_args(
+                    argparse.Namespace(),
+                    DiffusionRolloutConfig(prompt_cache_dir="/cache"),
+                    SimpleNamespace(architecture=architecture),
+                )
+    assert refused == ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"]

@@ -1,0 +1,109 @@
+"""Text encoders of a rollout pipeline on a second device; run by `test_on_a_device.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.ml.second_device.device import given_back
+from verl_omni.pipelines.prompt_encoding import PromptEncoding
+
+WIDTH = 3
+
+
+class Encoder(nn.Module):
+    """Two layers that share a weight, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.second.weight = self.first.weight
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.second(self.first(x)) * self.scale
+        return found
+
+
+class Upstream(nn.Module):
+    """A pipeline that loads one of its encoders to the device itself."""
+
+    _encoder_modules = ("text_encoder", "text_encoder_2")
+
+    def __init__(self, *, od_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        self.device = od_config.device
+        torch.manual_seed(1)
+        self.text_encoder = Encoder()
+        self.transformer = nn.Linear(WIDTH, WIDTH)
+        self.text_encoder_2 = Encoder().to(self.device)
+
+
+class Pipeline(PromptEncoding, Upstream):
+    pass
+
+
+def made(folder: Path, device: torch.device, **arguments: Any) -> Any:
+    given = {"prompt_cache_dir": str(folder / "cache"), **arguments}
+    settings = SimpleNamespace(device=device, dtype=torch.float32, model=str(folder), custom_pipeline_args=given)
+    return Pipeline(od_config=settings).to(device)  # as the engine's loader does
+
+
+def devices(module: nn.Module) -> set[str]:
+    return {tensor.device.type for tensor in (*module.parameters(), *module.buffers())}
+
+
+def encode(pipeline: Any, prompts: list[list[int]], seen: list[set[str]]) -> Tensor:
+    def run(distinct: list[list[int]]) -> tuple[Tensor]:
+        seen.append(devices(pipeline.text_encoder) | devices(pipeline.text_encoder_2))
+        x = torch.tensor(distinct, dtype=torch.float32).to(pipeline.device)
+        return (pipeline.text_encoder_2(pipeline.text_encoder(x)),)
+
+    with torch.inference_mode():
+        found: Tensor = pipeline.encode_prompts(prompts, run, {})[0]
+    return found
+
+
+def test_offloaded_encoders_are_on_the_device_only_to_encode_what_is_not_cached(
+    second: torch.device, tmp_path: Path
+) -> None:
+    plain = made(tmp_path, second, prompt_cache_dir=None)
+    everywhere = list[set[str]]()
+    expected = encode(plain, [[1, 2, 3], [4, 5, 6]], everywhere)
+    assert everywhere == [{second.type}]
+
+    pipeline = made(tmp_path, second, offload_text_encoders=True)
+    weights = list(pipeline.parameters())
+    assert devices(pipeline.transformer) == {second.type}
+    assert devices(pipeline.text_encoder) == devices(pipeline.text_encoder_2) == {"cpu"}
+    given_back.clear()
+    seen = list[set[str]]()
+    found = encode(pipeline, [[1, 2, 3], [4, 5, 6], [1, 2, 3]], seen)
+    assert seen == [{second.type}] * 2 and found.device == second
+    assert torch.allclose(found.cpu(), expected.cpu()[[0, 1, 0]])
+    assert devices(pipeline.text_encoder) == devices(pipeline.text_encoder_2) == {"cpu"}
+    assert all(one is other for one, other in zip(pipeline.parameters(), weights, strict=True))
+    assert second.type == "cuda" or given_back == ["cache"], "the memory of the copies is given back once"
+    again = encode(pipeline, [[4, 5, 6], [1, 2, 3]], seen)
+    assert len(seen) == 2 and again.device == second and torch.equal(again.cpu(), found.cpu()[[1, 0]])
+
+
+def test_encoders_return_to_cpu_memory_after_an_error(second: torch.device, tmp_path: Path) -> None:
+    pipeline = made(tmp_path, second, offload_text_encoders=True)
+    with pytest.raises(RuntimeError, match="shapes"):
+        encode(pipeline, [[1, 2, 3], [4]], [])
+    assert devices(pipeline.text_encoder) == devices(pipeline.text_encoder_2) == {"cpu"}
+
+
+def test_an_accelerator_has_files_of_its_own(second: torch.device, tmp_path: Path) -> None:
+    on_cpu = made(tmp_path, torch.device("cpu"), offload_text_encoders=True)
+    on_device = made(tmp_path, second)
+    assert on_cpu._prompt_cache.folder != on_device._prompt_cache.folder
+    assert devices(on_device.text_encoder) == {second.type}, "without the setting they stay on the device"
+    assert on_cpu._offloaded == (), "in CPU memory anyway"
