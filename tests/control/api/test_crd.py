@@ -81,23 +81,6 @@ def test_every_list_has_a_merge_strategy() -> None:
         assert set(keys) <= set(NODES[f"{at}[]"]["required"]), at
 
 
-@pytest.mark.parametrize(
-    ("at", "part", "said"),
-    [
-        (".spec", "self.backoffLimit == 0", "needs spec.checkpoint.claimName"),
-        (".spec.managedBy", "self == oldSelf", "cannot change"),
-        (".spec.model.base", "self == oldSelf", "cannot change"),
-        (".spec.head.podTemplate.metadata.labels", "key.startsWith(own)", "are the operator's"),
-        (".spec.trainer.podTemplate.metadata.annotations", "key.startsWith(own)", "are the operator's"),
-        ("", "oldSelf.status.conditions", "the job has ended"),
-        ("", "self.metadata.name.size() <= 43", "at most 43 characters"),
-    ],
-)
-def test_the_crd_has_the_rules_with_their_messages(at: str, part: str, said: str) -> None:
-    rules = NODES[at][VALIDATIONS]
-    assert [rule for rule in rules if part in rule["rule"] and said in rule["message"]]
-
-
 def test_every_rule_has_a_message_and_an_existing_field() -> None:
     for at, node in NODES.items():
         for rule in node.get(VALIDATIONS, []):
