@@ -52,13 +52,8 @@ def test_problems_are_in_the_order_of_the_file() -> None:
     ("change", "said"),
     [
         (("totalSteps: 3", 'totalSteps: "3"'), "must be a whole number, not '3'"),
-        (("totalSteps: 3", "totalSteps: 3.5"), "must be a whole number, not 3.5"),
-        (("totalSteps: 3", "totalSteps: true"), "must be a whole number, not true"),
         (("totalSteps: 3", "learningRate: 0.1"), "totalSteps: must be given: training steps of the whole run"),
-        (("[train.jsonl]", "train.jsonl"), "must be a list, not 'train.jsonl'"),
-        (("base: ./model", "base: ~/model"), "'~' is a different folder"),
         (("base: ./model", 'base: "a\\nb"'), "spec.model.base: 'a\\nb' has the wrong format"),
-        (("- name: jpeg", "- name: jpg"), "did you mean 'jpeg'?"),
         (("- name: jpeg", "- name: choice"), "the scorer choice is not available: it compares the answers"),
         (
             ("- name: jpeg", "- {name: a, builtin: jpeg, http: {url: 'http://x'}}"),
@@ -70,8 +65,6 @@ def test_problems_are_in_the_order_of_the_file() -> None:
         (("- name: jpeg", "- {name: jpeg, settings: {quality: {a: 1}}}"), "a setting is a string, a number"),
         (("- name: jpeg", '- {name: jpeg, settings: {quality: ["a\\nb"]}}'), "must be one line"),
         (("- name: jpeg", "- {name: jpeg, settings: {quality: .inf}}"), "must be a finite number"),
-        (("totalSteps: 3", "totalSteps: 3\n    learningRate: .nan"), "must be a finite number"),
-        (("totalSteps: 3", "totalSteps: 3\n    learning_rate: 0.1"), "did you mean 'learningRate'?"),
         (("kind: DiffusionRLJob", "kind: RayJob"), "kind: must be DiffusionRLJob, not 'RayJob'"),
         (("name: a-job", f"name: {'a' * 44}"), "is too long: at most 43"),
         (("  trainer:\n", "  trainer:\n    accelerator: {vendor: Nvidia}\n"), "did you mean 'NVIDIA'?"),

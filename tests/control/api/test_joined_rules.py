@@ -1,4 +1,4 @@
-"""Tests of the joined rules: each rule is in the CRD, few are evaluated for a job, and names stand for fields."""
+"""Tests of the joined rules: each rule is in the CRD, and few are evaluated for a job."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ from omni_operator.cli.machine.doctor import diagnose
 from omni_operator.cli.machine.machine_facts import Accelerators, Machine
 from omni_operator.cli.machine.training_stack import STACK
 
-MIB = 1024**2
 GIB = 1024**3
 GOOD = Machine(
     python=(3, 11),

@@ -1,4 +1,4 @@
-"""Pure parts of a control plane: builds, command lines, audit log; without a control plane."""
+"""Pure parts of a control plane: builds, records of processes, folders; without a control plane."""
 
 from __future__ import annotations
 

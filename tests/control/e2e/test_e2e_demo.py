@@ -1,9 +1,8 @@
-"""The demo: its progress lines and its volume."""
+"""The demo: its job, and what becomes of earlier results."""
 
 from __future__ import annotations
 
 from pathlib import Path
-
 
 from e2e.demo import EXAMPLE, JOB, ROOT, keep
 from omni_operator.api import load_job

@@ -1,4 +1,4 @@
-"""The objects next to the RayJob of a job: network policies and pod monitors, and what owns them."""
+"""The objects next to the RayJob of a job: network policies and pod monitors."""
 
 from __future__ import annotations
 
