@@ -4,33 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from omni_operator.api.status import CONDITION_TYPES
 from omni_operator.cluster.errors import Conflict
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Kind
 
 KEY = ("team-a", "red")
-CONDITIONS = [
-    "Admitted",
-    "Ready",
-    "WeightsInSync",
-    "Updated",
-    "ProgressStalled",
-    "Suspended",
-    "Succeeded",
-    "Failed",
-    "Stalled",
-    "ResultsKept",
-    "OutputSent",
-    "AcceleratorChosen",
-    "RolloutsScaled",
-    "RewardsScaled",
-]
 
 
 async def test_a_job_runs_to_success(simulation: Any) -> None:
     simulation.submit()
     await simulation.settle()
     status = simulation.status()
-    assert [condition.type for condition in status.conditions] == CONDITIONS
+    assert [condition.type for condition in status.conditions] == list(CONDITION_TYPES)
     assert {condition.observed_generation for condition in status.conditions} == {1}
     assert simulation.attempts() == ["red-a01"]
     assert status.attempts == 1
