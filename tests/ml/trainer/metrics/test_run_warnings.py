@@ -20,7 +20,7 @@ COURSES: dict[str, tuple[int, list[Line]]] = {
     run_warnings.CONSTANT_REWARD: (5, [{collapse.REWARD_SPREAD: 0.0, "reward/mean": 0.5}] * 8),
     run_warnings.ONE_SIDED: (1, [ONE_SIDED] * 3),
     policy_drift.REASON: (5, [{"actor/kl": 0.7}] * 8),
-    degradation.REASON: (10, [{"images/dark": 0.1}] * 5 + [{"images/dark": 0.9}] * 8),
+    degradation.REASON: (7, [{"images/dark": 0.1}] * 5 + [{"images/dark": 0.9}] * 8),
 }
 
 
