@@ -24,10 +24,14 @@ COURSES: dict[str, tuple[int, list[Line]]] = {
 }
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["resumed before it", "resumed after it"])
 @pytest.mark.parametrize("reason", COURSES)
-def test_the_run_folder_gets_the_warning_and_a_resumed_run_does_not_repeat_it(reason: str, tmp_path: Path) -> None:
+def test_the_run_folder_gets_the_warning_once_wherever_the_run_is_resumed(
+    reason: str, before: bool, tmp_path: Path
+) -> None:
     warned, lines = COURSES[reason]
-    for part in (lines[:-1], lines[-1:]):
+    cut = warned - 1 if before else len(lines) - 1
+    for part in (lines[:cut], lines[cut:]):
         observer = RunWarnings(RunFolder(tmp_path))
         observer.restore()
         for line in part:
