@@ -63,7 +63,7 @@ test-all: setup ## make test and make test-cluster, with the builds in the backg
 
 test-times: setup ## write the durations of the last test runs into docs/contribute/testing.md
 	@PYTHONPATH=tests $(BIN)/python -m suite times
-	@$(BIN)/python -m tools.proof_table
+	@$(call generated,)
 
 test-fast: setup ## fast tests only
 	@PYTHONPATH=tests $(BIN)/python -m suite check --only fast

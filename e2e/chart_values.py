@@ -1,14 +1,9 @@
-"""Generator of the chart's README and of the descriptions in its schema, from the comments of values.yaml.
-
-PYTHONPATH=operator:. python -m e2e.chart_values [--check]
-"""
+"""Generator of the chart's README and of the descriptions in its schema, from the comments of values.yaml."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,23 +182,3 @@ def generated() -> dict[Path, str]:
     values = read_values((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema = with_descriptions(json.loads(path.read_text(encoding="utf-8")), values)
     return {path: as_json(schema) + "\n", CHART / "README.md": readme(values, schema)}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the files. Returns the exit code."""
-    parser = argparse.ArgumentParser(description="Write the chart's README and the descriptions in its schema.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
-    options = parser.parse_args(arguments)
-    texts = generated()
-    if options.check:
-        stale = [path for path, text in texts.items() if path.read_text(encoding="utf-8") != text]
-        for path in stale:
-            sys.stderr.write(f"{path} does not match values.yaml: run `make crds` and commit it\n")
-        return 1 if stale else 0
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,19 +1,13 @@
-"""The table of algorithms in docs/reference/algorithms.md, from the descriptions of the algorithms.
-
-    python -m tools.algorithms_table [--check]
-
-`--check` writes nothing and fails where the table is stale.
-"""
+"""The table of algorithms in docs/reference/algorithms.md, from the descriptions of the algorithms."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from tools.generated_file import write_or_check
+from tools.generated_file import with_part
 from verl_omni.workers.algorithms import registered
 
 PAGE = Path("docs/reference/algorithms.md")
@@ -43,16 +37,6 @@ def _paragraphs() -> Iterator[str]:
             yield f"\n### `{algorithm}`\n\n{more}"
 
 
-def _page(path: Path) -> str:
-    """The page with a new table; the rest stays."""
-    head, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{head}{BEGIN}\n\n{render()}\n\n{END}{rest.partition(END)[2]}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the table. Returns the exit code."""
-    return write_or_check(arguments, PAGE, _page, stale="does not show the algorithms")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def generated() -> dict[Path, str]:
+    """The page with a new table."""
+    return with_part(PAGE, BEGIN, END, render())

@@ -1,20 +1,14 @@
-"""The table of model families in docs/reference/model-families.md, from the descriptions of the families.
-
-    python -m tools.families_table [--check]
-
-`--check` writes nothing and fails where the table is stale.
-"""
+"""The table of model families in docs/reference/model-families.md, from the descriptions of the families."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from tools.generated_file import write_or_check
+from tools.generated_file import with_part
 from verl_omni import pipelines
 from verl_omni.pipelines.registry import FOLDERS
 
@@ -46,16 +40,6 @@ def _paragraphs() -> Iterator[str]:
             yield "\n" + textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def _page(path: Path) -> str:
-    """The page with a new table; the rest stays."""
-    head, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{head}{BEGIN}\n\n{render()}\n\n{END}{rest.partition(END)[2]}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the table. Returns the exit code."""
-    return write_or_check(arguments, PAGE, _page, stale="does not show the model families")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def generated() -> dict[Path, str]:
+    """The page with a new table."""
+    return with_part(PAGE, BEGIN, END, render())

@@ -1,30 +1,22 @@
-"""Command line of the programs that write a committed file from the code, or check it."""
+"""Committed files that are written from the code, some of them in part."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
-def write_or_check(arguments: Sequence[str] | None, default: Path, render: Callable[[Path], str], stale: str) -> int:
-    """Write the file, or with `--check` write nothing and report a stale one. Returns the exit code.
+def with_part(page: Path, begin: str, end: str, part: str) -> dict[Path, str]:
+    """The page and its text with `part` between the lines `begin` and `end`; the rest stays."""
+    head, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    return {page: f"{head}{begin}\n\n{part}\n\n{end}{rest.partition(end)[2]}"}
 
-    Args:
-        default: the file, unless `--out` is given.
-        render: its whole text; the argument is the file, which may have parts that are kept.
-        stale: what is wrong with a file that has another text, e.g. "does not list the settings".
-    """
-    parser = argparse.ArgumentParser(description="Write a generated file.")
-    parser.add_argument("--out", type=Path, default=default, help="the file")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the file is stale")
-    options = parser.parse_args(arguments)
-    path: Path = options.out
-    if not options.check:
-        path.write_text(render(path), encoding="utf-8")
-        return 0
-    if path.is_file() and path.read_text(encoding="utf-8") == render(path):
-        return 0
-    sys.stderr.write(f"{path} {stale}: run `make crds` and commit it\n")
-    return 1
+
+def write(files: dict[Path, str]) -> None:
+    """Write the files."""
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
+
+
+def stale(files: dict[Path, str]) -> list[Path]:
+    """Those of the files that are missing or have another text."""
+    return [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]

@@ -1,12 +1,11 @@
-"""Write every generated file, or check all of them: `python -m tools.generated_files [--check]`.
-
-One process, because each generator of its own imports the models of jobs or the trainer's settings again.
-"""
+"""Write every generated file, or check all of them: `python -m tools.generated_files [--check]`."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from e2e import chart_values
 from tools import (
@@ -22,28 +21,38 @@ from tools import (
     settings_page,
     troubleshooting_page,
 )
+from tools.generated_file import stale, write
 
-GENERATORS: tuple[Callable[[Sequence[str]], int], ...] = (
-    crd_file.main,
-    crd_file.main_of_chart,
-    chart_values.main,
-    job_page.main,
-    troubleshooting_page.main,
-    settings_page.main,
-    other_defaults.main,
-    metrics_page.main,
-    scorers_table.main,
-    algorithms_table.main,
-    families_table.main,
-    proof_table.main,
-    init_jobs.main,
+GENERATORS: tuple[Callable[[], dict[Path, str]], ...] = (
+    crd_file.generated,
+    chart_values.generated,
+    job_page.generated,
+    troubleshooting_page.generated,
+    settings_page.generated,
+    metrics_page.generated,
+    scorers_table.generated,
+    algorithms_table.generated,
+    families_table.generated,
+    proof_table.generated,
+    init_jobs.generated,
 )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run every generator with `arguments`; the highest exit code."""
-    return max(generator(arguments) for generator in GENERATORS)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the files, or with `--check` write nothing and name stale ones. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="Write the files that are generated from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is stale")
+    options = parser.parse_args(arguments)
+    other_defaults.check(other_defaults.find(), other_defaults.reasons())
+    files = {path: text for generator in GENERATORS for path, text in generator().items()}
+    if not options.check:
+        write(files)
+        return 0
+    found = stale(files)
+    for path in found:
+        sys.stderr.write(f"{path} is not what the code says: run `make crds` and commit it\n")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,18 +1,13 @@
-"""Generator of `docs/reference/job.md`, the reference of a job's fields, from the CRD.
-
-PYTHONPATH=operator:. python -m tools.job_page --out docs/reference/job.md [--check]
-"""
+"""Generator of `docs/reference/job.md`, the reference of a job's fields, from the CRD."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from omni_operator.api.crd.definition import schema
-from tools.generated_file import write_or_check
 
 Schema = dict[str, Any]
 INTRODUCTION = """\
@@ -94,10 +89,6 @@ def _default(field: Schema) -> str:
     return "" if value is None or isinstance(value, dict) else f", default `{json.dumps(value)}`"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page. Returns the exit code."""
-    return write_or_check(arguments, Path("docs/reference/job.md"), lambda _: text(), stale="does not match the models")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def generated() -> dict[Path, str]:
+    """The page."""
+    return {Path("docs/reference/job.md"): text()}

@@ -1,13 +1,9 @@
-"""Generator of `docs/reference/metrics.md`, from the operator's own page of metrics and the trainer's list.
-
-PYTHONPATH=. python -m tools.metrics_page --out docs/reference/metrics.md [--check]
-"""
+"""Generator of `docs/reference/metrics.md`, from the operator's own page of metrics and the trainer's list."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +16,6 @@ from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import JOBS
 from omni_operator.metrics import JobMetrics, OperatorMetrics
 from omni_operator.status.observed.timestamps import EARLIEST
-from tools.generated_file import write_or_check
 from verl_omni.utils.metrics import exported_metrics
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"
@@ -170,10 +165,6 @@ def _table(found: Sequence[Row]) -> Iterator[str]:
         yield f"{row}\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page. Returns the exit code."""
-    return write_or_check(arguments, PAGE, lambda _: text(), stale="does not match the metrics")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def generated() -> dict[Path, str]:
+    """The page."""
+    return {PAGE: text()}

@@ -1,13 +1,10 @@
 """Settings that have another default than in the reference; config/other_defaults.yaml has the reason of each.
 
-    python -m tools.other_defaults
-
-fails where one has no reason. docs/reference/settings.md has both defaults of every setting.
+`check` fails where one has no reason. docs/reference/settings.md has both defaults of every setting.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -102,13 +99,3 @@ def _value(text: str) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
-
-
-def main(_: Sequence[str] | None = None) -> int:
-    """Check that every other default has a reason. Returns the exit code."""
-    check(find(), reasons())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

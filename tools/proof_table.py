@@ -1,21 +1,17 @@
 """The table of what has been proved of each example and recipe, in examples/README.md.
 
-    python -m tools.proof_table [--check]
-
 Examples and recipes are read from the tests that train them, dates from the records of tests and benchmarks.
-`--check` writes nothing and fails where the table is stale.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.generated_file import write_or_check
+from tools.generated_file import with_part
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path("examples/README.md")
@@ -92,16 +88,6 @@ def _keys(module: Path, name: str) -> list[str]:
     raise KeyError(f"{module} has no {name}")
 
 
-def _page(path: Path) -> str:
-    """The page with a new table; the rest stays."""
-    head, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{head}{BEGIN}\n\n{render()}\n\n{END}{rest.partition(END)[2]}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the table. Returns the exit code."""
-    return write_or_check(arguments, PAGE, _page, stale="does not show what has been proved")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def generated() -> dict[Path, str]:
+    """The page with a new table."""
+    return with_part(PAGE, BEGIN, END, render())

@@ -1,21 +1,15 @@
-"""The list of scorers in docs/reference/rewards.md, from the scorers' modules.
-
-    python -m tools.scorers_table [--check]
-
-`--check` writes nothing and fails where the list is stale.
-"""
+"""The list of scorers in docs/reference/rewards.md, from the scorers' modules."""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from tools.generated_file import write_or_check
+from tools.generated_file import with_part
 from verl_omni.reward_loop.rewards import SCORERS, UNAVAILABLE, doc_line, get_scorer, scorer_module
 from verl_omni.reward_loop.scorer_signature import setting_fields
 
@@ -67,16 +61,6 @@ def _score(name: str) -> str:
     return doc_line(name).removesuffix(".") + links
 
 
-def _page(path: Path) -> str:
-    """The page with a new list; the rest stays."""
-    head, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{head}{BEGIN}\n\n{render()}\n\n{END}{rest.partition(END)[2]}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the list. Returns the exit code."""
-    return write_or_check(arguments, PAGE, _page, stale="does not show the scorers")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def generated() -> dict[Path, str]:
+    """The page with a new list."""
+    return with_part(PAGE, BEGIN, END, render())

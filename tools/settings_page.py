@@ -1,15 +1,9 @@
-"""docs/reference/settings.md: every setting of the reference, and what becomes of it here.
-
-    python -m tools.settings_page [--check]
-
-`--check` writes nothing and fails where the page is stale.
-"""
+"""docs/reference/settings.md: every setting of the reference, and what becomes of it here."""
 
 from __future__ import annotations
 
 import csv
 import re
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,7 +13,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from tools.generated_file import write_or_check
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.declarations import OPEN_GROUPS, SETTINGS
 from verl_omni.settings_schema.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
@@ -253,10 +246,6 @@ def _engine() -> Iterator[str]:
         yield f"- {', '.join(_code(name.rpartition('.')[2]) for name in names)}: {reason}\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page. Returns the exit code."""
-    return write_or_check(arguments, PAGE, lambda _: render(), stale="does not show the settings of the trainer")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def generated() -> dict[Path, str]:
+    """The page."""
+    return {PAGE: render()}

@@ -1,18 +1,13 @@
-"""Generator of `docs/operate/troubleshooting.md` from the table of reasons.
-
-PYTHONPATH=operator:. python -m tools.troubleshooting_page --out docs/operate/troubleshooting.md [--check]
-"""
+"""Generator of `docs/operate/troubleshooting.md` from the table of reasons."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from omni_operator.status.reasons.names import Reason
 from omni_operator.status.reasons.problems import FAILURES, WAITING, WARNINGS
 from omni_operator.status.reasons.table import CONDITIONS, NORMAL
-from tools.generated_file import write_or_check
 
 INTRODUCTION = """\
 # Troubleshooting
@@ -116,11 +111,6 @@ def _shown(reason: Reason) -> str:
     return ", ".join(PLACES.get(place, f"`{place}`") for place in reason.shown)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page. Returns the exit code."""
-    page = Path("docs/operate/troubleshooting.md")
-    return write_or_check(arguments, page, lambda _: text(), stale="does not match the table of reasons")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def generated() -> dict[Path, str]:
+    """The page."""
+    return {Path("docs/operate/troubleshooting.md"): text()}

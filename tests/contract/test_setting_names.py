@@ -67,32 +67,6 @@ def test_operator_and_trainer_agree_on_the_values_of_settings_of_the_reference(v
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("override", "refused"),
-    [
-        ("no_such=1", True),
-        ("vae_use_tilling=true", True),
-        ("vae-use-tiling=true", False),
-        ("flow_shift=3", False),
-        ("cache_config={rel_l1_thresh: 0.5}", False),
-        ("cache-config.rel_l1_thresh=0.5", False),
-        ("cache_backend=slow", True),
-        ("cache-backend=cache_dit", False),
-        ("ulysses-degree=2", True),
-        ("ulysses_degree=1", False),
-        ("mm-processor-cache-gb=0", False),
-        ("enable_sleep_mode=true", True),
-        ("flow_shift.x=1", True),
-        ("max_num_seqs=7", False),
-    ],
-)
-def test_operator_and_trainer_agree_on_the_settings_of_the_engine(override: str, refused: bool) -> None:
-    name, _, value = override.partition("=")
-    assert bool(describe_unsupported(f"{ENGINE}.{name}", value, "flow_grpo")) is refused
-    assert refused_by_trainer(f"+{ENGINE}.{override}", "flow_grpo") is refused
-
-
 @pytest.mark.parametrize(
     ("value", "refused"),
     [

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from control.api.small_job import GOOD, problems
-from omni_operator.api import DiffusionRLJob, JobError, Problem, load_job, read_job
+from omni_operator.api import JobError, Problem, load_job, read_job
 
 
 def test_the_smallest_job_is_valid() -> None:
@@ -53,13 +52,8 @@ def test_problems_are_in_the_order_of_the_file() -> None:
     ("change", "said"),
     [
         (("totalSteps: 3", 'totalSteps: "3"'), "must be a whole number, not '3'"),
-        (("totalSteps: 3", "totalSteps: 3.5"), "must be a whole number, not 3.5"),
-        (("totalSteps: 3", "totalSteps: true"), "must be a whole number, not true"),
         (("totalSteps: 3", "learningRate: 0.1"), "totalSteps: must be given: training steps of the whole run"),
-        (("[train.jsonl]", "train.jsonl"), "must be a list, not 'train.jsonl'"),
-        (("base: ./model", "base: ~/model"), "'~' is a different folder"),
         (("base: ./model", 'base: "a\\nb"'), "spec.model.base: 'a\\nb' has the wrong format"),
-        (("- name: jpeg", "- name: jpg"), "did you mean 'jpeg'?"),
         (("- name: jpeg", "- name: choice"), "the scorer choice is not available: it compares the answers"),
         (
             ("- name: jpeg", "- {name: a, builtin: jpeg, http: {url: 'http://x'}}"),
@@ -71,8 +65,6 @@ def test_problems_are_in_the_order_of_the_file() -> None:
         (("- name: jpeg", "- {name: jpeg, settings: {quality: {a: 1}}}"), "a setting is a string, a number"),
         (("- name: jpeg", '- {name: jpeg, settings: {quality: ["a\\nb"]}}'), "must be one line"),
         (("- name: jpeg", "- {name: jpeg, settings: {quality: .inf}}"), "must be a finite number"),
-        (("totalSteps: 3", "totalSteps: 3\n    learningRate: .nan"), "must be a finite number"),
-        (("totalSteps: 3", "totalSteps: 3\n    learning_rate: 0.1"), "did you mean 'learningRate'?"),
         (("kind: DiffusionRLJob", "kind: RayJob"), "kind: must be DiffusionRLJob, not 'RayJob'"),
         (("name: a-job", f"name: {'a' * 44}"), "is too long: at most 43"),
         (("  trainer:\n", "  trainer:\n    accelerator: {vendor: Nvidia}\n"), "did you mean 'NVIDIA'?"),
@@ -231,25 +223,6 @@ def test_a_dumped_document_is_the_same_job_and_keeps_comments() -> None:
     again = read_job(loaded.document.dump(), "again.yaml")
     assert again.job == loaded.job
     assert "# small files" in loaded.document.dump()
-
-
-def test_metadata_added_by_a_cluster_is_accepted() -> None:
-    text = GOOD.replace("name: a-job", "name: a-job\n  uid: 1-2\n  managedFields: []") + "status: {attempts: 1}\n"
-    assert read_job(text, "job.yaml").job.metadata.name == "a-job"
-
-
-def test_every_field_is_described() -> None:
-    def models(model: type[BaseModel]) -> set[type[BaseModel]]:
-        found = {model}
-        for info in model.model_fields.values():
-            for inner in [info.annotation, *getattr(info.annotation, "__args__", ())]:
-                if isinstance(inner, type) and issubclass(inner, BaseModel):
-                    found |= models(inner)
-        return found
-
-    every = models(DiffusionRLJob)
-    assert len(every) > 15
-    assert [f"{m.__name__}.{n}" for m in every for n, info in m.model_fields.items() if not info.description] == []
 
 
 junk: st.SearchStrategy[Any] = st.recursive(

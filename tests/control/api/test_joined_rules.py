@@ -1,4 +1,4 @@
-"""Tests of the joined rules: each rule is in the CRD, few are evaluated for a job, and names stand for fields."""
+"""Tests of the joined rules: each rule is in the CRD, and few are evaluated for a job."""
 
 from __future__ import annotations
 
@@ -65,41 +65,6 @@ def test_few_rules_are_evaluated_for_every_job() -> None:
     assert rules(JOINED) <= 19
 
 
-def test_a_field_that_several_rules_read_has_a_name() -> None:
-    (rule,) = join_rules(engine(default={}), "spec.rollout")[VALIDATIONS]
-    assert rule["rule"] == (
-        "[self.engine].all(engine, (engine.size == 1) && (!has(engine.size1) || self.engine.size < 9))"
-    )
-    assert rule["messageExpression"] == (
-        """((self.engine.size == 1) ? '' : "spec.rollout.engine: is not 1. ") + """
-        """((!has(self.engine.size1) || self.engine.size < 9) ? '' : "is big. ")"""
-    )
-    assert "drl validate" in rule["message"]
-
-
-def test_a_field_that_some_objects_lack_has_no_name_and_keeps_the_test_for_it() -> None:
-    (rule,) = join_rules(engine())[VALIDATIONS]
-    assert rule["rule"] == "(self.engine.size == 1) && (!has(self.engine.size1) || self.engine.size < 9)"
-
-
-def test_the_test_for_a_field_is_never_one_for_a_name() -> None:
-    """`has()` takes a field of an object, not a variable."""
-    schema = engine(default={})
-    schema[VALIDATIONS] = [{**TWO, "rule": f"has(self.engine) && self.engine.size == {size}"} for size in (1, 2)]
-    (rule,) = join_rules(schema)[VALIDATIONS]
-    assert "has(self.engine) && engine_size == 1" in rule["rule"]
-    assert "has(engine)" not in rule["rule"]
-
-
-def test_a_loop_reads_its_list_by_the_whole_path() -> None:
-    """Else the API server takes the list for an unbounded one, and refuses the CRD."""
-    schema = engine(default={})
-    schema["properties"]["engine"]["properties"]["names"] = {"type": "array", "items": {"type": "string"}}
-    schema[VALIDATIONS].append({"rule": "self.engine.names.all(name, name != '')", "message": "is empty"})
-    (rule,) = join_rules(schema)[VALIDATIONS]
-    assert rule["rule"].startswith("[self.engine].all(engine, ") and "(self.engine.names.all(name, " in rule["rule"]
-
-
 def test_rules_about_changes_and_very_long_ones_stay_alone() -> None:
     """At a creation the API server evaluates none that reads the old object."""
     change = {"rule": "self == oldSelf", "message": "a"}
@@ -111,11 +76,6 @@ def test_rules_about_changes_and_very_long_ones_stay_alone() -> None:
     assert others == [change, long]
     assert "messageExpression" in joined
     assert schema == before
-
-
-def test_a_rule_without_others_is_unchanged() -> None:
-    schema = {**engine(), VALIDATIONS: [TWO]}
-    assert join_rules(schema)[VALIDATIONS] == [TWO]
 
 
 def test_a_rule_of_the_spec_is_one_of_creations_and_one_of_changes_that_spares_who_broke_it_before() -> None:

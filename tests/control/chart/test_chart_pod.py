@@ -131,19 +131,3 @@ def test_helm_test_asks_the_operator_through_its_service(chart: Render) -> None:
     assert not service["spec"]["selector"].items() <= labels.items()
     peers = one(bodies, "NetworkPolicy")["spec"]["ingress"][0]["from"]
     assert any(peer.get("podSelector", {}).get("matchLabels", {}).items() <= labels.items() for peer in peers if peer)
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"extraEnv": [{"nme": "A"}]}, "/extraEnv/0"),
-        ({"extraEnv": [{"name": "A-B"}]}, "/extraEnv/0/name"),
-        ({"extraVolumes": [{"configMap": {"name": "a"}}]}, "/extraVolumes/0"),
-        ({"extraVolumeMounts": [{"name": "a"}]}, "/extraVolumeMounts/0"),
-        ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "/topologySpreadConstraints/0"),
-        ({"podSecurityContext": "none"}, "/podSecurityContext"),
-        ({"tuning": {"passes": "many"}}, "/tuning/passes"),
-    ],
-)
-def test_invalid_values_of_the_pod_are_refused(helm: Path, tmp_path: Path, values: Body, words: str) -> None:
-    assert words in tool.refusal(helm, given(tmp_path, values))

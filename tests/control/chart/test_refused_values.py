@@ -38,6 +38,9 @@ WRONG: Body = {
     "topologySpreadConstraints": [{"maxSkew": "1", "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
     "priorityClassName": "Bad Name",
     "extraEnvFrom": [{}],
+    "extraVolumes": [{"configMap": {"name": "a"}}],
+    "extraVolumeMounts": [{"name": "a"}],
+    "podSecurityContext": "none",
     "resources": {"requests": {"cpu": "lots"}, "limits": "512Mi"},
     "podDisruptionBudget": {"minAvailable": 1},
 }
@@ -64,6 +67,9 @@ PLACES = (
     "'/topologySpreadConstraints/0/maxSkew': got string, want integer",
     "'/priorityClassName'",
     "'/extraEnvFrom/0'",
+    "'/extraVolumes/0'",
+    "'/extraVolumeMounts/0'",
+    "'/podSecurityContext'",
     "'/resources/requests/cpu'",
     "'/resources/limits': got string, want object",
 )

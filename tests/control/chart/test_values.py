@@ -77,16 +77,3 @@ def test_the_defaults_of_tuning_are_those_of_the_operator(schema: Schema) -> Non
         else:
             default = getattr(settings, setting)
         assert part["description"].endswith(f" Default: {default:g}."), name
-
-
-def test_a_description_ends_at_its_value() -> None:
-    text = "a:\n  # -- One\n  # line.\n  b: 1\n  c: 2\n# Not a description.\nd: {e: 3}\n# -- Last.\nf: {g: 4}\n"
-    assert chart_values.read_values(text) == [
-        chart_values.Value("a.b", 1, "One line."),
-        chart_values.Value("f", {"g": 4}, "Last."),
-    ]
-
-
-def test_a_described_value_that_the_schema_does_not_have_is_an_error() -> None:
-    with pytest.raises(KeyError, match="no x"):
-        chart_values.with_descriptions({"properties": {}}, [chart_values.Value("x", 1, "Text.")])

@@ -154,15 +154,6 @@ def test_a_job_that_is_not_complete_is_printed_with_what_is_missing() -> None:
     assert "the job: spec.model" in done.stderr or "spec.model" in done.stderr
 
 
-@pytest.mark.parametrize(("text", "said"), [("echo", "does not start"), (None, "no such file")])
-def test_what_is_no_recipe_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
-    path = tmp_path / "recipe.sh"
-    if text is not None:
-        path.write_text(text)
-    done = CliRunner().invoke(app, ["convert", str(path)])
-    assert done.exit_code == 2 and said in done.stderr and done.stdout == ""
-
-
 @pytest.mark.parametrize(
     ("url", "is_local"),
     [

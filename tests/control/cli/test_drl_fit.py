@@ -123,12 +123,6 @@ def test_each_pool_has_its_own_device_and_the_layout_of_its_pods(job: Path, two_
     assert (found["fits"], found["host_fits"]) == (True, None)
 
 
-def test_rollout_pods_have_the_device_of_the_trainer_by_default(job: Path, two_pools: list[list[str]]) -> None:
-    assert drl_fit(job, "--device", "910b-64g", *ASCEND, *SEPARATE).exit_code == 0
-    (command,) = two_pools
-    assert option(command, "--capacity") == option(command, "--rollout-capacity") == 64 * GIB
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -280,11 +274,6 @@ def test_an_accelerator_of_this_machine_is_used(
     assert commands[0][commands[0].index("--capacity") + 1] == str(900 << 20)
 
 
-@pytest.mark.parametrize("names", [(), ("NVIDIA X",), ("NVIDIA X, 10 MiB, 1", "NVIDIA Y")])
-def test_memory_that_no_tool_reports_is_unknown(names: tuple[str, ...]) -> None:
-    assert devices.reported_memory(names) is None
-
-
 def test_another_trainer_is_refused(job: Path) -> None:
     result = drl_fit(job, "--device", "h100-80g", "--set", "spec.algorithm.entrypoint=[python3, mine.py]")
     assert result.exit_code == 2
@@ -298,23 +287,6 @@ def test_a_failed_estimate_shows_its_error(
     answer_with(monkeypatch, {}, code)
     result = drl_fit(job, "--device", "h100-80g")
     assert (result.exit_code, result.stderr) == (exit_code, "no such model\n")
-
-
-def test_the_exit_code_and_json_say_whether_the_job_fits(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for verdict, code in ((True, 0), (False, 1)):
-        answer_with(monkeypatch, estimate(fits=verdict))
-        result = drl_fit(job, "--device", "h100-80g", "--json")
-        assert result.exit_code == code
-        assert json.loads(result.stdout)["fits"] is verdict
-        assert json.loads(result.stdout)["target"] == "h100-80g"
-
-
-def test_a_host_beyond_the_limit_of_its_pod_does_not_fit(job: Path, commands: list[list[str]]) -> None:
-    limit = "spec.trainer.resources.limits={memory: %s}"
-    assert drl_fit(job, "--device", "h100-80g", "--set", limit % "4Gi").exit_code == 0, "2Gi of shared memory on top"
-    result = drl_fit(job, "--device", "h100-80g", "--set", limit % "3Gi")
-    assert result.exit_code == 1
-    assert "raise spec.trainer.resources.limits.memory" in result.stdout
 
 
 def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
@@ -342,29 +314,3 @@ def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
     assert "a-job fits on x, with all 2 pods: 5.00" in fit_text.render({**found, "device": []}, two_of_four, one)
     unknown = fit_text.render({**found, "capacity": None, "fits": None}, one, one)
     assert "the memory of x is unknown" in unknown
-
-
-def test_advice_is_in_the_words_of_a_job() -> None:
-    micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
-    offload = "actor_rollout_ref.actor.fsdp_config.param_offload"
-    advice = [
-        {"setting": micro, "value": 1, "costs": "time", "phase": "update", "peak": 9 * GIB, "fits": False},
-        {"setting": offload, "value": True, "costs": "copies", "phase": "update", "peak": 7 * GIB, "fits": True},
-    ]
-    found = {
-        **estimate(fits=False, advice=advice),
-        "job": "j",
-        "target": "x",
-        "host_capacity": None,
-        "host_fits": None,
-        "not_estimated": [],
-    }
-    one = fit_text.Pods(hosts=1, devices=1)
-    text = fit_text.render(found, one, one)
-    assert "spec.trainer.batch.microBatchSamples: 1" in text
-    assert f"add to spec.algorithm.overrides: {offload}=true" in text and "7.00 GiB, fits" in text
-    assert "lowers the phase" not in fit_text.render({**found, "peak": 10 * GIB}, one, one)
-    assert "9.00 GiB (time; lowers the phase update)" in fit_text.render({**found, "peak": 9 * GIB}, one, one)
-    assert "even then" not in text
-    assert "even then it does not fit" in fit_text.render({**found, "advice": advice[:1]}, one, one)
-    assert "no setting known" in fit_text.render({**found, "advice": []}, one, one)

@@ -7,32 +7,26 @@ import json
 import mmap
 import os
 import re
-import shutil
 import signal
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_operator import plan
 from omni_operator.api.files.job_loader import read_job
-from omni_operator.cli import console
 from omni_operator.cli.local import failure, run_folder, run_summary, run_text
 from omni_operator.cli.local.json_lines import JsonLinesReader, MalformedLine, read_records
-from omni_operator.cli.local.run import Session, trainer_environment
+from omni_operator.cli.local.run import trainer_environment
 from omni_operator.cli.local.run_state import RunState, apply_event
 from omni_operator.cli.local.shared_memory import Snapshot
-from omni_operator.cli.local.supervisor import ChildExit, StopEscalation
+from omni_operator.cli.local.supervisor import StopEscalation
 from omni_operator.cli.machine.doctor import diagnose
-from omni_operator.cli.machine.machine_facts import Accelerators, Machine, inspect_machine, within_limit
+from omni_operator.cli.machine.machine_facts import Accelerators, Machine
 from omni_operator.cli.machine.training_stack import STACK
 
-MIB = 1024**2
 GIB = 1024**3
 GOOD = Machine(
     python=(3, 11),
@@ -93,25 +87,6 @@ def test_a_reader_starts_at_the_end_and_ends_an_incomplete_line(tmp_path: Path) 
     assert {"event": "new"} in list(read_records(path))
 
 
-def test_events_update_the_run_state() -> None:
-    state = RunState()
-    for event in (
-        {"event": "start", "total_steps": 9, "resumed_from": 4},
-        {"event": "phase", "text": "starting Ray"},
-        {"event": "step", "step": 5, "reward/mean": 0.5},
-        {"event": "unheard-of"},
-        {"event": "checkpoint", "path": "/c"},
-        {"event": "error", "message": "ValueError: broken", "kind": "ValueError"},
-    ):
-        state = apply_event(state, event)
-    assert (state.total, state.step) == (9, 5)
-    assert state.failure == "ValueError: broken"
-
-
-def test_a_step_with_missing_metrics_has_a_line() -> None:
-    assert run_text.step_line({"step": 3, "reward/mean": None}, 10) == "step  3/10  reward not finite  weights v?"
-
-
 def test_a_step_on_pairs_of_a_data_set_has_loss_and_accuracy(tmp_path: Path) -> None:
     steps = [
         {"step": step, "actor/loss": 0.4 / step, "actor/accuracy": 0.5 * step, "actor/margin": 0.1} for step in (1, 2)
@@ -122,29 +97,6 @@ def test_a_step_on_pairs_of_a_data_set_has_loss_and_accuracy(tmp_path: Path) -> 
     assert run_summary.summary(tmp_path) == [f"training {learned}"]
     state = apply_event(RunState(), {"event": "step", **steps[1]})
     assert (state.last or {})["actor/loss"] == 0.2
-
-
-@pytest.mark.parametrize(
-    ("mean", "deviation", "shown"),
-    [
-        (0.305, 0.00312, "0.305 ± 0.003"),
-        (12.34, 3.456, "12.3 ± 3.5"),
-        (-1.5, 0.25, "-1.50 ± 0.25"),
-        (1234.5, 200.4, "1234 ± 200"),
-        (0.305, 0.00001, "0.305 ± 1.00e-05"),
-        (0.5, 0.0, "0.500 ± 0.000"),
-        (1e-6, 2e-7, "1.00e-06 ± 2.00e-07"),
-        (0.5, None, "0.500"),
-    ],
-)
-def test_mean_and_deviation_have_the_same_decimals(mean: float, deviation: float | None, shown: str) -> None:
-    assert run_text.spread(mean, deviation) == shown
-
-
-@given(st.floats(0, 1e9))
-def test_durations_and_numbers_are_short(value: float) -> None:
-    assert len(run_text.number(value)) <= 10
-    assert run_text.duration(value)[-1] in "sm"
 
 
 @given(st.lists(st.floats(0, 5), min_size=1, max_size=6), st.floats(0, 20))
@@ -233,20 +185,6 @@ def test_a_full_disk_is_the_cause_of_a_failure_without_an_error(reported: str | 
     assert found[-1].startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("free", "said"),
-    [(MIB, "failed: the trainer exited with code 1"), (MIB - 1, "failed: the disk of the run folder is full")],
-)
-def test_a_failed_run_looks_at_the_disk_of_its_folder(
-    free: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    disks = {tmp_path: SimpleNamespace(free=free)}
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: disks[folder])
-    session = Session(read_job(JOB, "job.yaml", ()).job, tmp_path, [], patience=0.0)
-    assert session._conclude(ChildExit(1, 0), [], out_of_memory=False) == console.FAILED
-    assert capsys.readouterr().err.splitlines()[-1].startswith(said)
-
-
 def test_a_log_excerpt_is_the_last_traceback() -> None:
     log = [
         "INFO starting",
@@ -267,11 +205,6 @@ def test_a_log_excerpt_is_the_last_traceback() -> None:
         "    g()",
         "verl_omni.errors.StaleSample: 3 of 4",
     ]
-
-
-@given(st.lists(st.text(max_size=30)), st.integers(3, 20))
-def test_a_log_excerpt_respects_its_limit(lines: list[str], limit: int) -> None:
-    assert len(failure.log_excerpt(lines, limit)) <= limit
 
 
 def test_only_new_unused_segments_of_the_stack_are_removed(tmp_path: Path) -> None:
@@ -329,29 +262,6 @@ def test_each_finding_has_its_remedy(change: dict[str, object], level: str, said
     found = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
     assert [finding.level for finding in found] == [level]
     assert said in f"{found[0].text} {found[0].remedy}"
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "memory"),
-    [
-        ("max", "5", (100, 60)),
-        ("", "", (100, 60)),
-        ("200", "5", (100, 60)),
-        ("50", "20", (50, 30)),
-        ("50", "80", (50, 0)),
-        ("90", "5", (90, 60)),
-    ],
-)
-def test_memory_is_limited_by_the_container(limit: str, used: str, memory: tuple[int, int]) -> None:
-    assert within_limit(100, 60, limit, used) == memory
-
-
-def test_this_machine_has_memory_cores_and_disk(tmp_path: Path) -> None:
-    here = inspect_machine(tmp_path / "not" / "there")
-    assert 0 < here.memory_free <= here.memory <= psutil.virtual_memory().total
-    assert 1 <= here.cpus <= (os.cpu_count() or 1)
-    assert here.disk_free > 0
-    assert here.installed["torch"] == version("torch")
 
 
 def test_remedies_name_only_commands_that_exist() -> None:

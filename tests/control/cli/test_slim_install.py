@@ -106,23 +106,3 @@ def test_a_run_without_the_training_stack_is_refused(slim: Path) -> None:
     result = drl(slim, "run", str(ROOT / "examples" / "sd3-tiny-cpu.yaml"), "--runs", str(slim / "runs"))
     assert result.returncode == 2
     assert "this machine: not installed: torch, ray, " in result.stderr
-
-
-def test_report_of_an_unknown_run_lists_the_existing_runs(slim: Path) -> None:
-    (slim / "runs" / "b-run").mkdir(parents=True, exist_ok=True)
-    (slim / "runs" / "b-run" / "metrics.jsonl").touch()
-    result = drl(slim, "report", "c-run")
-    assert result.returncode == 2
-    assert "no run 'c-run' in runs; runs there: " in result.stderr
-    assert "b-run" in result.stderr
-
-
-def test_validate_reports_valid_and_invalid_jobs(slim: Path, tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text((ROOT / "examples" / "shapes-jpeg.yaml").read_text().replace("  rollout:", "  rolout:"))
-    right = str(ROOT / "examples" / "shapes-jpeg.yaml")
-    line = 1 + wrong.read_text().splitlines().index("  rolout:")
-    result = drl(slim, "validate", str(wrong), right)
-    assert result.returncode == 2
-    assert f"{wrong}:{line}: spec.rolout: unknown field; did you mean 'rollout'?" in result.stderr
-    assert result.stdout == f"{right}: shapes-jpeg is valid\n"

@@ -7,7 +7,7 @@ import io
 import json
 import tarfile
 import tempfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -148,23 +148,6 @@ def test_a_header_without_an_end_is_refused(first: bytes, begin: bytes, rest: by
     """A pod that is not trusted would fill the memory of who fetches from it."""
     with pytest.raises(UnsafeArchive, match="a header has more than 1048576 bytes"):
         unpack(Endless(first + begin, rest), tmp_path)
-
-
-def test_files_are_told_apart_in_time_that_grows_with_their_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compared = 0
-    equal = PurePosixPath.__eq__
-
-    def count(one: PurePosixPath, other: object) -> bool:
-        nonlocal compared
-        compared += 1
-        return equal(one, other)
-
-    monkeypatch.setattr(PurePosixPath, "__eq__", count)
-    files = 300
-    assert len(unpack(io.BytesIO(archive(*((f"{number}", b"") for number in range(files)))), tmp_path)) == files
-    assert compared < files
 
 
 def test_a_name_that_is_not_utf_8_is_printed(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:

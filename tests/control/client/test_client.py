@@ -207,13 +207,6 @@ def test_a_command_sends_nothing_for_what_is_no_name(
     assert (server.queries, server.patches, server.deletions) == ([], [], [])
 
 
-def test_a_namespace_that_is_none_gets_no_job(server: FakeServer, kubeconfig: Path) -> None:
-    for command in (("why", "blue"), ("submit", str(EXAMPLE))):
-        refused = drl(kubeconfig, *command, "--namespace=team/../other")
-        assert (refused.exit_code, "is not a valid name of a namespace" in refused.stderr) == (2, True), refused.output
-    assert (server.queries, server.posts) == ([], [])
-
-
 def test_every_method_refuses_what_is_no_name(server: FakeServer, kubeconfig: Path) -> None:
     client = Client.from_kubeconfig(str(kubeconfig))
     methods: list[Any] = [

@@ -13,7 +13,7 @@ from control.client.fake_server import FakeServer, drl, make_job, owners, run_pr
 from control.client.job_objects import DONE, PODS, full_job, pod
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.client import pod_logs as logs_module
-from omni_operator.client.job_pods import parse_pods, run_place
+from omni_operator.client.job_pods import run_place
 from omni_operator.status.observed.observation import HEAD
 
 
@@ -191,11 +191,6 @@ def test_help_and_docs_name_every_role(kubeconfig: Path) -> None:
     said = drl(kubeconfig, "logs", "--help").stdout.partition("--pod")[2].partition("--tail")[0]
     for role in (HEAD, TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP):
         assert (role in said, f"`{role}`" in row) == (True, True), role
-
-
-def test_the_head_is_the_last_of_the_pods() -> None:
-    bodies = [pod("h", "head"), pod("b"), pod("a")]
-    assert [found.name for found in parse_pods(bodies)] == ["a", "b", "h"]
 
 
 def test_a_job_of_another_version_has_no_known_place() -> None:

@@ -18,22 +18,6 @@ def filled(path: Path, size: int) -> Path:
     return path
 
 
-def test_files_that_two_folders_share_are_counted_once(tmp_path: Path) -> None:
-    built = filled(tmp_path / "cache" / "archives" / "layer", 4_000_000)
-    (tmp_path / "cache" / "images").mkdir()
-    (tmp_path / "cache" / "images" / "layer").hardlink_to(built)
-    filled(tmp_path / "cache" / ("a" * 16) / "kube", 2_000_000)
-    found = cache.sizes([tmp_path / "cache" / name for name in ("archives", "images", "a" * 16)])
-    assert [round(size / 1e6) for size in found.values()] == [4, 0, 2]
-    lines = cache.report(tmp_path / "cache", tmp_path / "no-venv").splitlines()
-    assert [line.split("(")[-1] for line in lines[:3]] == [
-        "images as they were built)",
-        "images as nodes take them; shares its files with the built ones)",
-        "programs of clusters, of one set of versions)",
-    ]
-    assert lines[-1].split() == ["0.0", "GB", "in", "all"]
-
-
 def test_sources_and_old_versions_are_removed_and_the_rest_stays(tmp_path: Path) -> None:
     now = 1e9
     names = [GO, "archives", "images", "a" * 16, "b" * 16]

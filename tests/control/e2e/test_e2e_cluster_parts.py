@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from e2e.cluster.__main__ import chosen, main
 from e2e.cluster.bare import machine
-from e2e.cluster.bare.network import Network, collisions, links_down, links_up
+from e2e.cluster.bare.network import Network, collisions
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.kind.provider import KindCluster
 from e2e.cluster.provider import NODES
-
-instances = st.integers(0, 15)
-
-
-@given(instances, instances)
-def test_clusters_side_by_side_share_no_address_and_no_name(one: int, other: int) -> None:
-    first = Network(one)
-    second = Network(other)
-    shared = any(IPv4Network(a).overlaps(IPv4Network(b)) for a in first.ranges for b in second.ranges)
-    assert shared is (one == other)
-    assert (first.bridge == second.bridge) is (one == other)
-
-
-@given(st.lists(st.sampled_from(["a", "b", "c", "d"]), unique=True, min_size=1))
-def test_every_created_link_is_removed(names: list[str]) -> None:
-    network = Network(3)
-    made = links_up(network, names)
-    links = [line[line.index("add") + 1] for line in made if line[:3] == ["ip", "link", "add"]]
-    namespaces = [line[3] for line in made if line[:3] == ["ip", "netns", "add"]]
-    assert len(links) == len(names) + 1
-    assert len(namespaces) == len(names)
-    removed = links_down(network, ["eth0", "docker0", "omni30", *links], ["other", "omni30-a", *namespaces])
-    gone = [line[3] for line in removed if line[:3] == ["ip", "link", "del"]]
-    assert sorted(gone) == sorted(links)
-    assert sorted(line[3] for line in removed if line[:3] == ["ip", "netns", "del"]) == sorted(namespaces)
-    assert links_down(network, ["eth0"], ["other"]) == []
 
 
 @pytest.mark.parametrize(
@@ -80,21 +50,6 @@ def test_cgroups_v1_and_v2_are_distinguished(tmp_path: Path) -> None:
     assert (second / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
     machine.remove_cgroups("omni0-", second)
     assert not (second / "omni0-a").exists()
-
-
-@pytest.mark.parametrize(("version", "file", "one"), [(1, "cpu.shares", 1024), (2, "cpu.weight", 100)])
-def test_a_node_has_the_cpu_weight_of_its_cpus(tmp_path: Path, version: int, file: str, one: int) -> None:
-    """Otherwise all pods of a node together get the CPU share of one process."""
-    root = tmp_path if version == 2 else tmp_path / "one"
-    hierarchy = root if version == 2 else root / "cpu"
-    (hierarchy / "omni0-a").mkdir(parents=True)
-    if version == 2:
-        (root / "cgroup.controllers").write_text("cpu\n")
-    (hierarchy / "cgroup.procs").touch()
-    # The kernel makes the file with the group.
-    (hierarchy / "omni0-a" / file).write_text(str(one))
-    machine.make_cgroup("omni0-a", root)
-    assert (hierarchy / "omni0-a" / file).read_text() == str(one * (os.cpu_count() or 1))
 
 
 def test_folders_that_existed_before_or_are_in_use_stay(tmp_path: Path) -> None:

@@ -1,46 +1,11 @@
-"""The demo: its progress lines and its volume."""
+"""The demo: its job, and what becomes of earlier results."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from e2e.demo import EXAMPLE, JOB, ROOT, View, keep, view
-from e2e.system import volume
+from e2e.demo import EXAMPLE, JOB, ROOT, keep
 from omni_operator.api import load_job
-
-
-def condition(kind: str, status: str = "True", message: str = "") -> dict[str, str]:
-    return {"type": kind, "status": status, "message": message}
-
-
-@pytest.mark.parametrize(
-    ("status", "shown"),
-    [
-        ({}, View("the operator has not seen it yet")),
-        (
-            {
-                "attempts": 2,
-                "progress": {"globalStep": 7, "totalSteps": 60, "rewardSummary": "0.41"},
-                "weights": {"minReplicaVersion": 6},
-            },
-            View("attempt 2, reward 0.41, weights 6", 7, 60),
-        ),
-        (
-            {
-                "conditions": [condition("Succeeded", message="attempt 1")],
-                "progress": {"globalStep": 60, "totalSteps": 60, "validationReward": 0.98848},
-            },
-            View("succeeded, reward of held-out prompts 0.988", 60, 60, over=True),
-        ),
-        ({"conditions": [condition("Failed", message="no more retries")]}, View("no more retries", over=False)),
-    ],
-    ids=["new", "running", "succeeded", "failed"],
-)
-def test_the_status_is_shown_in_one_line(status: dict[str, Any], shown: View) -> None:
-    assert view(status) == shown
 
 
 def test_the_example_is_the_main_job_with_a_device_and_a_claim() -> None:
@@ -69,11 +34,3 @@ def test_results_replace_those_of_an_earlier_demo_and_nothing_else(tmp_path: Pat
         (kept / "old.txt").touch()
     assert fetched.read_text() == str(fetched)
     assert not (keep(made.parent, tmp_path / "runs") / "old.txt").exists()
-
-
-def test_a_volume_and_its_claim_know_each_other() -> None:
-    made, claim = volume("demo", "runs", "demo-runs-1", Path("/kept/demo/runs"))
-    assert made["spec"]["claimRef"] == {name: claim["metadata"][name] for name in ("namespace", "name")}
-    assert claim["spec"]["volumeName"] == made["metadata"]["name"] == "demo-runs-1"
-    assert made["spec"]["hostPath"]["path"] == "/kept/demo/runs"
-    assert made["spec"]["storageClassName"] == claim["spec"]["storageClassName"] == ""

@@ -7,72 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.errors import CommandFailed
-from e2e.cluster.kind import engine, node_image, settings
+from e2e.cluster.kind import engine, node_image
 from e2e.cluster.kind.faults import explain
 from e2e.cluster.paths import SOURCES
 from e2e.cluster.tools import KUBE, version
-
-REFUSES_ONCE = """#!/bin/sh
-echo "$*" >>{folder}/calls
-[ "$1" = rm ] && [ ! -e {folder}/refused ] || exit 0
-touch {folder}/refused
-echo "{said}" >&2
-exit 125
-"""
-
-
-def refusing(folder: Path, said: str) -> engine.Engine:
-    """An engine that refuses to remove containers once."""
-    program = folder / "podman"
-    program.write_text(REFUSES_ONCE.format(folder=folder, said=said), encoding="utf-8")
-    program.chmod(0o755)
-    return engine.Engine(str(program), {})
-
-
-def test_a_node_that_ends_while_it_is_killed_is_removed_and_another_refusal_is_an_error(tmp_path: Path) -> None:
-    node = engine.Container("one", "some-worker", "now", True, (), (), None)
-    refusing(tmp_path, "sending SIGKILL to container one: container state improper: stopped").remove([node], "some")
-    calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
-    assert [call for call in calls if call.startswith("rm")] == [
-        "rm --force --volumes one",
-        "rm --force --volumes --ignore one",
-    ]
-    (tmp_path / "refused").unlink()
-    with pytest.raises(CommandFailed, match="no space left"):
-        refusing(tmp_path, "no space left").remove([node], "some")
-
-
-@pytest.mark.parametrize("version", ["v1beta3", "v1beta4"])
-@pytest.mark.parametrize("own_dns", [False, True])
-def test_kubeadm_gets_the_same_settings_in_both_versions_of_its_api(version: str, own_dns: bool) -> None:
-    written = settings.configuration("some", [], Path("/audit"), Path("/v"), "10.245.0.0/16", own_dns=own_dns)
-    assert written["networking"] == {"podSubnet": "10.245.0.0/16"} | ({"dnsSearch": []} if own_dns else {})
-    (first,) = written["nodes"]
-    patches = {
-        patch["kind"]: json.loads(patch["patch"])
-        for patch in first["kubeadmConfigPatchesJSON6902"]
-        if (patch["group"], patch["version"]) == ("kubeadm.k8s.io", version)
-    }
-    assert ("InitConfiguration" in patches) is own_dns
-    steps = patches["ClusterConfiguration"]
-    assert all(step["op"] == "add" for step in steps)
-    # A list of names and values since v1beta4, a mapping before.
-    arguments = {}
-    for step in steps:
-        place, _, name = step["path"].rpartition("/extraArgs/")
-        if place and version == "v1beta4":
-            assert name == "-"
-            arguments[place, step["value"]["name"]] = step["value"]["value"]
-        elif place:
-            arguments[place, name] = step["value"]
-    (mount,) = first["extraMounts"]
-    assert mount["hostPath"] == "/audit"
-    assert arguments["/apiServer", "audit-log-path"] == f"{mount['containerPath']}/audit.jsonl"
-    assert arguments["/controllerManager", "node-monitor-grace-period"] == "16s"
-    assert [step["value"][0]["hostPath"] for step in steps if step["path"] == "/apiServer/extraVolumes"] == [
-        mount["containerPath"]
-    ]
 
 
 def inspected(*binds: str) -> str:

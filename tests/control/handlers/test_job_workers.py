@@ -208,16 +208,6 @@ async def test_a_sleeping_job_wakes_at_its_time(monkeypatch: pytest.MonkeyPatch)
     await workers.stop(10)
 
 
-async def test_the_result_of_a_pass_schedules_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = Passes()
-    passes.answers[A] = [ReconcileResult(wake=NOW), ReconcileResult(wake=NOW - timedelta(seconds=5)), ReconcileResult()]
-    workers = new_workers(passes)
-    workers.wake(A)
-    await passes.until(3)
-    await workers.stop(10)
-    assert passes.started_keys == [A, A, A]
-
-
 async def test_errors_of_one_job_do_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFF_FIRST", 0.0)
     passes = Passes()
@@ -260,16 +250,6 @@ async def test_shutdown_completes_running_passes_and_starts_none() -> None:
     await stopping
     assert passes.started_keys == [A]
     assert passes.results == ["ok"]
-
-
-async def test_shutdown_cancels_a_pass_after_the_deadline() -> None:
-    passes = Passes()
-    passes.barriers[A] = asyncio.Event()
-    workers = new_workers(passes)
-    workers.wake(A)
-    await passes.until(1)
-    await workers.stop(0.0)
-    assert passes.results == []
 
 
 async def test_only_a_changed_job_ends_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:

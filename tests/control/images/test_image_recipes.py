@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.cluster.errors import BuildFailed, ToolMissing
-from e2e.images.base import suite
 from e2e.images.build import build, check_room
-from e2e.images.builders import STEP
 from e2e.images.catalog import ALL, GB, ROOT, Image
 from e2e.images.recipe import Recipe, default_base, inputs, recipe, stage
 from e2e.images.storage import layers
@@ -134,38 +130,10 @@ def test_another_base_or_mode_is_another_image(tree: Path, tmp_path: Path) -> No
     assert made(tree, tmp_path, RecordingBuilder()) != plain
 
 
-def test_changes_of_the_tree_during_a_build_have_no_effect(tree: Path, tmp_path: Path) -> None:
-    class ChangingTree(RecordingBuilder):
-        def build(self, recipe: Recipe, context: Path, say: object) -> None:
-            (tree / "code/a.py").write_text("changed")
-            super().build(recipe, context, say)
-
-    builder = ChangingTree()
-    name = made(tree, tmp_path, builder)
-    assert builder.calls[2] == f"forget all of localhost/small but {name}"
-    assert made(tree, tmp_path, RecordingBuilder()) != name
-
-
 def test_a_build_that_fails_leaves_no_archive(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildFailed):
         made(tree, tmp_path, RecordingBuilder(fails=True))
     assert list((tmp_path / "kept").iterdir()) == []
-
-
-def test_when_the_disk_fills_up_earlier_builds_are_removed_and_the_build_succeeds(tree: Path, tmp_path: Path) -> None:
-    class FillingDisk(RecordingBuilder):
-        def build(self, recipe: Recipe, context: Path, say: object) -> None:
-            super().build(recipe, context, say)
-            if self.calls[1:] == self.calls[-1:]:
-                raise BuildFailed("buildah bud ended with 1:\nwriting blob: no space left on device")
-
-    earlier = made(tree, tmp_path, RecordingBuilder())
-    (tree / "code/a.py").write_text("new")
-    builder = FillingDisk()
-    name = made(tree, tmp_path, builder)
-    building = f"build {name} on python:3.12-slim"
-    forgetting = f"forget all of localhost/small but {name}"
-    assert name != earlier and builder.calls == ["clean", building, forgetting, building, forgetting, "deliver"]
 
 
 @given(free=st.integers(0, 100), room=st.integers(0, 100))
@@ -176,23 +144,6 @@ def test_a_full_disk_is_reported_before_the_build(free: int, room: int) -> None:
         return
     with pytest.raises(ToolMissing, match=f"takes up to {room} GB at its peak, and kept has {free} GB free"):
         check_room(image, Path("kept"), free * GB, image.peak(first=False))
-
-
-def test_the_archive_to_be_replaced_counts_as_free_space(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    image = Image("small", "localhost/small", 100, 0, "")
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=60))
-    builder = RecordingBuilder()
-    with pytest.raises(ToolMissing, match="more are needed"):
-        build(image, builder, kept, lambda _: None, None, tree)
-    assert [call.split()[0] for call in builder.calls] == ["clean", "forget"], (
-        "earlier builds were removed before it was refused"
-    )
-    (kept / "small-0123456789abcdef.tar").write_bytes(b"x" * 40)
-    assert build(image, RecordingBuilder(), kept, lambda _: None, None, tree).name
 
 
 def test_staged_files_have_no_time(tree: Path, tmp_path: Path) -> None:
@@ -217,57 +168,12 @@ def test_the_environment_layer_does_not_depend_on_comments_of_the_lock(tmp_path:
             assert kept and staged.read_text().splitlines() == kept
 
 
-def test_a_base_can_be_made_on_debian_only() -> None:
-    assert suite('ID=debian\nVERSION_CODENAME=bookworm\nPRETTY_NAME="x"\n') == "bookworm"
-    with pytest.raises(ToolMissing, match="give one"):
-        suite("ID=fedora\nVERSION_ID=42\n")
-
-
-@pytest.mark.parametrize(
-    ("line", "is_step"),
-    [
-        ("STEP 4/15: RUN python3", True),
-        ("[1/2] STEP 4/11: COPY a b", True),
-        ("#7 [build 3/9] RUN apt-get", True),
-        ("#7 [2/9] RUN apt-get", True),
-        ("Collecting uv", False),
-        ("#7 sha256:abc", False),
-    ],
-)
-def test_steps_of_both_builders_are_recognized(line: str, is_step: bool) -> None:
-    assert bool(STEP.match(line)) is is_step
-
-
 def test_every_image_has_its_files_in_this_checkout(tmp_path: Path) -> None:
     for image in ALL:
         folder = tmp_path / image.folder
         folder.mkdir()
         stage(image, folder)
         assert (folder / image.dockerfile).exists()
-
-
-def test_a_build_reports_beforehand_how_much_disk_it_takes_and_where(tree: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    image = Image("small", "localhost/small", 3 * 10**6, 2 * GB, "a moment")
-    build(image, RecordingBuilder(), tmp_path / "kept", said.append, None, tree)
-    assert said[0].startswith("building small (the first time a moment): takes up to 0 GB of disk, and keeps 2 GB in ")
-    assert said[0].endswith(str(tmp_path / "kept"))
-
-
-@pytest.mark.parametrize(("earlier", "peak"), [((), 44), (("localhost/small:1",), 24), (("localhost/smaller:1",), 44)])
-def test_a_first_build_takes_more_room(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: tuple[str, ...], peak: int
-) -> None:
-    image = Image("small", "localhost/small", 24 * GB, 0, "", 44 * GB)
-    builder = RecordingBuilder()
-    said = [""]
-    builder.earlier = earlier
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=peak * GB))
-    build(image, builder, tmp_path / "kept", said.append, None, tree)
-    assert f"takes up to {peak} GB of disk" in said[1]
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=(peak - 1) * GB))
-    with pytest.raises(ToolMissing, match=f"takes up to {peak} GB .* has {peak - 1} GB free: 1 GB more are needed"):
-        build(image, builder, tmp_path / "other", said.append, None, tree)
 
 
 def test_layers_are_found_in_the_storage_from_the_lowest_up(tmp_path: Path) -> None:

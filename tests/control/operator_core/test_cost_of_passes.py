@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from omni_operator.cluster.cache.object_cache import ObjectCache
-from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES
+from omni_operator.cluster.kinds import JOBS
 from omni_operator.plan import ClusterSettings
 from omni_operator.plan.refusals import ANNOTATIONS_BYTES
 from omni_operator.reconcile import spec_cache
@@ -86,17 +86,6 @@ async def test_a_generation_is_validated_checked_and_rendered_once(
     await simulation.settle()
     compared = {"digest_attempt": 1, "digest_spec": 1}
     assert derived == {**once, **compared}, "the running attempt is compared with the new specification"
-
-
-async def test_shared_objects_are_compared_again_when_one_of_them_changes(simulation: Simulation) -> None:
-    await start(simulation)
-    simulation.cluster.counts()
-    simulation.cluster.change(NETWORK_POLICIES, *KEY, spec={"podSelector": {"matchLabels": {"a": "b"}}})
-    await simulation.settle()
-    assert simulation.cluster.counts() == {("patch", "networkpolicies"): 1}
-    simulation.cluster.remove(NETWORK_POLICIES, *KEY)
-    await simulation.settle()
-    assert simulation.cluster.counts() == {("create", "networkpolicies"): 1}
 
 
 @pytest.mark.slow

@@ -7,10 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from control.operator_core.test_random_histories import ACTIONS, POLICIES, History
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from e2e.health import Health, find_health
@@ -221,52 +218,3 @@ def test_every_state_has_the_health_that_the_documentation_says(new_simulation: 
     assert found[unschedulable].argo_message.startswith("Starting: Unschedulable: pod red-a01-x1-worker: 3 no GPU")
     assert found[failed].argo_message.startswith("Failed: ApplicationError: attempt 1: ")
     assert found[failed].kstatus_message.startswith("attempt 1: ")
-
-
-def expected_kstatus(body: dict[str, Any]) -> set[str]:
-    """What kstatus may say of a job, by its state."""
-    status = body["status"]
-    meta = body["metadata"]
-    if meta.get("deletionTimestamp"):
-        return {"Terminating"}
-    if status["observedGeneration"] != meta["generation"]:
-        return {"InProgress"}
-    ready = next(found for found in status["conditions"] if found["type"] == "Ready")
-    match status["state"], status["reason"]:
-        case "Failed", _:
-            return {"Failed"}
-        case "Pending", "InvalidSpec":
-            return {"Failed"}
-        case "Succeeded" | "Suspended", _:
-            return {"Current"} if ready["reason"] in ("Finished", "Suspended") else {"InProgress"}
-        case "Running", _:
-            return {"Current", "InProgress"}
-        case _:
-            return {"InProgress"}
-
-
-@pytest.mark.slow
-def test_the_health_follows_the_state_in_random_histories(new_simulation: Any) -> None:
-    bodies: list[dict[str, Any]] = []
-
-    @given(POLICIES, st.lists(ACTIONS, min_size=15, max_size=40))
-    @settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-    def live(policy: dict[str, Any], actions: list[Any]) -> None:
-        async def run() -> None:
-            history = History(new_simulation(), policy)
-            await history.simulation.settle()
-            for what in actions:
-                await history.apply(what)
-                if body := history.simulation.cluster.get(JOBS, *KEY):
-                    bodies.append(body)
-
-        asyncio.run(run())
-
-    live()
-    wrong = [
-        (said, body["status"])
-        for body, said in zip(bodies, health(bodies), strict=True)
-        if said.kstatus not in expected_kstatus(body)
-    ]
-    assert len(bodies) > 500
-    assert wrong[:1] == []

@@ -28,21 +28,6 @@ async def test_a_job_is_deleted_at_once_and_leaves_nothing_without_a_request(sim
     assert not simulation.cluster.counts()
 
 
-async def test_requests_of_deleted_jobs_do_not_grow_with_their_number(simulation: Any) -> None:
-    keys = [(KEY[0], f"job-{number}") for number in range(20)]
-    for key in keys:
-        simulation.submit(key)
-    await simulation.settle()
-    assert len(simulation.attempts()) == len(keys)
-    simulation.cluster.counts()
-    for key in keys:
-        simulation.cluster.remove(JOBS, *key)
-    await simulation.settle()
-    assert not [kind for kind in EVERYTHING if simulation.cluster.all(kind)]
-    assert not simulation.cluster.counts()
-    assert simulation.wakes == {}
-
-
 async def test_what_is_created_for_a_job_before_its_deletion_is_seen_goes_too(simulation: Any) -> None:
     simulation.submit()
     simulation.watch()

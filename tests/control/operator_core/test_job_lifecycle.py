@@ -8,7 +8,6 @@ import pytest
 
 from omni_operator.cluster.errors import ClusterError, NamespaceTerminating, QuotaExceeded, Refused, Unavailable
 from omni_operator.cluster.kinds import JOBS, PODS, RAYJOBS, Kind
-from omni_operator.plan import ClusterSettings
 
 KEY = ("team-a", "red")
 
@@ -191,55 +190,6 @@ async def test_an_invalid_spec_is_a_condition_and_can_be_corrected(simulation: A
     simulation.cluster.remove(JOBS, *KEY)
     await simulation.settle()
     assert simulation.cluster.get(JOBS, *KEY) is None
-
-
-async def test_a_version_of_the_operator_with_one_more_condition_keeps_the_others_of_a_job_that_runs(
-    simulation: Any,
-) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
-    simulation.edit(rollout={"replicas": 3})
-    await simulation.settle()
-    status = simulation.cluster.get(JOBS, *KEY)["status"]
-    before = [each for each in status["conditions"] if each["type"] != "RewardsScaled"]
-    simulation.cluster.change(JOBS, *KEY, status={**status, "conditions": before})
-    simulation.start_operator()
-    await simulation.settle()
-    found = {each["type"]: each for each in simulation.cluster.get(JOBS, *KEY)["status"]["conditions"]}
-    assert (found.pop("RewardsScaled")["reason"], found["Ready"]["status"]) == ("InvalidSpec", "True")
-    assert list(found.values()) == before
-
-
-@pytest.mark.parametrize("succeeds", [True, False])
-async def test_a_running_attempt_ends_as_usual_after_the_operator_became_stricter(
-    simulation: Any, succeeds: bool
-) -> None:
-    simulation.submit(backoffLimit=2, ttlSecondsAfterFinished=600)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
-    simulation.reconciler.settings = ClusterSettings()  # without a default image, which the job needs
-    await simulation.reconcile()
-    assert simulation.condition("Ready").status == "True"
-    assert simulation.condition("Updated").reason == "InvalidSpec"
-    assert "spec.runtime.image" in simulation.condition("Updated").message
-    simulation.end(1, *(() if succeeds else ("FAILED", "AppFailed", "exit code 1")))
-    await simulation.settle()
-    if succeeds:
-        assert simulation.condition("Succeeded").status == "True"
-        await simulation.after(601)
-        assert simulation.cluster.get(JOBS, *KEY) is None
-    else:
-        await simulation.after(3600)
-        assert [failure.attempt for failure in simulation.status().failures] == [1]
-        assert not simulation.attempts(), "no attempt starts"
-        assert simulation.condition("Admitted").reason == "InvalidSpec"
-        simulation.reconciler.settings = ClusterSettings(image="rollout:1")
-        await simulation.reconcile()
-        await simulation.after(3600)
-        assert simulation.attempts() == ["red-a02"]
 
 
 async def test_a_job_managed_by_another_controller_is_ignored(simulation: Any) -> None:

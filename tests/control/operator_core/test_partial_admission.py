@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -231,19 +230,6 @@ async def test_the_queue_may_admit_the_attempt_in_the_moment_of_the_change(queue
     assert queue.simulation.condition("Admitted").reason == "ChildUnsuspended"
 
 
-@pytest.mark.parametrize("hours", [-1, -48])
-async def test_a_clock_that_was_set_back_prolongs_no_pause(queue: Queue, hours: int) -> None:
-    await queue.submit()
-    assert await ask_on(queue, 1) == [3]
-    queue.simulation.skew = timedelta(hours=hours)
-    queue.simulation.start_operator()
-    numbers = []
-    for _ in range(6):
-        await queue.simulation.after(PAUSE)
-        numbers.append(queue.asked())
-    assert {2, 4} <= set(numbers) <= {2, 3, 4}
-
-
 async def test_a_change_takes_few_reads_and_two_writes_and_a_long_wait_few(queue: Queue) -> None:
     await queue.submit()
     queue.simulation.cluster.counts()
@@ -259,11 +245,6 @@ async def test_a_change_takes_few_reads_and_two_writes_and_a_long_wait_few(queue
     queue.simulation.cluster.counts()
     await queue.simulation.after(80 * PAUSE)
     assert queue.simulation.cluster.counts()["patch", "rayjobs"] == 10  # one in eight pauses
-
-
-async def test_many_pods_go_down_in_few_steps(queue: Queue) -> None:
-    await queue.submit(rollout={**ROLLOUT, "replicas": 100, "minReplicas": 2})
-    assert await ask_on(queue, 8) == [86, 72, 58, 44, 30, 16, 2, 100]
 
 
 async def test_a_rayjob_that_someone_else_has_scaled_is_left_alone_and_not_read_all_the_time(queue: Queue) -> None:

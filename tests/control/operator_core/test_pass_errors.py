@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.fake_cluster import FakeCluster
-from omni_operator.cluster.errors import Forbidden, Refused, ServerError, ServerFailed
+from omni_operator.cluster.errors import Refused, ServerError, ServerFailed
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Kind
 from omni_operator.reconcile import reconciler
 from omni_operator.reconcile.pass_errors import find_condition
@@ -166,19 +166,6 @@ async def test_a_status_that_the_api_server_answers_with_500_is_shown(
     await simulation.reconcile()
     await simulation.settle()
     assert shown(simulation) is None
-
-
-async def test_a_changed_spec_ends_the_pause_after_a_refusal(simulation: Any) -> None:
-    simulation.submit()
-    simulation.cluster.failures = lambda verb, kind, name: Forbidden("no") if kind == RAYJOBS else None
-    await simulation.after(1000)
-    assert simulation.condition("Ready").reason == "Forbidden"
-    simulation.cluster.failures = lambda verb, kind, name: None
-    at = simulation.now
-    simulation.edit(seed=7)
-    await simulation.settle()
-    assert simulation.attempts() == ["red-a01"]
-    assert simulation.now == at
 
 
 async def test_a_changed_spec_ends_the_pause_before_the_next_attempt(simulation: Any) -> None:

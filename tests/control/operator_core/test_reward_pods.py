@@ -6,16 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
-from omni_operator.api.names import REWARD_GROUP
 from omni_operator.cluster.kinds import PODS, RAYCLUSTERS
-from omni_operator.status.decisions.scaling import scale
 from omni_operator.status.decisions.timeouts import Timeouts
-from omni_operator.status.observed.job_facts import JobFacts, PoolFacts
-from omni_operator.status.observed.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LOOPING = {"waiting": {"reason": "CrashLoopBackOff"}}
@@ -150,28 +144,6 @@ async def test_a_change_of_what_reward_pods_are_made_of_replaces_them_one_by_one
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
 
 
-async def test_judges_that_do_not_serve_in_time_are_replaced_by_those_before(simulation: Any, pools: Pools) -> None:
-    await start(pools, 2, backoffLimit=0)
-    await report(simulation)
-    before = group_of(simulation, 2)["template"]
-    simulation.edit(reward=changed(**IMAGE, updateStrategy={"progressDeadlineSeconds": 600, "maxUnavailable": 2}))
-    await simulation.settle()
-    assert len(replace_named(simulation, pools)) == 2, "maxUnavailable"
-    await simulation.after(599)
-    simulation.report("heartbeat", **{"reward/replica_versions": {}})
-    await simulation.settle()
-    assert simulation.condition("Updated").reason == "RollingUpdate"
-    await simulation.after(1)
-    assert simulation.condition("Updated").reason == "RollingUpdate", "the last report is of before the deadline"
-    simulation.report("heartbeat", **{"reward/replica_versions": {}})
-    await simulation.settle()
-    updated = simulation.condition("Updated")
-    assert updated.reason == "RolledBack"
-    assert "reward pods with the current spec did not serve within 600 s" in updated.message
-    assert "spec.reward.model.updateStrategy.progressDeadlineSeconds" in updated.message
-    assert group_of(simulation, 2)["template"] == before
-
-
 async def test_another_model_of_the_judge_is_for_the_next_attempt(simulation: Any, pools: Pools) -> None:
     await start(pools, 2)
     await report(simulation)
@@ -190,33 +162,3 @@ async def test_rollout_and_reward_pods_are_replaced_at_the_same_time(simulation:
     assert len(pools.leaving(1)) == len(replace_named(simulation, pools)) == 1
     said = simulation.condition("Updated").message
     assert "0 of 3 rollout pods" in said and "0 of 2 reward pods" in said
-
-
-counts = st.integers(1, 6)
-
-
-@given(st.booleans(), counts, counts, st.lists(st.booleans(), max_size=6))
-def test_the_number_of_reward_pods_is_that_of_the_spec(
-    live: bool, replicas: int, wanted: int, ready: list[bool]
-) -> None:
-    group = PodGroup(name=REWARD_GROUP, index=2, replicas=replicas)
-    cluster = ObservedRayCluster(name="c", uid="u", attempt=1, created=NOW, groups=(group,))
-    pods = tuple(
-        ObservedPod(name=str(number), uid=str(number), attempt=1, group="reward", created=NOW, ready=each)
-        for number, each in enumerate(ready)
-    )
-    observed = Observation(clusters=(cluster,), pods=pods)
-    facts = JobFacts(uid="j", generation=1, created=NOW, judges=PoolFacts(group=REWARD_GROUP, pods=wanted, live=live))
-    steps = scale(facts, observed, 1, NOW)
-    if not live or wanted == replicas:
-        assert steps == ()
-        return
-    (step,) = steps
-    assert (step.group, step.index, step.old, step.new) == ("reward", 2, replicas, wanted)
-    leaving = set(step.removed)
-    assert leaving <= {pod.name for pod in pods} and len(leaving) == (
-        max(0, len(pods) - wanted) if wanted < replicas else 0
-    )
-    assert all(pod.name in leaving for pod in pods if not pod.ready) or not any(
-        pod.ready for pod in pods if pod.name in leaving
-    ), "those that serve leave last"

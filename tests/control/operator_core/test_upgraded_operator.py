@@ -58,17 +58,3 @@ async def test_no_pod_is_replaced_by_one_that_is_rendered_otherwise_than_the_tra
     assert (simulation.condition("Updated").reason, pools.patches()) == ("NextAttempt", before)
     (head, *_) = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
     assert head["template"]["spec"]["containers"][0]["image"] == "rollout:1"
-
-
-async def test_what_was_replaced_and_given_up_before_an_upgrade_stays_said(simulation: Any, pools: Pools) -> None:
-    await pools.run()
-    versions = {f"10.0.0.{place}": 1 for place in range(2, 5)}
-    simulation.edit(rollout={**UPDATED["rollout"], "updateStrategy": {"progressDeadlineSeconds": 600}})
-    for _ in range(3):
-        simulation.report(step=1, **{"rollout/replica_versions": versions})
-        await simulation.after(400)
-    assert simulation.condition("Updated").reason == "RolledBack"
-    simulation.start_operator()
-    simulation.reconciler.settings = ClusterSettings(image="rollout:2")
-    await simulation.settle()
-    assert simulation.condition("Updated").status == "False", "its pods are not those of the spec"

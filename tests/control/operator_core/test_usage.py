@@ -121,21 +121,6 @@ async def test_samples_of_an_attempt_that_a_queue_stops_and_starts_again_are_all
     assert (status.attempts, status.progress.samples, status.usage.samples) == (1, 96, 64 + 96)
 
 
-async def test_the_time_in_a_queue_is_not_counted(simulation: Any) -> None:
-    await simulation.submit_running()
-    await simulation.after(100)
-    stopped = {"jobDeploymentStatus": "Suspended", "jobStatus": "", "startTime": None}
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": True}, status=stopped)
-    await simulation.after(600)
-    assert (simulation.status().running_time, simulation.status().usage.accelerator_seconds) == (None, 2 * 100)
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": False})
-    simulation.run(1)
-    await simulation.after(50)
-    simulation.end(1)
-    await simulation.settle()
-    assert simulation.status().usage.accelerator_seconds == 2 * 150
-
-
 async def test_an_attempt_runs_from_the_start_of_its_trainer_on_also_if_that_is_seen_late(simulation: Any) -> None:
     simulation.submit()
     await simulation.settle()

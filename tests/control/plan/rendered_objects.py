@@ -12,7 +12,6 @@ from omni_operator.api.crd import definition
 MakeJob = Callable[..., DiffusionRLJob]
 SPEC = definition.schema()["properties"]["spec"]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
-NVIDIA = "spec.trainer.accelerator={vendor: NVIDIA, count: 1, preset: NVIDIA}"
 
 
 def by_kind(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS, attempt: int = 1) -> dict[str, Any]:

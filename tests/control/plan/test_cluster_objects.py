@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from ruamel.yaml import YAML
 
 from control.api import job_documents
 from control.plan.rendered_objects import SETTINGS, SPEC, MakeJob, by_kind, env, pod, ray_job, workers
@@ -23,28 +21,6 @@ from omni_operator.api.names import (
     report_audience,
 )
 from omni_operator.plan.digest import compute_digest
-
-
-def test_kuberay_submits_an_attempt_once(make_job: MakeJob) -> None:
-    body = ray_job(make_job())
-    spec = body["spec"]
-    head = body["spec"]["rayClusterSpec"]["headGroupSpec"]
-    assert (spec["submissionMode"], spec["backoffLimit"], spec["shutdownAfterJobFinishes"]) == ("HTTPMode", 0, True)
-    assert body["metadata"]["annotations"]["ray.io/disable-provisioned-head-restart"] == "true"
-    assert "suspend" not in spec
-    assert (head["rayStartParams"]["num-cpus"], pod(head)["restartPolicy"]) == ("0", "Never")
-    assert spec["rayClusterSpec"]["authOptions"] == {"mode": "token"}
-    assert spec["rayClusterSpec"]["rayVersion"] == "2.60.0"
-
-
-def test_readiness_probes_run_every_second_without_a_token(make_job: MakeJob) -> None:
-    head = ray_job(make_job())["spec"]["rayClusterSpec"]["headGroupSpec"]
-    probes = [pod(group)["containers"][0]["readinessProbe"] for group in (head, workers(make_job()))]
-    assert [probe["httpGet"] for probe in probes] == [
-        {"path": "/api/gcs_healthz", "port": 8265},
-        {"path": "/api/local_raylet_healthz", "port": 52365},
-    ]
-    assert {probe["periodSeconds"] for probe in probes} == {1}
 
 
 def test_the_command_is_that_of_a_local_run_in_another_folder(make_job: MakeJob) -> None:
@@ -92,48 +68,6 @@ def test_the_digest_is_that_of_the_pods_and_leaves_out_the_job_file(make_job: Ma
     assert changed["metadata"]["annotations"][RENDERED_ANNOTATION] not in digests
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "asked", "ray", "platform"),
-    [
-        ("{}", {}, ("GPU", "1"), "cpu"),
-        ("{vendor: CPU, count: 2}", {}, ("GPU", "2"), "cpu"),
-        ("{vendor: NVIDIA, count: 8}", {"nvidia.com/gpu": "8"}, ("GPU", "8"), "nvidia"),
-        (
-            "{vendor: NVIDIA, resourceName: nvidia.com/mig-1g.5gb}",
-            {"nvidia.com/mig-1g.5gb": "1"},
-            ("GPU", "1"),
-            "nvidia",
-        ),
-        ("{vendor: Ascend, count: 8}", {"huawei.com/Ascend910": "8"}, ("NPU", "8"), "huawei"),
-        (
-            "{vendor: Ascend, resourceName: huawei.com/ascend-1980}",
-            {"huawei.com/ascend-1980": "1"},
-            ("NPU", "1"),
-            "huawei",
-        ),
-        (
-            "{vendor: Mock, resourceName: example.com/card, rayResource: NPU}",
-            {"example.com/card": "1"},
-            ("NPU", "1"),
-            "cpu",
-        ),
-    ],
-)
-def test_accelerators_are_requested_by_resource_name(
-    make_job: MakeJob, accelerator: str, asked: dict[str, str], ray: tuple[str, str], platform: str
-) -> None:
-    job = make_job(f"spec.trainer.accelerator={accelerator}", f"spec.rollout.replicas={ray[1]}")
-    group = workers(job)
-    container = pod(group)["containers"][0]
-    assert container["resources"].get("limits", {}) == asked
-    assert {name: container["resources"]["requests"][name] for name in asked} == asked
-    assert group["resources"][ray[0]] == ray[1]
-    assert {"GPU", "NPU"} & group["resources"].keys() == {ray[0]}
-    assert env(group)["VERL_PLATFORM"] == platform
-    # KubeRay refuses a group with two sources of its resources.
-    assert {"num-cpus", "num-gpus", "memory", "resources"} & group["rayStartParams"].keys() == set()
-
-
 def test_ascend_pods_bind_to_the_pod_address_and_presets_can_be_overridden(make_job: MakeJob) -> None:
     ascend = "spec.trainer.accelerator={vendor: Ascend, preset: Atlas-A2}"
     group = workers(make_job(ascend))
@@ -152,29 +86,6 @@ def test_ascend_pods_bind_to_the_pod_address_and_presets_can_be_overridden(make_
     assert pod(other)["runtimeClassName"] == "mine"
     assert pod(other)["nodeSelector"] == {"accelerator-type": "module-a3-16"}
     assert env(other)["HCCL_SOCKET_IFNAME"] == "e"
-
-
-def test_mock_needs_no_runtime_class_and_no_node_labels(make_job: MakeJob) -> None:
-    group = workers(make_job("spec.trainer.accelerator={vendor: Mock, resourceName: a.b/c, preset: Atlas-A2}"))
-    assert {"runtimeClassName", "nodeSelector"} & pod(group).keys() == set()
-    assert group["resources"]["NPU"] == "1"
-    assert env(group)["VERL_OMNI_RAY_RESOURCE"] == "NPU"
-
-
-def test_shared_memory_counts_as_memory(make_job: MakeJob) -> None:
-    job = make_job(
-        "spec.trainer.resources={requests: {cpu: '20', memory: 6Gi}, limits: {memory: 8Gi}}",
-        "spec.trainer.sharedMemory.sizeLimit=4Gi",
-    )
-    group = workers(job)
-    assert pod(group)["containers"][0]["resources"] == {
-        "requests": {"cpu": "20", "memory": "10Gi"},
-        "limits": {"memory": "12Gi"},
-    }
-    (volume,) = [entry for entry in pod(group)["volumes"] if entry["name"] == "shared-memory"]
-    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
-    assert int(group["rayStartParams"]["object-store-memory"]) < 4 * 1024**3
-    assert group["resources"]["CPU"] == "20"
 
 
 def test_ray_has_a_logical_cpu_for_every_actor(make_job: MakeJob) -> None:
@@ -246,30 +157,6 @@ def test_the_report_token_is_valid_for_this_job_only(make_job: MakeJob) -> None:
     assert pod(group)["automountServiceAccountToken"] is False
 
 
-def test_only_workers_mount_the_run_folder(make_job: MakeJob) -> None:
-    job = make_job("spec.checkpoint={claimName: runs, path: /data}")
-    assert {"name": "runs", "mountPath": "/data"} in pod(workers(job))["containers"][0]["volumeMounts"]
-    assert {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}} in pod(workers(job))["volumes"]
-    head = ray_job(job)["spec"]["rayClusterSpec"]["headGroupSpec"]
-    assert [volume["name"] for volume in pod(head)["volumes"]] == ["shared-memory"]
-    assert json.loads(ray_job(job)["spec"]["entrypointResources"]).keys() <= workers(job)["resources"].keys()
-
-
-def test_an_init_container_downloads_a_model_id(make_job: MakeJob) -> None:
-    job = make_job(
-        "spec.model={base: Qwen/Qwen-Image, revision: abc, tokenSecretRef: {name: hf, key: t}, cache: {claimName: m}}"
-    )
-    group = workers(job)
-    (fetch,) = pod(group)["initContainers"]
-    folder = "/var/lib/diffusionrl/models/Qwen/Qwen-Image--abc"
-    assert fetch["command"] == ["hf", "download", "Qwen/Qwen-Image", "--local-dir", folder, "--revision", "abc"]
-    assert f"actor_rollout_ref.model.path={folder}" in ray_job(job)["spec"]["entrypoint"]
-    written = YAML(typ="safe").load(group["template"]["metadata"]["annotations"]["diffusionrl.io/job.yaml"])
-    assert written["spec"]["model"]["base"] == "Qwen/Qwen-Image"
-    assert "HF_TOKEN" not in env(group)
-    assert {"name": "models", "persistentVolumeClaim": {"claimName": "m"}} in pod(group)["volumes"]
-
-
 def test_a_pod_template_cannot_change_what_the_operator_depends_on(make_job: MakeJob) -> None:
     template = {
         "metadata": {"labels": {"mine": "yes"}},
@@ -285,30 +172,6 @@ def test_a_pod_template_cannot_change_what_the_operator_depends_on(make_job: Mak
         assert [container["name"] for container in pod(group)["containers"]] == ["ray", "first"]
         assert pod(group)["containers"][0]["tty"] is True
         assert pod(group)["restartPolicy"] == "Never"
-
-
-@pytest.mark.parametrize(
-    ("policy", "wanted"),
-    [
-        ("DeleteCluster", {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 10}),
-        ("Retain", {"shutdownAfterJobFinishes": False}),
-    ],
-)
-def test_cleanup_policies(make_job: MakeJob, policy: str, wanted: dict[str, Any]) -> None:
-    spec = ray_job(make_job(f"spec.cleanupPolicy={policy}", "spec.activeDeadlineSeconds=100"))["spec"]
-    assert {name: spec[name] for name in wanted} == wanted
-    assert spec["activeDeadlineSeconds"] > 100
-
-
-def test_delete_workers_keeps_the_head(make_job: MakeJob) -> None:
-    spec = ray_job(make_job("spec.cleanupPolicy=DeleteWorkers"))["spec"]
-    rules = spec["deletionStrategy"]["deletionRules"]
-    assert [(rule["policy"], rule["condition"]["jobStatus"]) for rule in rules] == [
-        ("DeleteWorkers", "SUCCEEDED"),
-        ("DeleteWorkers", "FAILED"),
-    ]
-    # KubeRay refuses both together.
-    assert {"shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys() == set()
 
 
 def test_every_container_has_requests_and_the_limits_of_the_job(make_job: MakeJob) -> None:

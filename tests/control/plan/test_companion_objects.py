@@ -1,4 +1,4 @@
-"""The objects next to the RayJob of a job: network policies and pod monitors, and what owns them."""
+"""The objects next to the RayJob of a job: network policies and pod monitors."""
 
 from __future__ import annotations
 
@@ -6,35 +6,9 @@ from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import SETTINGS, MakeJob, by_kind, pod
-from omni_operator import plan
-from omni_operator.api.spec.pod_template import RESERVED_KEYS
+from control.plan.rendered_objects import MakeJob, by_kind
 
 NAME = "kubernetes.io/metadata.name"
-
-
-def test_network_policies(make_job: MakeJob) -> None:
-    assert "NetworkPolicy" not in by_kind(make_job("spec.security.networkPolicy=Disabled"))
-    spec = by_kind(make_job())["NetworkPolicy"]["spec"]
-    assert (spec["policyTypes"], "egress" in spec) == (["Ingress"], False)
-    kuberay = spec["ingress"][1]["from"][0]["podSelector"]["matchExpressions"][0]
-    at = spec["ingress"][1]["ports"]
-    assert (kuberay["values"], at) == (["kuberay", "kuberay-operator"], [{"protocol": "TCP", "port": 8265}])
-    # Pods of other jobs have `app.kubernetes.io/name: kuberay`, and the label of their RayCluster, which is reserved.
-    others = spec["ingress"][1]["from"][0]["podSelector"]["matchExpressions"][1]
-    assert others == {"key": "ray.io/cluster", "operator": "DoesNotExist"}
-    assert others["key"].startswith(RESERVED_KEYS)
-    job = make_job(
-        "spec.security.networkPolicy=DefaultDeny",
-        "spec.reward.scorers=[{name: a, http: {url: 'http://judge:9000/x'}}, {name: b, http: {url: 'https://h.example.com'}},"
-        " {name: unified_reward, settings: {base_url: 'http://vlm:8000/v1', model: m}}, {name: jpeg}]",
-    )
-    closed = by_kind(job)["NetworkPolicy"]["spec"]
-    ports = [{(port["protocol"], port["port"]) for port in rule.get("ports", ())} for rule in closed["egress"]]
-    assert ports == [set(), {("UDP", 53), ("TCP", 53)}, set(), {("TCP", 443)}, set()]
-    assert closed["egress"][-1]["to"][0]["namespaceSelector"]["matchLabels"] == {
-        "kubernetes.io/metadata.name": "omni-operator"
-    }
 
 
 @pytest.mark.parametrize(
@@ -83,21 +57,3 @@ def test_a_pod_monitor_selects_the_port_of_kuberay_and_the_pods_of_every_group(m
     for group in groups:
         assert selected.items() <= group["template"]["metadata"]["labels"].items()
     assert [each["port"] for each in made["PodMonitor"]["spec"]["podMetricsEndpoints"]] == ["metrics"]
-
-
-def test_objects_of_a_job_with_a_uid_have_an_owner(make_job: MakeJob) -> None:
-    assert all("ownerReferences" not in body["metadata"] for body in plan.render_objects(make_job(), 1, SETTINGS))
-    for body in plan.render_objects(make_job("metadata.uid=u-1"), 1, SETTINGS):
-        (owner,) = body["metadata"]["ownerReferences"]
-        assert (owner["uid"], owner["controller"], owner["kind"]) == ("u-1", True, "DiffusionRLJob")
-
-
-def test_wandb_gets_its_key_and_its_port(make_job: MakeJob) -> None:
-    tracking = "spec.observability.tracking={loggers: [tensorboard, wandb], wandbSecretRef: {name: s, key: k}}"
-    job = make_job(tracking, "spec.security.networkPolicy=DefaultDeny")
-    made = by_kind(job)
-    (worker,) = made["RayJob"]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    env = {entry["name"]: entry for entry in pod(worker)["containers"][0]["env"]}
-    assert env["WANDB_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": "s", "key": "k"}}
-    ports = [port["port"] for rule in made["NetworkPolicy"]["spec"]["egress"] for port in rule.get("ports", ())]
-    assert 443 in ports

@@ -176,30 +176,6 @@ def test_an_adapter_to_start_from_gives_rank_and_alpha_unless_the_job_does() -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "loss"),
-    [
-        ("FlowGRPO", "flow_grpo"),
-        ("DanceGRPO", "flow_grpo"),
-        ("GRPOGuard", "grpo_guard"),
-        ("FlowDPPO", "flow_dppo"),
-        ("DiffusionNFT", "diffusion_nft"),
-        ("DiffusionDPO", "diffusion_dpo"),
-    ],
-)
-def test_an_algorithm_is_rendered_as_the_trainers_name(name: str, loss: str) -> None:
-    made = settings(f"spec.algorithm.name={name}")
-    assert made["actor_rollout_ref.actor.diffusion_loss.loss_mode"] == loss
-    assert made["actor_rollout_ref.model.algorithm"] == loss
-
-
-def test_dance_grpo_has_its_sampler_and_its_advantages() -> None:
-    made = settings("spec.algorithm.name=DanceGRPO")
-    assert made["actor_rollout_ref.rollout.algo.sde_type"] == "dance_sde"
-    assert made["algorithm.adv_estimator"] == "dance_grpo"
-    assert settings()["actor_rollout_ref.rollout.algo.sde_type"] == "sde"
-
-
-@pytest.mark.parametrize(
     ("name", "placement", "strategy"),
     [("MixGRPO", "", "progressive"), ("MixGRPO", ", placement: Random", "random"), ("FlowGRPO", "", "random")],
 )
@@ -208,11 +184,6 @@ def test_the_window_of_mix_grpo_moves_unless_it_is_random(name: str, placement: 
     assert made["actor_rollout_ref.rollout.algo.sample_strategy"] == strategy
     assert made["actor_rollout_ref.actor.diffusion_loss.loss_mode"] == "flow_grpo"
     assert made["algorithm.adv_estimator"] == ("mix_grpo" if name == "MixGRPO" else "flow_grpo")
-
-
-def test_a_custom_algorithm_is_left_to_the_overrides() -> None:
-    made = settings("spec.algorithm.name=Custom")
-    assert not {"actor_rollout_ref.actor.diffusion_loss.loss_mode", "algorithm.adv_estimator"} & made.keys()
 
 
 def test_a_progressive_window_has_its_training_steps_per_place() -> None:
@@ -228,22 +199,10 @@ def test_target_modules_default_to_those_of_the_model_family() -> None:
     assert settings("spec.model.lora.targetModules=[all-linear]")[name] == "all-linear", "of peft, not a suffix"
 
 
-def test_the_share_of_samples_without_a_score_is_the_trainer_s() -> None:
-    assert settings("spec.reward.maxFailedShare=0")["reward.max_failed_share"] == 0
-    assert "reward.max_failed_share" not in settings()
-
-
 def test_a_single_scorer_that_may_fail_needs_the_manager_of_several() -> None:
     made = settings("spec.reward.scorers=[{name: jpeg, required: false}]")
     assert made["reward.reward_functions.jpeg.required"] is False
     assert "reward.scorer" not in made
-
-
-def test_trackers_and_their_project_are_the_trainers_loggers() -> None:
-    assert not {"trainer.logger", "trainer.project_name"} & settings().keys()
-    made = settings("spec.observability.tracking={loggers: [console, tensorboard], project: red}")
-    assert (made["trainer.logger"], made["trainer.project_name"]) == (("console", "tensorboard"), "red")
-    assert made["trainer.experiment_name"] == "a-job"
 
 
 def test_trackers_that_can_show_pictures_get_some() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import RENDERED_ANNOTATION
-from omni_operator.cluster.cache.job_parser import parse_job_facts
-from omni_operator.status.observed.running_pods import count_accelerators
 
 MakeJob = Callable[..., DiffusionRLJob]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
@@ -52,24 +49,6 @@ def test_on_the_trainers_accelerators_there_is_one_pool_and_every_pod_downloads_
     assert trainer["resources"]["CPU"] > groups(make_job(*GPUS))[0]["resources"]["CPU"]
 
 
-def test_reward_pods_are_a_worker_group_that_is_pinned_and_counted(make_job: MakeJob) -> None:
-    job = make_job(*SEPARATE)
-    trainer, reward = groups(job)
-    assert (reward["groupName"], reward["replicas"]) == ("reward", 3)
-    named = [{name for name in one["resources"] if name not in ("CPU", "GPU")} for one in (trainer, reward)]
-    assert named == [{"omni_trainer"}, {"omni_reward"}] and reward["resources"]["GPU"] == "4"
-    made = judge_settings(job)
-    assert (made["enable_resource_pool"], made["nnodes"], made["n_gpus_per_node"]) == (True, 3, 4)
-    assert made["node_resource"] == "omni_reward"
-    assert plan.render_settings(*plan.resolve_for_pods(job))["trainer.node_resource"] == "omni_trainer"
-    spec = plan.render_attempt(job, 1, SETTINGS)["spec"]
-    assert json.loads(spec["entrypointResources"]) == {"omni_trainer": 0.001}
-    facts = parse_job_facts(
-        {"metadata": {"name": "j", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}}, job.spec
-    )
-    assert (count_accelerators(facts, None), facts.trainer.pods, facts.judges.pods) == (8 + 12, 1, 3)
-
-
 def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(make_job: MakeJob) -> None:
     def limits(job: DiffusionRLJob) -> tuple[int, int]:
         *_, reward = groups(job)
@@ -98,31 +77,6 @@ def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(
         assert digests(f"spec.reward.model.{changed}") == digests(), "pods are replaced in the running attempt"
         assert digests(queue) != digests(queue, f"spec.reward.model.{changed}") or "updateStrategy" in changed
     assert digests("spec.reward.model.tensorParallelSize=4") != digests()
-
-
-def test_a_reward_pod_that_is_deleted_drains_its_node(make_job: MakeJob) -> None:
-    trainer, reward = groups(make_job(*SEPARATE))
-    (container,) = [each for each in reward["template"]["spec"]["containers"] if each["name"] == "ray"]
-    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["python3", "-m", "verl_omni.utils.drain_node", "60"]
-    assert reward["template"]["spec"]["terminationGracePeriodSeconds"] == 90
-    assert "terminationGracePeriodSeconds" not in trainer["template"]["spec"]
-
-
-def test_three_pools_have_a_group_each(make_job: MakeJob) -> None:
-    job = make_job(*SEPARATE, "spec.rollout.placement=Separate", "spec.rollout.batchesAhead=1")
-    assert [one["groupName"] for one in groups(job)] == ["trainer", "rollout", "reward"]
-
-
-def test_each_pod_downloads_only_the_models_that_it_reads(make_job: MakeJob) -> None:
-    job = make_job(*SEPARATE, "spec.rollout.placement=Separate", "spec.rollout.batchesAhead=1", "spec.model.base=a/b")
-    downloads = {
-        one["groupName"]: [each["name"] for each in one["template"]["spec"]["initContainers"]] for one in groups(job)
-    }
-    assert downloads == {
-        "trainer": ["fetch-model", "fetch-judge"],
-        "rollout": ["fetch-model"],
-        "reward": ["fetch-judge"],
-    }
 
 
 def test_on_one_machine_it_has_the_accelerators_of_all_its_pods(make_job: MakeJob) -> None:

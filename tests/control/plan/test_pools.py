@@ -38,20 +38,6 @@ def container(group: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_a_pool_is_a_worker_group_with_a_ray_resource_of_its_own(make_job: MakeJob) -> None:
-    job = make_job(*SEPARATE)
-    trainer, rollout = groups(job)
-    assert [(one["groupName"], one["replicas"]) for one in (trainer, rollout)] == [("trainer", 1), ("rollout", 3)]
-    limits = [(one["minReplicas"], one["maxReplicas"]) for one in (trainer, rollout)]
-    assert limits == [(1, 1), (1, 1024)], "the number of rollout pods may change, in what the schema of the job allows"
-    named = [{name for name in one["resources"] if name not in ("CPU", "GPU")} for one in (trainer, rollout)]
-    assert named == [{"omni_trainer"}, {"omni_rollout"}]
-    assert [one["resources"]["GPU"] for one in (trainer, rollout)] == ["8", "4"]
-    assert [container(one)["resources"]["limits"]["nvidia.com/gpu"] for one in (trainer, rollout)] == ["8", "4"]
-    # The training program runs in a trainer pod, which has the run folder.
-    assert json.loads(ray_job(job)["entrypointResources"]) == {"omni_trainer": 0.001}
-
-
 def test_rollout_pods_have_a_folder_for_prompt_embeddings_if_the_job_keeps_them(make_job: MakeJob) -> None:
     path = f"{make_job().spec.checkpoint.path}/.prompt-cache"
     for kept in (False, True):
@@ -196,27 +182,6 @@ def test_rollout_pods_get_no_file_or_token_that_only_the_training_program_reads(
     assert fetch["name"] == "fetch-model"
 
 
-def test_rollout_pods_have_their_own_size_nodes_and_template(make_job: MakeJob) -> None:
-    _, rollout = groups(
-        make_job(
-            *SEPARATE,
-            "spec.rollout.resources={limits: {cpu: '40', memory: 8Gi}}",
-            "spec.rollout.sharedMemory.sizeLimit=4Gi",
-            "spec.rollout.scheduling={nodeSelector: {pool: b}, tolerations: [{key: x}], topology: {required: rack}}",
-            "spec.rollout.podTemplate={metadata: {labels: {team: a}}}",
-            "spec.scheduling.nodeSelector={pool: a}",
-        )
-    )
-    template = rollout["template"]
-    assert container(rollout)["resources"]["limits"] == {"cpu": "40", "memory": "12Gi", "nvidia.com/gpu": "4"}
-    assert rollout["resources"]["CPU"] == "40"
-    assert rollout["rayStartParams"] == {"object-store-memory": str(2 * 1024**3)}
-    assert template["spec"]["nodeSelector"] == {"pool": "b"}
-    assert template["spec"]["tolerations"] == [{"key": "x", "operator": "Exists"}]
-    assert template["metadata"]["annotations"] == {"kueue.x-k8s.io/podset-required-topology": "rack"}
-    assert template["metadata"]["labels"]["team"] == "a"
-
-
 def test_without_accelerators_of_their_own_rollout_pods_have_those_of_the_trainer(make_job: MakeJob) -> None:
     trainer, rollout = groups(
         make_job(SEPARATE[0], "spec.rollout.placement=Separate", "spec.scheduling.nodeSelector={a: b}")
@@ -225,20 +190,6 @@ def test_without_accelerators_of_their_own_rollout_pods_have_those_of_the_traine
     assert container(trainer)["resources"] == container(rollout)["resources"]
     # The scheduling of the trainer's pods stays theirs.
     assert "nodeSelector" not in rollout["template"]["spec"]
-
-
-def test_all_pods_may_connect_to_each_other_and_share_the_token_of_ray(make_job: MakeJob) -> None:
-    job = make_job(*SEPARATE, "spec.security.networkPolicy=DefaultDeny")
-    cluster = ray_job(job)["rayClusterSpec"]
-    (policy,) = [body for body in plan.render_objects(job, 1, SETTINGS) if body["kind"] == "NetworkPolicy"]
-    selected = policy["spec"]["podSelector"]["matchLabels"]
-    own = {"podSelector": {"matchLabels": selected}}
-    # Without ports in the rule, all are open: a weight update listens on a free one.
-    assert {"from": [own]} in policy["spec"]["ingress"] and {"to": [own]} in policy["spec"]["egress"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        assert selected.items() <= group["template"]["metadata"]["labels"].items()
-    # KubeRay sets RAY_AUTH_TOKEN in all pods of the cluster.
-    assert cluster["authOptions"] == {"mode": "token"}
 
 
 def test_pods_and_accelerators_of_both_pools_count(make_job: MakeJob) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,23 +46,6 @@ def file(folder: Path, name: str, body: str) -> str:
     return str(path)
 
 
-def test_an_interrupt_while_it_imports_fails_the_waiting_forks_at_once(tmp_path: Path) -> None:
-    importing = Preloaded((sys.executable, "-c", "import sys; sys.stdin.read()"))
-    fork = importing.run_pytest([*OPTIONS, "none.py"], tmp_path / "log")
-    importing.interrupt()
-    assert fork.wait(WITHIN_S) == 1
-    with pytest.raises(ProcessLookupError, match="has ended"):
-        _ = fork.pid
-    importing.close()
-
-
-def test_an_interrupt_leaves_forks_that_have_started(preloaded: Preloaded, tmp_path: Path) -> None:
-    fork = preloaded.run_pytest([*OPTIONS, file(tmp_path, "test_passing.py", "pass")], tmp_path / "log")
-    assert fork.pid
-    preloaded.interrupt()
-    assert fork.wait(WITHIN_S) == 0
-
-
 def test_each_file_has_a_session_its_output_and_an_exit_code(preloaded: Preloaded, tmp_path: Path) -> None:
     body = "import os, sys; assert os.getsid(0) == os.getpid() != os.getppid() and 'tabnanny' in sys.modules"
     passing = file(tmp_path, "test_passing.py", body)
@@ -79,41 +60,6 @@ def test_each_file_has_a_session_its_output_and_an_exit_code(preloaded: Preloade
     logs = [(tmp_path / f"{number}.log").read_text() for number in range(2)]
     assert "1 passed" in logs[0]
     assert "seen" in logs[1] and "1 failed" in logs[1]
-
-
-def test_what_is_killed_has_failed(preloaded: Preloaded, tmp_path: Path) -> None:
-    sleeping = file(tmp_path, "test_sleeping.py", "import time; print('asleep', flush=True); time.sleep(600)")
-    fork = preloaded.run_pytest([*OPTIONS, "-s", sleeping], tmp_path / "log")
-    log = tmp_path / "log"
-    deadlines.wait_until("the test to sleep", WITHIN_S, lambda: log.exists() and "asleep" in log.read_text())
-    os.killpg(fork.pid, signal.SIGKILL)
-    assert fork.wait(WITHIN_S) == -signal.SIGKILL
-
-
-def test_without_the_process_every_file_has_failed(tmp_path: Path) -> None:
-    ended = Preloaded((sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit('no torch here')"))
-    forks = [ended.run_pytest(["no such file"], tmp_path / "log") for _ in range(2)]
-    assert [fork.wait(WITHIN_S) for fork in forks] == [1, 1]
-    with pytest.raises(ProcessLookupError):
-        _ = forks[0].pid
-    assert ended.run_pytest(["no such file"], tmp_path / "log").wait(WITHIN_S) == 1
-    ended.close()
-
-
-@pytest.mark.parametrize(("after", "shown"), [("", False), ("; raise ImportError('no device')", True)])
-def test_what_imports_print_is_shown_only_if_they_fail(after: str, shown: bool) -> None:
-    code = (
-        f"import os; from suite import preloaded; exec(\"with preloaded.held_output(): os.write(1, b'seen'){after}\")"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
-    assert ("seen" in done.stderr, "no device" in done.stderr, done.stdout) == (shown, shown, "")
 
 
 def test_the_runner_forks_the_stages_that_say_so(preloaded: Preloaded, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from suite.stages import (
     only,
     pytest_stage,
 )
-from suite.timings import StageTime, TestTime
 
 ROOT = Path(__file__).resolve().parents[3]
 NUMERIC_STAGES = {f"numeric: {level}" for level in INSTRUCTIONS}
@@ -78,11 +77,6 @@ def test_a_part_of_a_run_brings_the_builds_that_it_needs() -> None:
     chosen = only(lanes(Target.ALL, ENGINE), ["fast", "whole"])
     names = {stage.name for lane in chosen for stage in lane}
     assert names == {"fast: commands", "fast: control", "fast: ml", "fast: trainer", "whole clusters", PROGRAMS, IMAGES}
-
-
-def test_a_part_brings_also_what_its_builds_wait_for() -> None:
-    chosen = only(lanes(Target.ALL, ENGINE), ["whole"])
-    assert {stage.name for lane in chosen for stage in lane} == {"whole clusters", PROGRAMS, IMAGES}
 
 
 def test_every_run_but_the_one_before_a_commit_draws_all_examples_of_property_tests() -> None:
@@ -195,48 +189,6 @@ def test_a_lane_that_has_ended_takes_over_from_the_end_of_another_what_can_start
     assert sorted(words) == sorted(["short", "build", "taken", "next", "late", "end"]), "each once"
 
 
-def test_a_lane_that_would_wait_takes_over_what_can_start(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("")
-    run = [
-        (python("long", until(log, "taken")), python("taken over", appending(log, "taken"))),
-        (python("needs long", appending(log, "late"), after=("long",)),),
-    ]
-    assert Runner(tmp_path / "run", lambda text: None).run(run) == []
-    assert log.read_text().split() == ["taken", "late"]
-
-
-def test_a_lane_that_has_ended_waits_for_what_it_can_take_over_later(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("")
-    run = [
-        (python("short", appending(log, "short")),),
-        # "long" ends only if the other lane runs what waits for the build.
-        (python("long", until(log, "late")), python("needs the build", appending(log, "late"), after=("build",))),
-        (Stage("build", ("-c", until(log, "short") + "time.sleep(0.5);"), niceness=19),),
-    ]
-    assert Runner(tmp_path / "run", lambda text: None).run(run) == []
-
-
-AUTOGROUP = Path("/proc/self/autogroup")
-WITHIN_20_S = f"""
-import os, pathlib, time
-assert os.nice(0) >= 19
-for _ in range(2000):
-    if "nice 19" in pathlib.Path({str(AUTOGROUP)!r}).read_text():
-        raise SystemExit(0)
-    time.sleep(0.01)
-raise SystemExit(1)
-"""
-
-
-@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not group processes by session")
-def test_a_build_leaves_the_processors_to_the_sessions_of_tests(tmp_path: Path) -> None:
-    test = python("test", f"assert 'nice 0' in open({str(AUTOGROUP)!r}).read()")
-    run = [(Stage("build", ("-c", WITHIN_20_S), niceness=19),), (test,)]
-    assert Runner(tmp_path, lambda text: None).run(run) == []
-
-
 def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Path) -> None:
     said: list[str] = []
     run = [
@@ -337,32 +289,6 @@ def test_an_interrupted_run_lets_tests_remove_what_they_made(tmp_path: Path) -> 
     assert not made.exists() and (tmp_path / "removed").exists()
 
 
-def test_the_table_has_the_long_stages_and_the_slowest_tests() -> None:
-    report = (
-        '<testsuites><testsuite><testcase classname="tests.ml.test_a" name="test_b[c]" time="2.6"/>'
-        '<testcase classname="tests.ml.test_a" name="test_d" time="0.1"/></testsuite></testsuites>'
-    )
-    tests = timings.tests_of(report)
-    assert tests == [TestTime("tests/ml/test_a.py::test_b[c]", 2.6), TestTime("tests/ml/test_a.py::test_d", 0.1)]
-    many = [*tests, *(TestTime(f"t{number}", float(number)) for number in range(1, 40))]
-    stages = [
-        StageTime("slow", 61.2, True, "9 passed, 3 deselected, 1 warning in 60 s"),
-        StageTime("fast", 20, True, ""),
-    ]
-    shown = timings.table("2 cores", stages, many)
-    assert "| slow | 61 | 9 passed |\n| 1 shorter stages together | 20 |" in shown
-    assert shown.count("| `t") == timings.SLOWEST and "| `t39` | 39 |" in shown and "test_d" not in shown
-
-
-def test_a_page_keeps_all_but_its_durations() -> None:
-    page = f"# Tests\n{timings.BEGIN}\nold\n{timings.END}\nmore\n"
-    once = timings.replaced(page, "new")
-    assert once == f"# Tests\n{timings.BEGIN}\n\nnew\n\n{timings.END}\nmore\n"
-    assert timings.replaced(once, "new") == once
-    with pytest.raises(ValueError, match="no place for durations"):
-        timings.replaced("# Tests\n", "new")
-
-
 def test_the_page_of_tests_has_a_place_for_durations() -> None:
     assert timings.replaced((ROOT / "docs/contribute/testing.md").read_text(encoding="utf-8"), "new")
 
@@ -370,8 +296,3 @@ def test_the_page_of_tests_has_a_place_for_durations() -> None:
 def test_programs_of_a_control_plane_come_before_its_tests() -> None:
     (stage,) = [stage for lane in lanes(Target.TEST, ENGINE) for stage in lane if stage.name == "control plane"]
     assert stage.after == (PROGRAMS,)
-
-
-def test_programs_are_built_next_to_one_lane_of_tests() -> None:
-    run = lanes(Target.TEST, ENGINE)
-    assert len(run) == 2 and PROGRAMS in {stage.name for stage in run[1][:2]}

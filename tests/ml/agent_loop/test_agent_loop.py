@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 from typing import Any
 
@@ -20,7 +19,7 @@ from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.rows import SampleFailed, SampleLost, run_rows
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.utils import maybe_per_rollout_seeds
-from verl_omni.workers.config import DiffusionRolloutConfig, DiffusionSamplingConfig
+from verl_omni.workers.config import DiffusionRolloutConfig
 from verl_omni.workers.rollout.replica_calls import ReplicaLost
 
 
@@ -43,21 +42,6 @@ def test_seeds_are_optional_and_need_one_index_per_row() -> None:
         maybe_per_rollout_seeds({"rollout_seed": 1}, 3, [0, 1])
 
 
-def test_training_and_validation_parameters() -> None:
-    rollout = DiffusionRolloutConfig(
-        calculate_log_probs=True, val_kwargs=DiffusionSamplingConfig(seed=5, algo={"noise_level": 0.0})
-    )
-    train = row_params(rollout, {"global_steps": 4, "rollout_seed": 1}, 2, {})
-    assert [row["seed"] for row in train] == [1_000_003, 1_000_004]
-    assert train[0]["global_steps"] == 4 and train[0]["logprobs"] is True and train[0]["noise_level"] == 1.0
-    held = row_params(rollout, {"validate": True}, 2, {})
-    assert [row["seed"] for row in held] == [5, 5]
-    assert held[0]["noise_level"] == 0.0 and held[0]["logprobs"] is False and "global_steps" not in held[0]
-    assert [row["seed"] for row in row_params(rollout, {"validate": True}, 2, {"seed": [8, 9]})] == [8, 9]
-    with pytest.raises(KeyError):
-        row_params(rollout, {}, 1, {})
-
-
 @given(st.integers(1, 20), st.booleans(), st.none() | st.integers(0, 2**40))
 @settings(deadline=None)
 def test_rows_do_not_share_parameters(size: int, validate: bool, seed: int | None) -> None:
@@ -68,27 +52,6 @@ def test_rows_do_not_share_parameters(size: int, validate: bool, seed: int | Non
     made[0]["seed"] = made[0]["height"] = -1
     assert all(row["height"] == 512 and row.get("seed") != -1 for row in made[1:])
     assert rollout.pipeline.height == 512
-
-
-async def test_a_failure_cancels_and_awaits_the_rest_and_names_the_row() -> None:
-    events: list[str] = []
-    started = asyncio.Event()
-
-    async def run(row: int) -> None:
-        if row == 1:
-            await started.wait()
-            raise RuntimeError("engine is gone")
-        events.append(f"start {row}")
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            events.append(f"end {row}")
-
-    with pytest.raises(SampleFailed, match="prompt 1 failed: RuntimeError: engine is gone") as failure:
-        await run_rows(3, run, lambda row: f"prompt {row}")
-    assert isinstance(failure.value.__cause__, RuntimeError)
-    assert sorted(events) == ["end 0", "end 2", "start 0", "start 2"]
 
 
 @pytest.mark.parametrize(
@@ -140,21 +103,6 @@ def row(score: float | None = 1.0, **fields: Any) -> _InternalDiffusionAgentLoop
         metrics=AgentLoopMetrics(),
         extra_fields=fields,
     )
-
-
-def test_collated_batches_have_the_documented_keys() -> None:
-    info = {"correct": 1.0, "note": "x"}
-    rows = [
-        row(all_latents=torch.zeros(1, 6, 1), global_steps=3, reward_extra_info=info),
-        row(all_latents=torch.ones(1, 6, 1), global_steps=3, reward_extra_info={"correct": 0.0}),
-    ]
-    made = batching.collate(rows, {"uid": np.array(["a", "b"], dtype=object)})
-    assert set(made.batch.keys()) == {"prompts", "responses", "rollout_log_probs", "all_latents", "rm_scores"}
-    assert made.batch["rm_scores"].shape == (2, 1) and made.batch["rm_scores"].dtype == torch.float32
-    assert made.meta_info["reward_extra_keys"] == ["correct", "note"]
-    assert list(made.non_tensor_batch["correct"]) == [1.0, 0.0] and list(made.non_tensor_batch["note"]) == ["x", None]
-    assert list(made.non_tensor_batch["global_steps"]) == [3, 3]
-    assert made.non_tensor_batch["__num_turns__"].dtype == np.int32
 
 
 BOXES: Any = ([[1, 2], [1]], [[1, 2], [3, 4]], [np.zeros(2), np.ones(2)], [torch.zeros(2), torch.zeros(3)], ["a", 1])

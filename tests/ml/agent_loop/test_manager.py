@@ -183,30 +183,3 @@ def test_when_a_worker_fails_the_others_write_nothing_any_more() -> None:
         assert events == ["ended", "ended"], "before the error is raised"
 
     asyncio.run(generate())
-
-
-def test_by_default_each_node_has_an_agent_loop_worker(monkeypatch: pytest.MonkeyPatch, on_two_nodes: Any) -> None:
-    from verl.experimental.agent_loop import agent_loop
-
-    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
-
-    nodes: list[str] = []
-
-    class Placed:
-        """A worker class that notes the node of each worker."""
-
-        @staticmethod
-        def options(*, name: str, scheduling_strategy: Any) -> Any:
-            nodes.append(scheduling_strategy.node_id)
-            return SimpleNamespace(remote=lambda *_: name)
-
-    class Manager(DiffusionAgentLoopManager):
-        agent_loop_workers_class = Placed
-
-    # The head of a cluster has no CPU for actors.
-    sizes = {"a": 16, "b": 0, "c": 16}
-    alive = [{"NodeID": 56 * name, "Alive": True, "Resources": {"CPU": cpus}} for name, cpus in sizes.items()]
-    monkeypatch.setattr(agent_loop.ray, "nodes", lambda: alive)
-    manager = Manager.create(on_two_nodes(16), None, None, None)
-    assert len(manager.agent_loop_workers) == 2
-    assert nodes == ["a" * 56, "c" * 56]

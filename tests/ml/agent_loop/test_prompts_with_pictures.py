@@ -171,12 +171,3 @@ async def test_a_video_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any,
     assert video.shape == (4, 3, SIDE, SIDE) and video[:, 0].flatten(1).mean(1).tolist() == [0, 80, 160, 240]
     ids = made.tokenizer.convert_tokens_to_ids
     assert asked["prompt_token_ids"].count(ids(VIDEO)) == 2 * 4, "one for each 2 by 2 patches of 2 frames"
-
-
-async def test_an_image_with_too_many_tokens_is_refused(worker: Any, batch: Any, model: Path) -> None:
-    from verl_omni.agent_loop.rows import SampleFailed
-
-    made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=16", engine=server(Engine()))
-    large = message(Image.new("RGB", (4 * SIDE, 4 * SIDE), "red"))
-    with pytest.raises(SampleFailed, match="ValueError: Multimodal prompt produced 68 tokens, exceeding"):
-        await made.generate_sequences(batch([""], raw_prompt=[large]))

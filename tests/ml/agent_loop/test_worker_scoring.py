@@ -34,29 +34,6 @@ async def test_reward_workers_take_turns_and_get_no_recorded_tensors(
     assert given.non_tensor_batch["tool_extra_fields"][0] == {"note": "x", "global_steps": None}
 
 
-async def test_reward_workers_get_the_tensors_that_an_agent_loop_adds(
-    worker: Any, batch: Any, engine: Any, rewards: Any
-) -> None:
-    handle = rewards()
-    recorded = {
-        "all_latents": torch.ones(5, 2),
-        "pooled_prompt_embeds": torch.ones(4),
-        "prompt_embeds": torch.ones(3, 2),
-    }
-    made = worker(engine=engine(mask=torch.arange(3), **recorded), rewards=[handle])
-    await made.generate_sequences(batch(["a"], data_source=["s"]))
-    fields = handle.given[0].non_tensor_batch["tool_extra_fields"][0]
-    assert fields.keys() == {"mask", "global_steps"} and fields["mask"].tolist() == [0, 1, 2]
-
-
-async def test_reward_workers_get_the_audio_of_a_sample(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
-    handle = rewards()
-    made = worker(engine=engine(audio=torch.arange(8.0), audio_sample_rate=32000), rewards=[handle])
-    await made.generate_sequences(batch(["a"], {"validate": True}, data_source=["s"]))
-    fields = handle.given[0].non_tensor_batch["tool_extra_fields"][0]
-    assert fields["audio"].tolist() == list(range(8)) and fields["audio_sample_rate"] == 32000
-
-
 @pytest.mark.parametrize("validate", [False, True])
 async def test_with_the_output_type_both_an_evaluation_scores_latents_and_keeps_its_picture(
     worker: Any, batch: Any, engine: Any, rewards: Any, validate: bool

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,26 +166,6 @@ def test_the_page_lists_missed_targets(program: Any, tmp_path: Path) -> None:
     assert "## Missed targets\n\n- Overlapped rewards take up to 1.2 times the ideal time; the target is 1.1." in top
 
 
-def test_learning_from_older_samples_is_judged_over_three_seeds(program: Any, tmp_path: Path) -> None:
-    def run(ahead: int, last: float, changes: tuple[str, ...] = ()) -> dict[str, Any]:
-        held_out = [{"step": step, "reward/mean": mean, "reward/stderr": 0.0} for step, mean in ((0, 0.0), (60, last))]
-        return {"ahead": ahead, "seed": 0, "changes": list(changes), "held_out": held_out}
-
-    said = {}
-    for name, oldest in (("met", 0.895), ("missed", 0.7)):
-        runs = [run(0, 0.88), run(0, 0.9), run(0, 0.92), *[run(1, 0.9)] * 3, *[run(2, oldest)] * 3]
-        for kept in (runs, runs[:1] + runs[3:4] + runs[6:7]):
-            data = {"machine": "one", "runs": [*kept, run(2, 0.1, ("a.b=c",))]}  # a changed setting is no seed
-            (tmp_path / "staleness.json").write_text(json.dumps(data), encoding="utf-8")
-            text = " ".join(program("page").generated(tmp_path)["contribute/benchmarks.md"].split())
-            said[name, len(kept)] = text
-    target = "over three seeds, the synchronous run's last reward within its standard error"
-    assert f"- Target met: {target}" in said["met", 9] and "| `b=c` | 2 | 0.100 | 0.100 |" in said["met", 9]
-    assert f"- **Target missed**: {target}" in said["missed", 9]
-    assert "two versions old 0.200; the target is within the standard error over 3 seeds, 0.012." in said["missed", 9]
-    assert "was measured with 1 of three seeds" in said["met", 3] and f"- **Target missed**: {target}" in said["met", 3]
-
-
 def test_the_main_example_is_judged_by_its_gain_its_time_and_a_control_that_learns_nothing(
     program: Any, tmp_path: Path
 ) -> None:
@@ -220,73 +199,6 @@ def test_each_section_names_a_program_that_exists(program: Any) -> None:
     assert all((ROOT / "benchmarks" / command.split()[0]).is_file() for command in commands)
 
 
-def test_plots_are_reproducible(program: Any) -> None:
-    plots = program("plots")
-    one, again = (plots.plot([plots.Series("a", [1, 2], [3, 4], [2, 3], [4, 5])], "x", "y") for _ in range(2))
-    assert one == again and "date" not in one.lower()
-
-
-def test_missed_weight_targets_are_listed_with_their_values(program: Any, tmp_path: Path) -> None:
-    spread = program("results").spread
-    transfer = [
-        {
-            "bucket_mib": bucket,
-            "total_mib": 256,
-            "tensor_kib": 64,
-            **spread("share_of_memcpy", [share]),
-            **spread("sender_alone", [0.9]),
-            **spread("gib_per_s", [2.0]),
-            **spread("memcpy_gib_per_s", [4.0]),
-        }
-        for bucket, share in ((1, 0.5), (64, 0.7))
-    ]
-    update = {"rank": 16, "megabytes": 1.0, **spread("memory_s", [0.01]), **spread("tmpfs_over_swap", [3.5])}
-    for way, ratio in (("tmpfs", 2.0), ("disk", 6.0), ("forced", 7.0)):
-        update |= spread(f"{way}_ratio", [ratio])
-    buckets = [{"buckets": 4, **spread("ratio", [3.0]), "same_picture": False}]
-    adapter = {"machine": "one", "runs": [update], "buckets": buckets, "modules": 2, "buckets_rank": 16}
-    (tmp_path / "weight_transfer.json").write_text(json.dumps({"machine": "one", "runs": transfer, "enough_mib": 8}))
-    (tmp_path / "adapter_update.json").write_text(json.dumps(adapter))
-    files = program("page").generated(tmp_path)
-    text = " ".join(files["contribute/benchmarks.md"].split())
-    assert "**Target missed**: at least 60% of `memcpy`'s bandwidth (missed with buckets of 1 MiB)." in text
-    assert "**Target missed**: at least 5 times as fast as files; the lowest ratios are files on tmpfs 2," in text
-    assert "- Weights in buckets of 1 MiB reach 0.5 of `memcpy`'s bandwidth; the target is 0.6." in text
-    assert "- An adapter update through memory is 2 to 7 times as fast as through files; the target is 5." in text
-    assert "would be 3.5 to 3.5 times as fast as files" in text
-    assert "| 4 | 3 (3-3) | no |" in text
-    assert {"figures/weight_transfer.svg", "figures/adapter_update.svg"} <= files.keys()
-
-
-def test_the_fan_out_of_an_update_is_judged_by_both_targets(program: Any, tmp_path: Path) -> None:
-    spread = program("results").spread
-    runs = [
-        {
-            "receivers": count,
-            "update_mib": 512,
-            **spread("share_of_bound", [share]),
-            **spread("gib_per_s", [2.0]),
-            **spread("slowest_over_fastest", [uneven]),
-            **spread("bound_gib_per_s", [3.0]),
-            **spread("cpu_over_bound", [2.0]),
-        }
-        for count, share, uneven in ((1, 0.9, 1.0), (8, 0.6, 1.7))
-    ]
-    texts = []
-    for chosen, load in ((runs, 9.0), (runs[:1], 1.0)):
-        data = {"machine": "one", "tensor_mib": 4, "buffer_mib": 8, "load": load, "runs": chosen}
-        (tmp_path / "fan_out.json").write_text(json.dumps(data))
-        texts.append(" ".join(program("page").generated(tmp_path)["contribute/benchmarks.md"].split()))
-    missed, met = texts
-    assert "**Target missed**: together at least 70% of the bandwidth of one socket (missed with 8)." in missed
-    assert "- Receivers of an update over the network, 8: 0.6 of the bandwidth of one socket" in missed
-    assert "- The slowest receiver of an update over the network takes 1.7 times as long as the fastest" in missed
-    assert "It takes 2 times the CPU time, on cores that sender and receivers share with other work." in missed
-    assert "The load of the machine was 9 at the start" in missed and "The load" not in met
-    assert "Missed targets" not in met
-    assert "- Target met: no receiver takes more than 1.5 times as long as the fastest" in met
-
-
 def test_a_fan_out_sends_every_byte_to_every_receiver(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fan_out = program("fan_out")
     for name, value in (("SOURCE", 1), ("ROUNDS", 2), ("TENSOR", 1 << 18), ("BUCKET", 1 << 19), ("BUFFER", 1 << 19)):
@@ -306,15 +218,6 @@ def test_a_fan_out_sends_every_byte_to_every_receiver(program: Any, monkeypatch:
         assert not thread.is_alive()
 
 
-def test_a_split_adapter_keeps_both_matrices_of_a_module_together(program: Any) -> None:
-    cut = program("adapter_update").split
-    tensors = {f"{module}.lora_{half}": 0 for module in "abcde" for half in "AB"}
-    for number in (1, 2, 5):
-        found = cut(tensors, number)
-        assert len(found) == number and {name: 0 for part in found for name in part} == tensors
-        assert all(len({name[0] for name in part}) * 2 == len(part) for part in found)
-
-
 @settings(deadline=None)  # the first example imports the program
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(1, 1000))
 def test_the_lower_bound_lies_between_the_ideal_and_the_sequential_time(
@@ -329,17 +232,6 @@ def test_the_lower_bound_lies_between_the_ideal_and_the_sequential_time(
     # One batch's shorter half is what the ends cost.
     ends = min(drawing, scoring) / (drawing + scoring) / batches
     assert exact(drawing, scoring, batches) == pytest.approx(ideal + ends)
-
-
-def test_images_are_compared_value_by_value(program: Any) -> None:
-    ours = torch.tensor([[0, 255, 7, 7]], dtype=torch.uint8)
-    theirs = torch.tensor([[0, 254, 7, 9]], dtype=torch.uint8)
-    assert program("batching").compare(ours, theirs) == {"equal": 0.5, "largest_difference": 2}
-
-
-def test_a_spread_keeps_the_value_of_every_turn(program: Any) -> None:
-    made = program("results").spread("seconds", [3.0, 1.0, 2.0])
-    assert made == {"seconds": 2.0, "seconds_lowest": 1.0, "seconds_highest": 3.0, "seconds_all": [3.0, 1.0, 2.0]}
 
 
 def test_a_model_of_real_size_fails_without_a_module_a_step_or_a_right_estimate(program: Any) -> None:

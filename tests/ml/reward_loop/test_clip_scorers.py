@@ -199,11 +199,6 @@ def test_the_score_of_a_video_is_the_mean_of_its_frames(
         assert score(name, folder, samples, infos, **more) == pytest.approx(wanted, abs=1e-4), name
 
 
-def test_pickscore_has_a_scale(folder: Path) -> None:
-    wanted = [each / 26 for each in score("pickscore", folder)]
-    assert score("pickscore", folder, score_scale=1 / 26) == pytest.approx(wanted)
-
-
 def test_samples_without_a_prompt_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="pickscore compares the image with its prompt"):
         score("pickscore", folder, PICTURES[:1], [{}])

@@ -92,12 +92,6 @@ def test_jpeg_prefers_what_compresses_and_counts_kilobytes() -> None:
     assert score("jpeg", noise) < score("jpeg", noise, quality=50) < score("jpeg", CONSTANT.repeat(1, 4, 4)) < 0
 
 
-def test_jpeg_compressibility_is_the_same_as_jpeg() -> None:
-    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 32, 32), dtype=np.uint8))
-    for options in ({}, {"quality": 40}):
-        assert score("jpeg_compressibility", noise, **options) == score("jpeg", noise, **options)
-
-
 @pytest.fixture
 def scorer_file(tmp_path: Path) -> Path:
     path = tmp_path / "mine.py"
@@ -248,13 +242,6 @@ def test_a_server_of_latents_gets_them_and_its_score_is_scaled(serve: Callable[.
         score("latent_http", CONSTANT, **given)
 
 
-def test_connections_are_kept(serve: Callable[..., Server]) -> None:
-    server = serve(*[(200, '{"score": 1}')] * 5)
-    for _ in range(5):
-        score("http", CONSTANT, url=url(server))
-    assert (len(server.received), server.connections) == (5, 1)
-
-
 def batch_of(pictures: list[torch.Tensor], **settings: Any) -> Any:
     count = len(pictures)
     truths = [f"truth {place}" for place in range(count)]
@@ -288,21 +275,6 @@ def test_a_server_abstains_with_null_as_the_score_of_a_sample(serve: Callable[..
     assert score("latent_http", torch.zeros(4, 3, 2), "truth", server_url=url(serve((200, empty)))) is None
     server = serve((200, f'{{"scores": [{{"score": 1}}, {empty}]}}'))
     assert batch_of([CONSTANT] * 2, url=url(server)) == [{"score": 1.0}, None]
-
-
-def test_a_number_that_no_float_can_hold_is_infinite(serve: Callable[..., Server]) -> None:
-    server = serve((200, f'{{"score": 1, "detail": -1{"0" * 400}}}'))
-    assert score("http", CONSTANT, url=url(server)) == {"score": 1.0, "detail": -math.inf}
-
-
-def test_a_busy_server_is_retried_and_a_refusal_is_not(serve: Callable[..., Server]) -> None:
-    busy = serve((503, ""), (200, '{"score": 1}'))
-    assert score("http", CONSTANT, url=url(busy)) == {"score": 1.0}
-    assert len(busy.received) == 2
-    refusing = serve((422, ""), (200, '{"score": 1}'))
-    with pytest.raises(RewardServerError, match="422"):
-        score("http", CONSTANT, url=url(refusing))
-    assert len(refusing.received) == 1
 
 
 @pytest.mark.parametrize(
@@ -349,12 +321,6 @@ def test_an_answer_that_may_be_another_one_later_is_asked_for_again(
     with pytest.raises(RewardServerError, match="2 attempts") as caught:
         score("http", CONSTANT, url=url(failing), attempts=2)
     assert str(caught.value).startswith(f"{url(failing)}: ") and len(str(caught.value)) < 500
-
-
-def test_a_refusal_has_the_text_of_the_server(serve: Callable[..., Server]) -> None:
-    server = serve((422, "image is too small"))
-    with pytest.raises(RewardServerError, match="status 422: image is too small"):
-        score("http", CONSTANT, url=url(server))
 
 
 def test_a_redirect_says_where_to(serve: Callable[..., Server]) -> None:

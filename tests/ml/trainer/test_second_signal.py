@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from verl_omni.trainer.run.stop_signal import describe_loss
-
 # A run that gets signals after its third step.
 PROGRAM = """
 import contextlib, os, signal, sys
@@ -94,11 +92,3 @@ def test_before_the_run_begins_nothing_is_lost(tmp_path: Path) -> None:
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (130, "stopped before the run began: nothing is lost\n")
-
-
-def test_the_steps_since_the_newest_checkpoint_are_lost() -> None:
-    lost = "stopped at once: the step at work and {} complete before it are lost; "
-    assert describe_loss(7, 4) == lost.format(3) + "the newest checkpoint is of step 4"
-    assert describe_loss(4, 4) == "stopped at once: the step at work is lost; the newest checkpoint is of step 4"
-    assert describe_loss(12, None, begun=10) == lost.format(2) + "there is no checkpoint"
-    assert describe_loss(0, None) == "stopped at once: the step at work is lost; there is no checkpoint"

@@ -79,12 +79,6 @@ def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints(tmp_path: Path) ->
     assert checkpoints.run_number(tmp_path, last) == run == 2
 
 
-def test_one_checkpoint_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        checkpoints.save(tmp_path, step, write_weights, keep=1, run=1)
-    assert checkpoints.steps(tmp_path) == [3]
-
-
 def test_a_manifest_lists_files_and_not_folders_whose_sizes_differ_between_volumes(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         write_weights(folder)
@@ -248,13 +242,6 @@ def test_an_edited_image_is_saved_after_its_input(tmp_path: Path) -> None:
     with Image.open(tmp_path / "samples" / "step_000001" / "00.png") as picture:
         assert picture.size == (8 + 4, 4)
         assert [picture.getpixel((x, 1)) for x in (0, 7, 8)] == [(255, 0, 0), (255, 0, 0), (9, 9, 9)]
-
-
-def test_evaluations_have_a_standard_error() -> None:
-    found = step_metrics.evaluation(torch.tensor([0.0, 1.0, 0.0, 1.0]), {"correct": [0, 1, 0, 1], "note": ["x"] * 4})
-    assert found["val/reward/mean"] == 0.5 and found["val/n"] == 4 and found["val/correct/mean"] == 0.5
-    assert found["val/reward/stderr"] == pytest.approx(0.5773 / 2, rel=1e-3)
-    assert "val/note/mean" not in found
 
 
 def test_images_are_kept_of_evenly_spaced_prompts_and_of_none_twice() -> None:

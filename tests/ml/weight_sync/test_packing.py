@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.weight_sync import buckets, errors, messages, names
+from verl_omni.weight_sync import buckets, errors, messages
 from verl_omni.weight_sync.buckets import compute_digest, device_digest
 from verl_omni.weight_sync.checks import StagedTensors, check_finite, check_names
-from verl_omni.weight_sync.errors import IncompleteUpdate, summarize_names
+from verl_omni.weight_sync.errors import IncompleteUpdate
 from verl_omni.weight_sync.messages import BufferMessage
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.int64]
@@ -182,18 +182,6 @@ def test_different_names_are_refused(wanted: set[str], found: set[str]) -> None:
     else:
         with pytest.raises(IncompleteUpdate):
             check_names(wanted, found)
-
-
-def test_long_lists_of_names_are_shortened() -> None:
-    assert summarize_names("abc") == "a, b, c (3)"
-    assert summarize_names("abcdefg") == "a, b, c, d, e … (7)"
-
-
-def test_names_of_updates_and_sockets() -> None:
-    assert names.make_update_zmq_id(None, 3) == "step-none-seq-3"
-    assert names.make_update_zmq_handle("ipc:///tmp/a.sock", "step-1-seq-0") == "ipc:///tmp/a-update-step-1-seq-0.sock"
-    assert names.make_update_zmq_handle("tcp://x", "u") == "tcp://x"
-    assert names.make_update_zmq_handle("ipc:///tmp/a.sock", None) == "ipc:///tmp/a.sock"
 
 
 @pytest.mark.parametrize("kind", errors.WeightSyncError.__subclasses__())

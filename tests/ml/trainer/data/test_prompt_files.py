@@ -56,9 +56,6 @@ def test_usable_files_are_accepted(tmp_path: Path, text: str) -> None:
         (GOOD + '\n{"text": "red"}\n', f":3: {NO_PROMPT}"),
         (GOOD + '{"prompt": null}\n', f":2: {WRONG_PROMPT}null"),
         ('{"prompt": 3}\n', f":1: {WRONG_PROMPT}a number"),
-        ('{"prompt": NaN}\n', f":1: {WRONG_PROMPT}a number"),
-        ('{"prompt": true}\n', f":1: {WRONG_PROMPT}a boolean"),
-        ('{"prompt": {"text": "red"}}\n', f":1: {WRONG_PROMPT}a mapping"),
         ('{"prompt": []}\n', ":1: column prompt: a list of messages must not be empty"),
         (
             '{"prompt": ["red"]}\n',
@@ -73,15 +70,10 @@ def test_usable_files_are_accepted(tmp_path: Path, text: str) -> None:
             ":1: column prompt: message 0 of the prompt must have a content: text, or a list of parts",
         ),
         (
-            '{"prompt": [{"role": "user", "content": ["red"]}]}',
-            ":1: column prompt: message 0 of the prompt must have a content: text, or a list of parts",
-        ),
-        (
             '{"prompt": "a", "negative_prompt": 5}',
             ":1: column negative_prompt: a prompt must be text or a list of messages, not a number",
         ),
         ('{"prompt": "a", "extra_info": "b"}', ":1: column extra_info: must be a mapping, not text"),
-        ('{"prompt": "a", "reward_model": [1]}', ":1: column reward_model: must be a mapping, not a list"),
         ('{"prompt": "a", "prompt": "b"}', ":1: 'prompt' is given twice"),
         (GOOD + '{"prompt": "red"\n' + GOOD, ":2: not valid JSON: Expecting ',' delimiter, column 17"),
         (GOOD + '"red"\n', ":2: a row must be a mapping of columns, not text"),
@@ -97,12 +89,7 @@ def test_usable_files_are_accepted(tmp_path: Path, text: str) -> None:
             '{"prompt": "a", "x": 9223372036854775808}',
             f":1: the number {2**63} has more than 64 bits: write it as text",
         ),
-        (
-            '{"prompt": "a", "x": ' + "9" * 5000 + "}",
-            f":1: the number {'9' * 40} has more than 64 bits: write it as text",
-        ),
         ("", " has no rows"),
-        ("\n \n", " has no rows"),
         ("[]", " has no rows"),
     ],
 )

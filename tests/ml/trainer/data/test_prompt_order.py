@@ -50,16 +50,6 @@ def test_the_permutation_of_an_epoch_is_computed_once(size: int, batch: int) -> 
     assert computed == list(range(-(-40 * batch // size)))
 
 
-def test_the_order_depends_on_the_seed() -> None:
-    assert PromptOrder(50, 8, seed=1).rows(3) != PromptOrder(50, 8, seed=2).rows(3)
-    assert PromptOrder(5, 3, seed=0, shuffle=False).rows(2) == [3, 4, 0]
-
-
-@pytest.mark.parametrize("step", [1, 2, 3])
-def test_a_run_that_resumes_at_the_beginning_of_an_epoch_begins_with_its_order(step: int) -> None:
-    assert PromptOrder(4, 4, seed=5).rows(step) == epoch_order(4, 5, step - 1).tolist()
-
-
 @pytest.mark.parametrize(("seed", "epoch", "own"), [(7, 3, 7_000_024), (2**44, 1, (2**44 * 1_000_003 + 1) % 2**63)])
 def test_the_order_of_an_epoch_stays_the_same_over_versions(seed: int, epoch: int, own: int) -> None:
     """A run that is resumed with a later version must not get rows again that it had."""

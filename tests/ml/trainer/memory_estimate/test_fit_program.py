@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -228,24 +227,3 @@ def test_invalid_settings_are_refused(arguments: list[str], said: str, capsys: p
     assert program.main(["--", *arguments]) == 2
     printed = capsys.readouterr()
     assert said in printed.err and printed.out == ""
-
-
-def test_a_missing_configuration_file_is_named(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "model_index.json").write_text((tiny / "model_index.json").read_text())
-    assert program.main(["--", f"actor_rollout_ref.model.path={tmp_path}", *REQUIRED]) == 2
-    assert f"{tmp_path}/text_encoder/config.json does not exist" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_without_accelerators_one_machine_needs_memory_for_all_pods(tiny: Path) -> None:
-    config = job(tiny, "trainer.nnodes=2", "trainer.n_gpus_per_node=1", accelerator=False)
-    document = program.describe(config, 1 << 50, accelerator=False)
-    assert document["peak"] == 2 * max(phase["bytes"] for phase in document["host"])
-
-
-@pytest.mark.slow
-def test_the_program_prints_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [f"actor_rollout_ref.model.path={tiny}", *REQUIRED, "actor_rollout_ref.rollout.pipeline.height=64"]
-    assert program.main(["--cpu", "--capacity", str(1 << 60), "--", *arguments]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["fits"] is True and document["device"] == []

@@ -168,17 +168,6 @@ def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_es
 
 
 @pytest.mark.slow
-def test_a_job_has_the_same_trainer_and_engine_in_two_pools(model: Path) -> None:
-    shared = estimated(model, f"{ROLLOUT}.free_cache_engine=false", f"{ROLLOUT}.enable_sleep_mode=false")
-    apart = estimated(model, *STANDALONE)
-    assert apart.standalone is not None and shared.standalone is None
-    assert (apart.trainer, apart.engine) == (shared.trainer, shared.engine)
-    for phase, engines in (("update", "generation"), ("weight sync", "weight sync")):
-        together = parts(apart.estimate, phase) + parts(apart.standalone, engines)
-        assert together == parts(shared.estimate, phase) + Counter({"device contexts": DEVICE_CONTEXT})
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["adapter", "all weights, in the engine's dtype"])
 def test_the_bytes_of_an_update_are_those_that_the_actor_sends(model: Path, what: str) -> None:
     kind, overrides = ("lora", ()) if what == "adapter" else ("full", ("actor_rollout_ref.model.lora_rank=0",))

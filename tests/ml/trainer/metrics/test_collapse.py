@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ml.trainer.runs_in_memory import run_in_memory
 from verl_omni.trainer.metrics import collapse, step_metrics
 from verl_omni.trainer.metrics.collapse import IMAGES, REWARD_SPREAD, CollapseState
 
@@ -81,10 +78,6 @@ def test_a_collapse_ends_at_half_of_the_first_diversity_or_a_tenth_of_the_larges
         assert places[:1] == [9] and len(places) == len(found)
 
 
-def test_images_that_were_alike_from_the_start_have_not_collapsed() -> None:
-    assert warnings([{IMAGES: 0.0}, {IMAGES: 0.0}, {IMAGES: 0.1}]) == []
-
-
 def test_numbers_that_are_not_finite_do_not_count() -> None:
     spreads = [value for spread in [0.1] * 5 + [0.001] * 4 for value in (spread, float("nan"))]
     assert warnings([{REWARD_SPREAD: value, IMAGES: float("inf")} for value in spreads]) == []
@@ -119,31 +112,3 @@ def test_the_diversity_of_pictures_is_their_mean_pixel_deviation() -> None:
     assert step_metrics.image_diversity(extremes) == {IMAGES: 0.5}
     assert step_metrics.image_diversity(images[:1]) == {}
     assert step_metrics.image_diversity(images.float()) == {}, "latents have no scale"
-
-
-def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
-    def recorder() -> Any:
-        from omegaconf import OmegaConf
-
-        from verl_omni.trainer.settings import configuration as trainer_settings
-
-        required = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
-        config = trainer_settings.load([*required, "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline"])
-        assert OmegaConf.is_dict(config)
-        stack = SimpleNamespace(workers=None, pool=None, judges=None)
-        return run_in_memory(config, stack, tmp_path, [{"prompt": "a"}], None).loop.recorder
-
-    first = recorder()
-    for step, diversity in enumerate([0.08, 0.01, 0.01]):
-        first.record({"step": step, IMAGES: diversity})
-    second = recorder()
-    second.warnings.restore()
-    second.record({"step": 3, IMAGES: 0.01})
-    events = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
-    (warning,) = [event for event in events if event["event"] == "warning"]
-    assert (warning["reason"], warning["step"], warning["message"][:38]) == (
-        "SamplesCollapsed",
-        1,
-        "The images of different held-out promp",
-    )
-    assert [event.get("step") for event in events if event["event"] != "warning"] == [0, 1, 2, 3]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.collapse import REWARD_SPREAD
-from verl_omni.trainer.metrics.run_warnings import RewardState, RunWarnings, observe_reward
-from verl_omni.trainer.run.run_folder import RunFolder
+from verl_omni.trainer.metrics.run_warnings import RewardState, observe_reward
 
 GROUPS = [f"prompt {number // 6}" for number in range(12)]
 NONE: dict[str, float | None] = {}
@@ -62,17 +58,3 @@ def test_lines_without_a_spread_do_not_count() -> None:
     assert warnings([{"val/reward/mean": 0.0}, {REWARD_SPREAD: None}, NONE, {REWARD_SPREAD: float("nan")}] * 9) == []
     same = line([0.5] * 12)
     assert [place for place, _ in warnings([same, NONE] * 9)] == [8]
-
-
-def test_the_run_folder_gets_the_warning_and_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    same = line([0.0] * 12)
-    first = RunWarnings(folder)
-    for step in range(1, 8):
-        first.observe(step, folder.step({"step": step, **same}))
-    second = RunWarnings(folder)
-    second.restore()
-    second.observe(8, {"step": 8, **same})
-    events = [json.loads(text) for text in (tmp_path / "progress.jsonl").read_text().splitlines()]
-    (warning,) = [event for event in events if event["event"] == "warning"]
-    assert (warning["reason"], warning["step"]) == ("RewardConstant", 5)

@@ -10,10 +10,6 @@ import torch
 
 from verl_omni.trainer.metrics import degradation, step_metrics
 from verl_omni.trainer.metrics.degradation import DegradationState
-from verl_omni.trainer.metrics.run_warnings import RunWarnings
-from verl_omni.trainer.report.run_data import parse_events
-from verl_omni.trainer.report.statements import EXPLANATIONS
-from verl_omni.trainer.run.run_folder import RunFolder
 from verl_omni.utils.metrics.image_statistics import measure
 
 
@@ -92,20 +88,3 @@ def test_metrics_of_a_batch_are_means_and_diversity_is_within_prompts() -> None:
     held_out = step_metrics.image_statistics([black, white], ["val-0", "val-1"], prefix="val/")
     assert "val/images/dark" in held_out and "val/images/diversity" not in held_out
     assert step_metrics.image_statistics([], []) == {}
-
-
-def test_the_run_folder_gets_the_warning_and_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    lines = darkening(20)
-    for given in (lines[:18], lines[18:]):
-        observer = RunWarnings(folder)
-        observer.restore()
-        for line in given:
-            step = len(folder.metrics()) + 1
-            observer.observe(step, folder.step({"step": step, **{k: v or 0.0 for k, v in line.items()}}))
-    (warning,) = [
-        event for event in parse_events((tmp_path / "progress.jsonl").read_text()) if event.event == "warning"
-    ]
-    assert warning.reason == degradation.REASON == "SamplesDegraded"
-    assert degradation.REASON in EXPLANATIONS
-    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"] == len(lines)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from verl_omni.trainer.metrics.run_warnings import RunWarnings, clipping_text
-from verl_omni.trainer.run.run_folder import RunFolder
+from verl_omni.trainer.metrics.run_warnings import clipping_text
 
 
 def line(positive: float | None, negative: float | None, staleness: int = 0) -> dict[str, float | None]:
@@ -36,16 +32,3 @@ def test_a_clip_range_that_excludes_one_sign_is_named(metrics: dict[str, float |
     assert (text is not None) == warns
     if metrics == line(0.0, 0.33):
         assert "excluded 33% of the terms with a negative advantage and 0% of those with a positive one" in str(text)
-
-
-def test_the_warning_is_given_once_also_in_a_resumed_run(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    first = RunWarnings(folder)
-    for step in (1, 2):
-        first.observe(step, folder.step({"step": step, **line(0.0, 0.4)}))
-    second = RunWarnings(folder)
-    second.restore()
-    second.observe(3, {"step": 3, **line(0.0, 0.4)})
-    events = [json.loads(text) for text in (tmp_path / "progress.jsonl").read_text().splitlines()]
-    (warning,) = [event for event in events if event["event"] == "warning"]
-    assert (warning["reason"], warning["step"]) == ("ClippingOneSided", 1)

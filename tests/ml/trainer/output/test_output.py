@@ -83,16 +83,6 @@ def test_adapter_report_and_samples_are_in_the_store_after_a_checkpoint_and_at_t
     assert events(tmp_path / "a-job")[-1]["event"] == "done"
 
 
-def test_of_a_run_that_trains_all_weights_the_whole_checkpoint_is_sent(
-    server: ObjectStore, bucket: Path, tmp_path: Path
-) -> None:
-    config = settings(tmp_path / "run", server, f"s3://{bucket.name}/run")
-    code = main_diffusion.run_training(config, NullReporter(), lambda run, resources: save(run, 4, adapter=False))
-    assert code == main_diffusion.OK
-    sent = files(bucket / "run" / "checkpoints")
-    assert sent == {"step_000004/state/optimizer", "step_000004/manifest.json"}
-
-
 def test_adapters_between_checkpoints_are_sent_and_the_newest_is_named(tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     newest: list[str] = []
@@ -110,12 +100,6 @@ def test_adapters_between_checkpoints_are_sent_and_the_newest_is_named(tmp_path:
     assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.OK
     assert newest == ["adapters/step_000003"]
     assert files(sent / "adapters") == {"step_000003/lora/weights.safetensors"}
-
-
-def test_a_folder_takes_results_too(server: ObjectStore, bucket: Path, tmp_path: Path) -> None:
-    config = settings(tmp_path / "run", server, f"file://{tmp_path}/shared/run")
-    assert main_diffusion.run_training(config, NullReporter(), lambda run, resources: save(run, 4)) == main_diffusion.OK
-    assert {"latest.json", "report.html"} <= files(tmp_path / "shared" / "run")
 
 
 def test_a_report_that_cannot_be_written_holds_up_neither_results_nor_the_end_of_the_run(tmp_path: Path) -> None:

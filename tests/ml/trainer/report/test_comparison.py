@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_omni.trainer.report import comparison, plots
+from verl_omni.trainer.report import comparison
 from verl_omni.trainer.report.__main__ import main
 from verl_omni.trainer.report.run_data import Event, Image, Line, Run, load
 from verl_omni.trainer.run.run_folder import RunFolder, Sample
@@ -31,30 +31,12 @@ def test_only_settings_that_differ_are_listed_without_the_names_of_the_runs() ->
     assert comparison.differences([first, first]) == {}
 
 
-def test_results_have_a_row_only_for_what_a_run_measured() -> None:
-    steps = [{"step": 0.0, "val/reward/mean": 0.25, "val/reward/stderr": 0.125}]
-    steps += [{"step": float(step), "reward/mean": 0.5, "timing_s/step": 2.0 * step} for step in (1, 2, 3)]
-    found = comparison.results([Run("a", steps), Run("b", steps[1:])])
-    assert found == {
-        "steps": ["3", "3"],
-        "held-out reward, first": ["0.250 ± 0.125", "–"],
-        "held-out reward, last": ["0.250 ± 0.125", "–"],
-        "reward of the last step": ["0.500", "0.500"],
-        "seconds per step, median": ["4", "4"],
-    }
-
-
 def test_images_are_of_prompts_that_all_runs_have_from_the_same_seed() -> None:
     first = Run("a", images={2: [image("old")], 4: [image("cat"), image("cat", 1), image("dog", 3), image("cow")]})
     second = Run("b", images={6: [image("cow"), image("dog", 4), image("cat", 1), image("cat")]})
     rows = comparison.image_rows([first, second])
     assert sorted((row.prompt, len(row.images)) for row in rows) == [("cat", 2), ("cow", 2)]
     assert comparison.image_rows([first, Run("c")]) == []
-
-
-def test_runs_of_the_same_name_are_told_apart_by_their_paths() -> None:
-    assert comparison.names([Path("/r/a"), Path("/r/b")]) == ["a", "b"]
-    assert comparison.names([Path("/r/x/a"), Path("/r/y/a")]) == ["x/a", "y/a"]
 
 
 def test_too_many_runs_are_refused(tmp_path: Path) -> None:
@@ -100,22 +82,6 @@ def test_a_run_that_failed_and_one_that_is_not_complete_say_so() -> None:
     assert page.count('<p class="warn">Failed at step 2 of 9: no &lt;memory&gt;</p>') == 1
     assert "<p>Completed all 2 steps.</p>" in page
     assert "<p>At step 2 of 9: still running, or ended without a final event.</p>" in page
-
-
-@pytest.mark.slow
-def test_the_only_training_step_of_a_run_is_visible_among_longer_runs() -> None:
-    steps: list[Line] = [{"step": float(step), "reward/mean": 0.5} for step in (1, 2)]
-    figure = plots.rewards_of_runs({"one": (steps[:1], []), "two": (steps, [])})
-    assert [(trace.name, trace.mode) for trace in figure.data] == [("one", "markers"), ("two", "lines")]
-    assert figure.data[0].marker.line.color == figure.data[0].line.color
-
-
-def test_a_metric_with_one_value_in_all_runs_has_no_plot() -> None:
-    lines: list[Line] = [{"step": float(step), "actor/lr": 0.001, "actor/grad_norm": 0.1 * step} for step in (1, 2)]
-    page = comparison.render({"a": Run("a", lines), "b": Run("b", lines)})
-    assert ("Gradient norm</figcaption>" in page, "Learning rate</figcaption>" in page) == (True, False)
-    higher: list[Line] = [line | {"actor/lr": 0.002} for line in lines]
-    assert "Learning rate</figcaption>" in comparison.render({"a": Run("a", lines), "b": Run("b", higher)})
 
 
 @pytest.mark.slow

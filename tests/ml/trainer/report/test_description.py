@@ -10,7 +10,7 @@ import pytest
 
 from verl_omni.trainer.report.description import describe, describe_evaluations
 from verl_omni.trainer.report.page import render
-from verl_omni.trainer.report.run_data import Machine, Run, load
+from verl_omni.trainer.report.run_data import Run, load
 
 
 def test_the_table_of_a_run(run: Path) -> None:
@@ -37,17 +37,6 @@ def test_the_table_of_a_run(run: Path) -> None:
     assert all(f"<dt>{label}</dt><dd>{value}</dd>" in header for label, value in describe(found).items())
 
 
-def test_judges_with_a_pool_of_their_own_cost_accelerator_hours() -> None:
-    judges = {"enable": True, "enable_resource_pool": True, "nnodes": 1, "n_gpus_per_node": 3}
-    run = Run(
-        "r",
-        lines=[{"step": 1, "timing_s/step": 3600.0}],
-        settings={"trainer": {"nnodes": 1, "n_gpus_per_node": 1}, "reward": {"reward_model": judges}},
-        machine=Machine(cpu="Xeon", cores=16, memory_gib=128.0, accelerators={"NVIDIA H200": 1}),
-    )
-    assert describe(run)["Cost"] == "4 accelerator hours"
-
-
 def test_the_trainer_records_machine_and_version(run: Path) -> None:
     found = describe(load(run))
     assert " GiB memory, " in found["Machine"]
@@ -72,22 +61,6 @@ def test_a_row_without_a_source_is_left_out() -> None:
 )
 def test_rewards(reward: dict[str, Any], expected: str) -> None:
     assert describe(Run("r", settings={"reward": reward})) == {"Reward": expected}
-
-
-def test_full_weights_and_a_machine_without_accelerators() -> None:
-    model = {"actor_rollout_ref": {"model": {"path": "/m/sd3", "lora_rank": 0}}, "trainer": {"nnodes": 2}}
-    machine = Machine(cpu="Xeon", cores=1, memory_gib=4.0, accelerators={})
-    assert describe(Run("r", settings=model, machine=machine)) == {
-        "Model": "sd3 (all weights of the transformer)",
-        "Machine": "1 core of Xeon, 4 GiB memory, no GPU or NPU; 2 nodes",
-    }
-
-
-def test_pairs_of_a_data_set_are_two_samples_each() -> None:
-    rollout = {"rollout": {"n": 8}}
-    data = {"train_batch_size": 4}
-    settings = {"algorithm": {"sample_source": "offline"}, "data": data, "actor_rollout_ref": rollout}
-    assert describe(Run("r", settings=settings)) == {"Samples per step": "8 (4 pairs of the data set)"}
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from verl_omni.trainer.report import statements
 from verl_omni.trainer.report.plots import scorer_metrics
-from verl_omni.trainer.report.run_data import Event, Line, Run, evenly_spaced, load
+from verl_omni.trainer.report.run_data import Event, Run, load
 
 
 def evaluated(step: int, mean: float, stderr: float = 0.02, **more: float) -> dict[str, float | None]:
@@ -35,28 +33,6 @@ def test_a_small_change_is_called_noise() -> None:
         "The held-out reward changed from 0.500 to 0.480 in 6 steps (-0.020, 0.7 standard errors, which is within "
         "noise)."
     )
-
-
-def test_a_fall_of_the_reward_is_called_so() -> None:
-    run = Run("r", lines=[evaluated(0, 0.5), evaluated(6, 0.1)])
-    assert statements.summary(run).startswith("The held-out reward fell from 0.500 to 0.100 in 6 steps (-0.400")
-
-
-def test_a_single_evaluation_shows_no_change() -> None:
-    run = Run("r", lines=[evaluated(0, 0.5)])
-    assert statements.summary(run) == ("0 training steps. The held-out reward is 0.500 at step 0, the only evaluation.")
-
-
-def test_without_evaluations_the_training_reward_is_given() -> None:
-    lines = [trained(1), trained(2) | {"reward/mean": 0.75}]
-    assert statements.summary(Run("r", lines=lines)) == (
-        "2 training steps. The reward of the training samples is 0.500 at step 1 and 0.750 at step 2."
-    )
-
-
-def test_correct_images_are_a_share() -> None:
-    lines = [evaluated(0, 0.5, **{"val/correct/mean": 0.6}), evaluated(6, 0.5, **{"val/correct/mean": 0.725})]
-    assert statements.summary(Run("r", lines=lines)).endswith("Correct images: 60.0% before, 72.5% after.")
 
 
 START = Event(event="start", total_steps=9)
@@ -160,30 +136,6 @@ def test_a_wrong_weight_version_is_named() -> None:
     assert found == (False, "The published weight version differs from the step at step 2–3; see train.log.")
 
 
-@given(st.sets(st.integers(0, 60)).map(sorted))
-def test_ranges_lose_nothing(steps: list[int]) -> None:
-    found: list[int] = []
-    for part in filter(None, statements.ranges(steps).split(", ")):
-        ends = [int(end) for end in part.split("–")]
-        found += range(ends[0], ends[-1] + 1)
-    assert found == steps
-
-
-@given(st.floats() | st.none(), st.integers(0, 4))
-def test_no_number_has_a_negative_zero(value: float | None, digits: int) -> None:
-    text = statements.fixed(value, digits)
-    assert text == "–" or float(text) != 0 or not text.startswith("-")
-
-
-@given(st.sets(st.integers(0, 1000)).map(sorted), st.integers(2, 6))
-def test_columns_are_evenly_spaced_from_the_first_to_the_last(steps: list[int], most: int) -> None:
-    found = evenly_spaced(steps, most)
-    assert len(found) == min(len(steps), most)
-    assert found == sorted(set(found))
-    assert set(found) <= set(steps)
-    assert not steps or (found[0], found[-1]) == (steps[0], steps[-1])
-
-
 def test_phases_add_up_to_the_steps() -> None:
     line = {"timing_s/generate": 6.0, "timing_s/update": 2.0, "timing_s/sync": 1.0, "timing_s/step": 10.0}
     totals = statements.phase_totals(Run("r", lines=[trained(1, **line), evaluated(2, 0.1) | {"timing_s/eval": 90.0}]))
@@ -199,27 +151,6 @@ def test_phases_add_up_to_the_steps() -> None:
 def test_a_scorer_metric_that_equals_the_reward_is_left_out() -> None:
     lines = [trained(1, **{"reward/acc/mean": 0.5 + 1e-9, "reward/shape/mean": 0.4, "val/late/mean": 0.1})]
     assert scorer_metrics(lines) == ["reward/shape/mean", "reward/late/mean"]
-
-
-def test_a_change_of_nothing_has_no_minus_sign() -> None:
-    lines: list[Line] = [{"step": step, "val/reward/mean": 0.5 - step / 1e6} for step in (0.0, 2.0)]
-    assert "(+0.000)" in statements.summary(Run("r", lines))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        (0.25, "0.25 s"),
-        (59, "59 s"),
-        (59.97, "1 min 0 s"),
-        (61, "1 min 1 s"),
-        (119.6, "2 min 0 s"),
-        (3599.7, "1 h 0 min"),
-        (7300, "2 h 1 min"),
-    ],
-)
-def test_durations_have_readable_units(seconds: float, expected: str) -> None:
-    assert statements.duration(seconds) == expected
 
 
 def test_the_largest_difference_of_log_probabilities_is_given_with_its_step() -> None:

@@ -115,18 +115,6 @@ def test_a_warm_up_is_a_number_of_steps_or_a_part_of_all(
     assert made.actor.optim.lr_warmup_steps == steps
 
 
-def test_the_number_of_steps_follows_from_epochs(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n' * 20)
-    made = fitted(
-        tmp_path,
-        "WanPipeline",
-        f"data.train_files={tmp_path / 'x.jsonl'}",
-        "trainer.total_training_steps=null",
-        "trainer.total_epochs=3",
-    )
-    assert made.actor.optim.total_training_steps == 6, "two steps of 8 prompts an epoch"
-
-
 def test_settings_that_are_given_stay(tmp_path: Path) -> None:
     made = fitted(
         tmp_path,
@@ -316,11 +304,6 @@ def test_a_family_that_pads_prompts_needs_all_rows_of_embeddings(tmp_path: Path,
     for enough in (rows, rows + 1):
         assert fitted(tmp_path, architecture, f"{length}={enough}").rollout.max_prompt_embed_length == enough
     assert fitted(tmp_path, "QwenImagePipeline", f"{length}=60").rollout.max_prompt_embed_length == 60
-
-
-def test_numbers_of_workers_follow_from_accelerators_and_cpus(tmp_path: Path) -> None:
-    made = fitted(tmp_path, "WanPipeline", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.max_num_seqs=3")
-    assert (made.rollout.agent.num_workers, made.rollout.max_concurrent_requests) == (1, 12)
 
 
 @pytest.mark.slow

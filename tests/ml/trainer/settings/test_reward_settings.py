@@ -65,14 +65,6 @@ def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[
         (["reward.scorer=imagebind"], "reward.scorer: imagebind is not available: no working package"),
         ([SEVERAL, "reward.reward_functions={choice: {}}"], "reward.reward_functions.choice.name: choice is not"),
         (["reward.scorer=http"], "reward.scorer_kwargs.url: must be given"),
-        (
-            ["reward.scorer=genrm_ocr", "reward.scorer_kwargs.base_url=judge"],
-            "reward.scorer_kwargs.base_url: judge has the wrong format: The judge's URL up to and with /v1: http:// or https://",
-        ),
-        (
-            ["reward.scorer=aesthetic", "reward.scorer_kwargs.head_path=no.pth"],
-            "reward.scorer_kwargs.head_path: no file no.pth",
-        ),
         ([SEVERAL, "reward.reward_functions={ocr: {name: genrm_ocr}}"], "reward.reward_functions.ocr.base_url: must"),
         (["reward.reward_manager.name=Multi"], "reward.reward_manager.name: Multi does not exist; write Vis"),
         (
@@ -92,7 +84,6 @@ def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[
         ([f"{ONE}.path=no.py"], f"{ONE}.path: no file no.py"),
         ([f"{ONE}.path=pkg://no_such"], f"{ONE}.path: no module no_such"),
         ([f"{ONE}.path=no.py", "reward.scorer=jpeg"], f"reward.scorer: is not read with {ONE}.path"),
-        ([f"{ONE}.path=no"], f"{ONE}.path: no file no"),
         ([f"+{ONE}.reward_kwargs.weight=2"], f"{ONE}.reward_kwargs: is not read without {ONE}.path; write reward.sc"),
         ([f"{ONE}.path=pyproject.toml"], f"{ONE}.path: pyproject.toml is not a Python file"),
         ([f"{ONE}.path=conftest.py"], f"{ONE}.path: conftest.py has no function compute_score"),
@@ -104,41 +95,12 @@ def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[
         ([SEVERAL], "reward.reward_functions: must have a scorer with MultiVisualRewardManager"),
         ([SEVERAL, "reward.reward_functions={jpeg: {weight: 0}}"], "reward.reward_functions: the weights must add up"),
         (
-            ["reward.scorer=jpeg", "reward.scorer_kwargs.quality=101"],
-            "reward.scorer_kwargs.quality: 101 should be less than or equal to 100",
-        ),
-        (
             ["reward.scorer=jpeg", "reward.scorer_kwargs.quality=high"],
             "reward.scorer_kwargs.quality: high should be a valid integer",
         ),
         (
             [SEVERAL, "reward.reward_functions={red: {name: color, color: pink}}"],
             "reward.reward_functions.red.color: pink is not one of red, green, blue",
-        ),
-        (
-            ["reward.scorer=http", "reward.scorer_kwargs.url=host:80"],
-            "reward.scorer_kwargs.url: host:80 has the wrong format: The server's URL: http:// or https://, host",
-        ),
-        (["reward.scorer=http", "reward.scorer_kwargs.url=null"], "reward.scorer_kwargs.url: null should be a valid"),
-        (
-            ["reward.scorer=http", "reward.scorer_kwargs.url='http://[::1'"],
-            "reward.scorer_kwargs.url: http://[::1 has the wrong format: The server's URL",
-        ),
-        (
-            ["reward.scorer=http_batch", "reward.scorer_kwargs={url: 'http://x', timeout: 0}"],
-            "reward.scorer_kwargs.timeout: 0 should be greater than 0",
-        ),
-        (
-            ["reward.scorer=latent_http", "reward.scorer_kwargs.server_url=x"],
-            "reward.scorer_kwargs.server_url: x has the wrong format: The server's URL: http:// or https://",
-        ),
-        (
-            ["reward.scorer=unified_reward", "reward.scorer_kwargs={base_url: 'http://x', model: m, lowest: low}"],
-            "reward.scorer_kwargs.lowest: low should be a valid number",
-        ),
-        (
-            ["reward.scorer=pickscore", "reward.scorer_kwargs.score_scale=nan"],
-            "reward.scorer_kwargs.score_scale: nan should be a finite number",
         ),
     ],
 )

@@ -17,10 +17,6 @@ async def reply_with(value: Any) -> Any:
     return value
 
 
-async def test_a_reply_is_returned() -> None:
-    assert await await_reply(reply_with(3), replica=1, call="sleep", deadline=5) == 3
-
-
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

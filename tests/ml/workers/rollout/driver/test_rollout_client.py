@@ -58,12 +58,6 @@ async def test_an_error_that_names_the_replica_is_not_wrapped(crossed: bool) -> 
     assert router.released == ["10.0.0.1:81"]
 
 
-async def test_an_error_before_a_replica_is_acquired_is_not_wrapped() -> None:
-    with pytest.raises(RuntimeError, match="No available servers") as failure:
-        await ask(DiffusionLLMServerClient(CONFIG, Router(missing=True)))
-    assert not isinstance(failure.value, ReplicaCallFailed)
-
-
 class Late(Server):
     """A server that replies when the test tells it to."""
 

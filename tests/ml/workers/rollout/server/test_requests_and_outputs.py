@@ -74,13 +74,6 @@ def test_the_reference_s_names_of_pixels_mean_pixels(name: str) -> None:
     assert requests.engine_sampling_params({"output_type": name}).output_type == "pt"
 
 
-def test_latents_of_a_video_keep_their_dimensions() -> None:
-    latent = torch.randn(1, 16, 2, 4, 4)
-    assert torch.equal(
-        sample(engine_output(latent, final_output_type="video"), output_type="latent").diffusion_output, latent[0]
-    )
-
-
 @pytest.mark.parametrize("shape", [(1, 16, 8, 8), (1, 16, 64), (1, 16, 2, 8, 8)], ids=["image", "patches", "video"])
 def test_latents_of_every_family_lose_the_batch_dimension(shape: tuple[int, ...]) -> None:
     latent = torch.randn(shape)
