@@ -32,6 +32,7 @@ OTHERS = {
     "jq": "a server",
     "kubectl": "a cluster",
     "mkdir": "nothing",
+    "mv": "nothing",
 }
 # Commands of this repository that this test does not run: what each needs, or the test that runs it.
 NEEDS = {
@@ -73,6 +74,7 @@ NEEDS = {
     "python benchmarks/operator_scale.py": "minutes",
     "python benchmarks/operator_fairness.py": "minutes",
     "python benchmarks/operator_soak.py": "minutes",
+    "python3 -c": "tests/ml/trainer/rewards/test_scorer_pools.py",
     "python3 -m my_flux.tiny_model": "tests/ml/engine/runs/test_own_family.py",
     "python3 -m venv": "nothing",
     "python3 -m verl_omni.trainer.main_diffusion": "tests/ml/test_extensions.py",
