@@ -35,6 +35,9 @@ def use_phase_threads() -> None:
     CPUs, libgomp no longer lets them wait actively, not even for `GOMP_SPINCOUNT`.
     """
     if count := os.environ.get(THREADS):
+        import torch
+
+        torch.get_num_threads()  # the first time, it gives this thread the number of the process
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(int(count))  # torch has loaded it
 
 
