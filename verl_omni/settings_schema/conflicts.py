@@ -37,7 +37,9 @@ def configuration_of(loss: str, given: Mapping[str, Any]) -> Section:
         *groups, last = name.split(".")
         at = config
         for group in groups:
-            at = at.setdefault(group, Section())
+            if at.get(group) is None:  # a group whose default is null
+                at[group] = Section()
+            at = at[group]
         if not isinstance(value, dict):
             at[last] = resolved_default(flat, name)
         else:
