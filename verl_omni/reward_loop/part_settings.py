@@ -9,7 +9,6 @@ from typing import Any
 
 TRAINER = "trainer"  # value of a scorer's `device`: the same device as the trained model
 COMBINED = "combined"  # what the weighted mean or sum is called among the scores
-OWN_SETTINGS = ("path", "name", "weight", "required", "use", "pool")
 EVALUATION = "evaluation"  # value of `use`: scored in evaluations only, and in no reward
 USES = ("training", EVALUATION)
 RAY_RESOURCES = ("GPU", "NPU")

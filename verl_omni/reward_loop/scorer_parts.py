@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_omni.reward_loop.part_settings import OWN_SETTINGS, only_evaluates, pool_of
+from verl_omni.reward_loop.part_settings import only_evaluates, pool_of
 from verl_omni.reward_loop.rewards import get_scorer
 from verl_omni.reward_loop.rewards.python import load, package_of
 from verl_omni.reward_loop.scorer_signature import signature_of
+from verl_omni.reward_loop.setting_types import OWN_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ JSON: Final = "json"
 PICKLE: Final = "pickle"
 MODEL = "model_name_or_path"
 PROCESSOR = "processor_name_or_path"
+# Settings of an entry of `reward.reward_functions` that are not the scorer's.
+OWN_SETTINGS = ("path", "name", "weight", "required", "use", "pool")
 FILE = "file"  # marks a setting that is a file
 FOLDER = "folder"  # marks a setting that is the folder of a model, or a repository of the hub
 # Host, valid port, path. The port is opened in a NetworkPolicy. User and password are not allowed.

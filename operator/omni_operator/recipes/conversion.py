@@ -327,7 +327,12 @@ def _window(made: _Made, values: Mapping[str, Any]) -> None:
     made.put("rollout.sampler.window", window)
 
 
+def _vendor(values: Mapping[str, Any]) -> str:
+    return "Ascend" if values.get(DEVICE) == "npu" else "NVIDIA"
+
+
 def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
+    vendor = _vendor(values)
     several: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         if name.startswith(f"{SCORERS}."):
@@ -339,12 +344,12 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
         for group in (SETTINGS, ARGUMENTS)
     )
     if several:
-        made.put("reward.scorers", [scorer_field(key, dict(settings)) for key, settings in several.items()])
+        made.put("reward.scorers", [scorer_field(key, dict(settings), vendor) for key, settings in several.items()])
         if path:  # a placeholder, or a function that is not called
             made.without_effect.append(f"{SCORER}.path={path}")
     elif path and (published := published_scorer(str(path), function)):
         if published == "http":
-            made.put("reward.scorers", [scorer_field("http", {"path": path, **settings, **arguments})])
+            made.put("reward.scorers", [scorer_field("http", {"path": path, **settings, **arguments}, vendor)])
             return
         arguments = scorer_settings(published, settings | arguments)
         made.put("reward.scorers", [{"name": published} | ({"settings": arguments} if arguments else {})])
@@ -375,7 +380,7 @@ def _judge(made: _Made, values: Mapping[str, Any]) -> None:
     parallel = _number(values, JUDGE_FIELDS[5], default_parallel_size(accelerators))
     made.put("reward.model", {"base": str(path), "tensorParallelSize": parallel})
     if separate:
-        vendor = "Ascend" if values.get(DEVICE) == "npu" else "NVIDIA"
+        vendor = _vendor(values)
         made.put("reward.model.placement", "Separate")
         made.put("reward.model.replicas", _number(values, JUDGE_FIELDS[4], 1))
         made.put("reward.model.accelerator", {"vendor": vendor, "count": _number(values, JUDGE_FIELDS[3], 8)})
@@ -396,7 +401,7 @@ def _ahead(made: _Made, values: Mapping[str, Any]) -> None:
 
 def _accelerators(made: _Made, values: Mapping[str, Any]) -> None:
     """Fields that follow from several settings: the vendor of the accelerators, and the engines."""
-    vendor = "Ascend" if values.get(DEVICE) == "npu" else "NVIDIA"
+    vendor = _vendor(values)
     (nodes, count) = map(values.get, POOL)
     made.put("trainer.accelerator.vendor", vendor)
     per_node = _number(values, "trainer.n_gpus_per_node")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from verl_omni.reward_loop.published_scorers import IMPLIED, PUBLISHED, RENAMED, RETRIES
@@ -14,6 +15,7 @@ from .fields import Refusal, number
 _REFERENCE_SCORER = re.compile(
     r"(?P<package>pkg://)?(?:.*/)?verl_omni[./]utils[./]reward_score[./](?P<module>\w+?)(?:\.py)?"
 )
+POOL = "pool."  # how the names of a scorer's settings about its pool begin
 # Fields of a reward server, and the settings that they are there.
 HTTP_FIELDS = {"url": "server_url", "timeoutSeconds": "timeout", "retryBackoffSeconds": "retry_backoff"}
 
@@ -52,11 +54,12 @@ def scorer_settings(scorer: str, settings: dict[str, Any]) -> dict[str, Any]:
     return IMPLIED.get(scorer, {}) | {renamed.get(name, name): value for name, value in settings.items()}
 
 
-def scorer_field(key: str, settings: dict[str, Any]) -> dict[str, Any]:
+def scorer_field(key: str, settings: dict[str, Any], vendor: str) -> dict[str, Any]:
     """An entry of `spec.reward.scorers`.
 
     Args:
         key: its name. settings: what the script says below `reward.reward_functions.<key>`; consumed.
+        vendor: of the job's accelerators.
 
     Raises:
         Refusal: it is a scorer of the reference that does not exist here.
@@ -78,5 +81,18 @@ def scorer_field(key: str, settings: dict[str, Any]) -> dict[str, Any]:
     elif name:
         made["builtin"] = name
     made |= {field: settings.pop(field) for field in ("weight", "required") if field in settings}
+    if settings.pop("use", None) == "evaluation":
+        made["use"] = "Evaluation"
+    pool = {name.removeprefix(POOL): settings.pop(name) for name in [*settings] if name.startswith(POOL)}
+    if pool:
+        made["pool"] = _pool_field(pool, vendor)
     settings = {name: value for name, value in settings.items() if value is not None}
     return made | ({"settings": settings} if settings else {})
+
+
+def _pool_field(settings: Mapping[str, Any], vendor: str) -> dict[str, Any]:
+    """`spec.reward.scorers[].pool`; the operator chooses the Ray resources."""
+    made: dict[str, Any] = {"replicas": int(number(settings.get("nnodes", 1)))}
+    if count := int(number(settings.get("n_gpus_per_node", 0))):
+        made["accelerator"] = {"vendor": vendor, "count": count}
+    return made | ({"python": settings["python"]} if settings.get("python") else {})

@@ -311,6 +311,24 @@ def test_several_rewards() -> None:
     ]
 
 
+def test_the_use_and_the_pool_of_a_reward() -> None:
+    of = "+reward.reward_functions"
+    assert spec(
+        f"{of}.hpsv3.use=evaluation",
+        f"{of}.hpsv3.pool={{nnodes: 2, n_gpus_per_node: 1, node_resource: scorers}}",
+        f"{of}.jpeg.pool.python=envs/a/bin/python",
+        "trainer.device=npu",
+        "data.val_files=held_out.parquet",
+    )["reward"]["scorers"] == [
+        {
+            "name": "hpsv3",
+            "use": "Evaluation",
+            "pool": {"replicas": 2, "accelerator": {"vendor": "Ascend", "count": 1}},
+        },
+        {"name": "jpeg", "pool": {"replicas": 1, "python": "envs/a/bin/python"}},
+    ]
+
+
 REFERENCE_SCORERS = "verl_omni/utils/reward_score"
 PICKSCORE = {"score_scale": 1 / 26}  # the reference divides, this project does not
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.reward_loop.part_settings import EVALUATION, OWN_SETTINGS, TRAINER, held_out_scorers, weight_problem
+from verl_omni.reward_loop.part_settings import EVALUATION, TRAINER, held_out_scorers, weight_problem
 from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, modality, setting_problems
 from verl_omni.reward_loop.scorer_signature import (
     Signature,
@@ -20,6 +20,7 @@ from verl_omni.reward_loop.scorer_signature import (
     signature_of,
     takes_groups,
 )
+from verl_omni.reward_loop.setting_types import OWN_SETTINGS
 from verl_omni.trainer.settings.module_source import SourceNotFound, find_source
 
 # What a scorer's settings need not have where the run serves a judge itself (reward.reward_model).

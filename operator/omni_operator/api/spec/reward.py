@@ -12,7 +12,7 @@ from omni_operator.api.base import Line, NullFree, Rule, StrictModel, Violation
 from omni_operator.api.suggestions import did_you_mean
 from omni_operator.api.validation_messages import describe_errors
 from verl_omni.reward_loop.rewards import UNAVAILABLE
-from verl_omni.reward_loop.setting_types import SERVER_URL
+from verl_omni.reward_loop.setting_types import OWN_SETTINGS, SERVER_URL
 
 from .judge import JudgeModel
 from .scorer_pool import ScorerPool
@@ -29,7 +29,7 @@ from .scorers import (
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
 COMBINED = "combined"  # the trainer's name of the reward of several scorers
-RESERVED_SETTINGS = frozenset({"name", "path", "weight", "required", "use", "url", "timeout", "attempts"})
+RESERVED_SETTINGS = frozenset({*OWN_SETTINGS, "url", "timeout", "attempts"})
 NO_REWARD = "must not be given with use Evaluation, whose scores are in no reward; remove it"
 NO_SCORER = "has no effect without a scorer with use Evaluation; remove it, or add one"
 NOTHING_TRAINED = "all weights are 0, so there is no reward; give one scorer with use Training a weight above 0"
