@@ -80,7 +80,7 @@ def read_example(pixels: int, prompts: int, steps: int, folder: Path) -> PeerJob
         lora_rank=lora["rank"],
         lora_alpha=lora["alpha"],
         lora_targets=lora["targetModules"],
-        every_steps=spec["trainer"]["evalEverySteps"],
+        every_steps=min(steps, spec["trainer"]["evalEverySteps"]),  # the trainer also evaluates after the last one
     )
 
 
