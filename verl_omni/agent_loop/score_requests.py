@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl import DataProto
 
+from verl_omni.reward_loop.actor_replies import Unresponsive, reply_of
 from verl_omni.reward_loop.scorer_names import lost_worker_text
 from verl_omni.utils.columns import objects
 from verl_omni.utils.packed_tensors import PackedTensors, pack
@@ -148,18 +149,9 @@ class ScoreRequests:
 
     async def _reply(self, number: int, reference: Any) -> Any:
         """The reply of a worker, which itself enforces the deadline of a scorer's call."""
-        reply = asyncio.ensure_future(reference)
         try:
-            while not (await asyncio.wait({reply}, timeout=self._deadline))[0]:
-                async with asyncio.timeout(self._deadline):
-                    await self._workers[number].__ray_ready__.remote()  # it may have a long queue, or be stopped
-            return reply.result()
+            return await reply_of(self._workers[number], reference, self._deadline)
         except RayActorError as error:  # Ray names the worker only if it has noticed its death already
             raise RuntimeError(lost_worker_text(number, self._reward, error)) from error
-        except TimeoutError as error:
-            if reply.done():
-                raise  # the scorer's deadline
-            text = f"reward worker {number} did not respond within {self._deadline:g} s (reward.deadline_seconds)"
-            raise TimeoutError(text) from error
-        finally:
-            reply.cancel()
+        except Unresponsive as error:
+            raise TimeoutError(f"reward worker {number} {error}") from error

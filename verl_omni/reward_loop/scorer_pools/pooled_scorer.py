@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
+from verl_omni.reward_loop.actor_replies import Unresponsive, reply_of
 from verl_omni.reward_loop.scorer_pools.scorer_process import ENDED, ERROR
 from verl_omni.reward_loop.scoring_queue import Group
 from verl_omni.utils.root_cause import describe_error
@@ -62,7 +62,10 @@ class PooledScorer:
         number = self._choose(group)
         self._in_flight[number] += 1
         try:
-            reply = await self._reply(self._processes[number], sample, group)
+            process = self._processes[number]
+            reply: dict[str, Any] = await reply_of(process, process.score.remote(sample, group), self._deadline)
+        except Unresponsive as error:
+            raise TimeoutError(f"its process {error}") from error
         except RayActorError as error:
             raise PoolLost(f"its process is gone: {describe_error(error)}") from error
         finally:
@@ -89,18 +92,3 @@ class PooledScorer:
         chosen = min(range(count), key=lambda number: (self._in_flight[number], (number - self._next) % count))
         self._next = (chosen + 1) % count
         return chosen
-
-    async def _reply(self, process: Any, sample: Mapping[str, Any], group: Group | None) -> dict[str, Any]:
-        """The reply of a process. The process limits each call of the scorer; samples before this one take longer."""
-        reply = asyncio.ensure_future(process.score.remote(sample, group))
-        try:
-            while not (await asyncio.wait({reply}, timeout=self._deadline))[0]:
-                try:
-                    await asyncio.wait_for(process.__ray_ready__.remote(), self._deadline)
-                except TimeoutError as error:
-                    raise TimeoutError(
-                        f"its process did not respond within {self._deadline:g} s (reward.deadline_seconds)"
-                    ) from error
-            return dict(reply.result())
-        finally:
-            reply.cancel()

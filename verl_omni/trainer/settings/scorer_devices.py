@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.reward_loop.part_settings import TRAINER, ScorerPool, pools_of
+from verl_omni.reward_loop.part_settings import TRAINER, ScorerPool, pool_of, pools_of
 from verl_omni.reward_loop.rewards import has_setting
 from verl_omni.trainer.settings import async_settings, judge_settings
 from verl_omni.trainer.settings.reward_settings import is_group_wise
@@ -107,8 +107,7 @@ def describe(reward: DictConfig, device: str) -> str | None:
     named = parts or one
     found = []
     for name, given in named.items():
-        if given.get("pool") is not None:
-            pool = ScorerPool(**given["pool"])
+        if pool := pool_of(given):
             where = f"{device}, an accelerator for each" if pool.accelerators else "cpu"
             found.append(f"{name} in {pool.processes} processes of its own on {where}")
             continue
