@@ -61,6 +61,11 @@ def scorer_group(scorer: str) -> str:
     return f"{_SCORER_GROUP}{scorer.replace('_', '-')}"
 
 
+def ends_no_attempt(group: str) -> bool:
+    """Whether an attempt goes on when a pod of a worker group is lost, which KubeRay then replaces."""
+    return group in (ROLLOUT_GROUP, REWARD_GROUP) or is_scorer_group(group)
+
+
 def is_scorer_group(group: str) -> bool:
     """Whether a worker group is of a scorer with a pool."""
     return group.startswith(_SCORER_GROUP)

@@ -18,10 +18,8 @@ from dataclasses import replace
 
 from omni_operator.api.names import (
     JOB_LABEL,
-    REWARD_GROUP,
-    ROLLOUT_GROUP,
     Names,
-    is_scorer_group,
+    ends_no_attempt,
     job_of_raycluster,
     job_of_rayjob,
 )
@@ -263,7 +261,7 @@ def _add_evidence(job: CachedJob, child: Child) -> None:
     if number is None or not isinstance(child.seen, ObservedPod):
         return
     group = child.seen.group
-    if group in (ROLLOUT_GROUP, REWARD_GROUP) or is_scorer_group(group):  # its loss ends no attempt
+    if ends_no_attempt(group):
         return
     found = evidence.find_evidence(child.seen)
     if found and (number, found) not in job.evidence:

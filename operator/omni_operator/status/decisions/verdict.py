@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
-from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, is_scorer_group
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, ends_no_attempt, is_scorer_group
 from omni_operator.status.observed import evidence
 from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import HEAD, Observation, ObservedRayCluster, ObservedRayJob
@@ -129,7 +129,7 @@ def _lost_pod(observed: Observation, attempt: int) -> AttemptFailed | None:
     for found in observed.evidence_of(attempt):
         return AttemptFailed(found.reason, found.text)
     for pod in observed.pods_of(attempt):
-        if pod.unreachable and pod.group not in (ROLLOUT_GROUP, REWARD_GROUP) and not is_scorer_group(pod.group):
+        if pod.unreachable and not ends_no_attempt(pod.group):
             return AttemptFailed("Preempted", f"node {pod.node} of pod {pod.name} does not answer")
     return None
 
