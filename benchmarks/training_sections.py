@@ -217,7 +217,7 @@ def peers(data: Data) -> Section:
             "with the evaluations and checkpoints of the job. The plain loop is one process with diffusers and peft; "
             "[flow_grpo](https://github.com/yifan123/flow_grpo) is its trainer of Stable Diffusion 3 with the same "
             "sizes, adapter and scorer; it evaluates before a step and not after the last one, so once less. The "
-            f"programs take turns, {turns} each; memory is read in runs of its own."
+            f"programs take turns, {turns} each; memory is read in separate runs."
             + (busy if data["load"] > QUIET_LOAD else ""),
             table(*peers_table(data)),
         ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +41,20 @@ def broken(data_source, solution_image, ground_truth, extra_info):
 """
 
 
+def train(shared_ray: SharedRay, folder: Path, scorers: Sequence[Mapping[str, Any]], steps: int) -> tuple[Path, int]:
+    """Train the example with scorers; the run folder, and the samples of a prompt."""
+    settings = [
+        f"spec.reward={json.dumps({'scorers': scorers, 'replicas': 2})}",
+        f"spec.algorithm={json.dumps({'name': 'FlowGRPO', 'overrides': ['data.val_max_samples=8']})}",
+        "spec.trainer.evalEverySteps=0",
+        f"spec.trainer.totalSteps={steps}",
+        "spec.checkpoint.everySteps=0",
+    ]
+    job = plan.resolve_paths(load_job(EXAMPLES / "red-grpo.yaml", settings).job, str(EXAMPLES))
+    shared_ray.train(plan.render_overrides(job, plan.local_layout(job, str(folder))))
+    return folder / "red-grpo", job.spec.rollout.samples_per_prompt
+
+
 def test_ranks_of_a_prompts_samples_are_trained_on_and_held_out_scorers_are_only_shown(
     shared_ray: SharedRay, tmp_path: Path
 ) -> None:
@@ -47,18 +63,8 @@ def test_ranks_of_a_prompts_samples_are_trained_on_and_held_out_scorers_are_only
         {"name": name, "function": {"path": str(tmp_path / "scorers.py"), "name": name}, "use": use}
         for name, use in (("rank", "Training"), ("red", "Evaluation"), ("broken", "Evaluation"))
     ]
-    settings = [
-        f"spec.reward={json.dumps({'scorers': scorers, 'replicas': 2})}",
-        f"spec.algorithm={json.dumps({'name': 'FlowGRPO', 'overrides': ['data.val_max_samples=8']})}",
-        "spec.trainer.evalEverySteps=0",
-        "spec.trainer.totalSteps=2",
-        "spec.checkpoint.everySteps=0",
-    ]
-    job = plan.resolve_paths(load_job(EXAMPLES / "red-grpo.yaml", settings).job, str(EXAMPLES))
-    shared_ray.train(plan.render_overrides(job, plan.local_layout(job, str(tmp_path))))
-    folder = tmp_path / "red-grpo"
+    folder, samples = train(shared_ray, tmp_path, scorers, steps=2)
     before, first, last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    samples = job.spec.rollout.samples_per_prompt
     for step in (first, last):
         assert step["reward/reward/rank/n/mean"] == samples, "each call has whole groups"
         # Ranks of n different samples are 0, 1/(n-1), ..., 1.
@@ -94,16 +100,8 @@ def test_scorers_with_pools_train_a_model_as_without(shared_ray: SharedRay, tmp_
         for name, version in (("old", "1.0"), ("new", "2.0"))
     ]
     scorers.append({"name": "color", "settings": {"color": "red"}})
-    settings = [
-        f"spec.reward={json.dumps({'scorers': scorers, 'replicas': 2})}",
-        f"spec.algorithm={json.dumps({'name': 'FlowGRPO', 'overrides': ['data.val_max_samples=8']})}",
-        "spec.trainer.evalEverySteps=0",
-        "spec.trainer.totalSteps=1",
-        "spec.checkpoint.everySteps=0",
-    ]
-    job = plan.resolve_paths(load_job(EXAMPLES / "red-grpo.yaml", settings).job, str(EXAMPLES))
-    shared_ray.train(plan.render_overrides(job, plan.local_layout(job, str(tmp_path))))
-    lines = [json.loads(line) for line in (tmp_path / "red-grpo" / "metrics.jsonl").read_text().splitlines()]
+    folder, _ = train(shared_ray, tmp_path, scorers, steps=1)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     step = lines[1]
     assert step["reward/reward/old/version/mean"] == 1 and step["reward/reward/new/version/mean"] == 2
     assert step["reward/reward/old/mean"] == pytest.approx(step["reward/reward/color/mean"], abs=1e-5)
