@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.ml.local_ray import local_ray
 from tests.ml.trainer.rewards.test_scorer_devices import MODEL, SEVERAL, load, samples
 from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, VisualRewardManager
 from verl_omni.reward_loop.scorer_deaths import LIMIT, ScorerDeaths
@@ -31,13 +32,8 @@ def compute_score(data_source, solution_image, ground_truth, extra_info, marks, 
 
 @pytest.fixture
 def own_ray() -> Iterator[None]:
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
+    with local_ray(cpus=2):
         yield
-    finally:
-        ray.shutdown()
 
 
 def workers(folder: Path, ends: int) -> Any:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tests.ml.local_ray import local_ray
 from verl_omni.trainer.settings import configuration, process_counts, reward_settings, scorer_devices
 
 MODEL = Path(__file__).parents[4] / "examples" / "shapes-sd3"
@@ -162,30 +163,22 @@ def test_a_run_without_free_accelerators_is_refused(
 @pytest.fixture
 def pool_of_two() -> Iterator[Any]:
     """Two of three logical GPUs of Ray are the trainer's, of which its actors have half."""
-    import ray
     from verl.single_controller.ray import RayResourcePool
 
-    ray.init(num_cpus=5, num_gpus=3, include_dashboard=False, log_to_driver=False)
-    try:
+    with local_ray(cpus=5, gpus=3):
         pool = RayResourcePool([2], use_gpu=True, name_prefix="actor", max_colocate_count=2)
         pool.get_placement_groups(device_name="cpu")
         yield pool
-    finally:
-        ray.shutdown()
 
 
 @pytest.fixture
 def ray_with_three_gpus() -> Iterator[None]:
     """Logical GPUs of Ray, of which training has taken one."""
-    import ray
     from ray.util.placement_group import placement_group
 
-    ray.init(num_cpus=1, num_gpus=3, include_dashboard=False, log_to_driver=False)
-    try:
+    with local_ray(cpus=1, gpus=3):
         assert placement_group([{"GPU": 1}]).wait(60)
         yield
-    finally:
-        ray.shutdown()
 
 
 def samples(count: int) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.ml.local_ray import local_ray
 from tests.ml.trainer.rewards.test_scorer_devices import MODEL, SEVERAL, load, samples
 from verl_omni.reward_loop.scorer_results import FAILURE
 from verl_omni.trainer.rewards.scorer_processes import check_interpreter
@@ -97,13 +98,8 @@ def nodes() -> Iterator[Any]:
 
 @pytest.fixture
 def own_ray() -> Iterator[None]:
-    import ray
-
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    try:
+    with local_ray(cpus=4):
         yield
-    finally:
-        ray.shutdown()
 
 
 def write_wheel(folder: Path, version: str) -> Path:
