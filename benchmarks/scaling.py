@@ -60,7 +60,7 @@ def measure(on: Running, repeats: int) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure, write and print."""
-    chosen = arguments(__doc__, "growth", repeats=5).parse_args()
+    chosen = arguments(__doc__, "scaling", repeats=5).parse_args()
     with running() as on:
         rows = measure(on, chosen.repeats)
     write(chosen.out, rows, pictures=PICTURES, pictures_of_resolutions=FEW, max_num_seqs_of_replicas=REPLICA_BATCH_SIZE)

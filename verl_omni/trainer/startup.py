@@ -381,7 +381,10 @@ def parts_of_step(config: DictConfig) -> StepParts:
     from verl_omni.trainer.settings import step_parts
 
     pads = getattr(training_adapter(config.actor_rollout_ref.model.architecture), "PADS_PROMPTS", False)
-    return step_parts.divide(config, device=_device_name(), cores=os.cpu_count() or 1, pads_prompts=pads)
+    cores = os.cpu_count() or 1
+    threads = os.environ.get(process_tuning.THREADS) or os.environ.get("OMP_NUM_THREADS") or str(cores)
+    own = int(threads.partition(",")[0])  # OMP_NUM_THREADS may list nested levels
+    return step_parts.divide(config, device=_device_name(), cores=cores, threads=own, pads_prompts=pads)
 
 
 def _device_name() -> str:

@@ -61,16 +61,16 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
 
     def countable(self, dataframe: Any) -> Sequence[Prompt]:
         """Prompts of rows with places for their images, whose tokens count."""
-        return self._with_places(dataframe[self.prompt_key], dataframe)
+        return self._with_places(prompt_tables.column(dataframe, self.prompt_key), dataframe)
 
     def countable_negatives(self) -> Sequence[Prompt]:
         """Negative prompts of all rows, with places for the images of their row."""
-        return self._with_places([prompt or "" for prompt in self.dataframe[NEGATIVE_PROMPT]], self.dataframe)
+        return self._with_places(_negative_prompts(self.dataframe), self.dataframe)
 
     def _with_places(self, prompts: Sequence[Prompt], dataframe: Any) -> Sequence[Prompt]:
         if self.image_key not in dataframe.column_names:
             return prompts
-        counts = [len(_listed(images)) for images in dataframe.with_format(None)[self.image_key]]
+        counts = [len(_listed(images)) for images in prompt_tables.column(dataframe.with_format(None), self.image_key)]
         return [
             prompt_images.with_images(as_messages(prompt), [None] * count) if count else prompt
             for prompt, count in zip(prompts, counts, strict=True)
@@ -218,10 +218,12 @@ def check_lengths(dataset: RLHFDataset, setting: str, tokenizer: Any, limit: int
         ValueError: a prompt has more than `limit` tokens; the message names the first, and how many there are.
     """
     own = isinstance(dataset, DiffusionRLDataset)
-    prompts = dataset.countable(dataset.dataframe) if own else dataset.dataframe[dataset.prompt_key]
+    prompts = (
+        dataset.countable(dataset.dataframe) if own else prompt_tables.column(dataset.dataframe, dataset.prompt_key)
+    )
     columns = {"prompts": (prompts, " or data.filter_overlong_prompts=true")}
     if own and NEGATIVE_PROMPT in dataset.dataframe.column_names:
-        columns["negative prompts"] = ([prompt or "" for prompt in dataset.dataframe[NEGATIVE_PROMPT]], "")
+        columns["negative prompts"] = (_negative_prompts(dataset.dataframe), "")
     for name, (texts, filtered) in columns.items():
         if long := too_long(texts, tokenizer, dataset.apply_chat_template_kwargs, limit):
             row, tokens = long[0]
@@ -334,6 +336,10 @@ def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
         else {**message, "content": list(map(_given, message["content"]))}
         for message in prompt
     ]
+
+
+def _negative_prompts(rows: Any) -> list[Prompt]:
+    return [prompt or "" for prompt in prompt_tables.column(rows, NEGATIVE_PROMPT)]
 
 
 def _negative_prompt(row: Mapping[str, Any], images: Sequence[Any]) -> Prompt:

@@ -39,6 +39,11 @@ def read(files: Sequence[str], prompt_key: str = "prompt") -> Dataset:
     return concatenate_datasets(_aligned(parts))
 
 
+def column(rows: Dataset, name: str) -> list[Any]:
+    """The values of a column. Iterating over what `datasets` calls a column takes 200 times as long, indexing 5,000."""
+    return list(rows[name][:])
+
+
 def _aligned(parts: Sequence[Dataset]) -> list[Dataset]:
     """The parts, with columns of the same types: one with the values of all, otherwise JSON."""
     made = list(parts)
@@ -66,9 +71,9 @@ def _converted(part: Dataset, name: str, common: Any | None) -> Dataset:
     """A part whose column `name` has a type; None: JSON, which may hold any values that JSON has."""
     if common is not None:
         return part.cast_column(name, common)
-    column = _json_column(name, part[name])
+    converted = _json_column(name, column(part, name))
     rest = part.remove_columns(name)
-    return concatenate_datasets([rest, column], axis=1) if rest.column_names else column
+    return concatenate_datasets([rest, converted], axis=1) if rest.column_names else converted
 
 
 def _parquet_table(file: str) -> Dataset:
@@ -88,12 +93,12 @@ def _json_table(files: Iterable[str], prompt_key: str) -> Dataset:
             if not isinstance(row, Mapping):
                 raise prompt_files.InvalidPromptFile(f"{place}: {prompt_files.row_problem(row, '')}")
             for name, value in row.items():
-                column = columns.setdefault(name, [])
-                column += [None] * (number - len(column))
-                column.append(value)
+                values = columns.setdefault(name, [])
+                values += [None] * (number - len(values))
+                values.append(value)
             number += 1
-    for column in columns.values():
-        column += [None] * (number - len(column))
+    for values in columns.values():
+        values += [None] * (number - len(values))
     made = [_column(name, values) for name, values in columns.items()]
     return concatenate_datasets(made, axis=1) if made else Dataset.from_dict({})
 
@@ -102,7 +107,7 @@ def _column(name: str, values: list[Any]) -> Dataset:
     """A column; JSON if its values have several types, or mappings of other keys, which Arrow would add to each."""
     made = Dataset.from_dict({name: values}, on_mixed_types="use_json")
     feature = made.features[name]
-    changed = _has(feature, Mapping) and list(map(_text, made[name])) != list(map(_text, values))
+    changed = _has(feature, Mapping) and list(map(_text, column(made, name))) != list(map(_text, values))
     return _json_column(name, values) if changed or _has(feature, Json) else made
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.trainer.data import prompt_dataset
+from verl_omni.trainer.data import prompt_dataset, prompt_tables
 from verl_omni.trainer.data.prompt_files import NEGATIVE_PROMPT
 from verl_omni.utils.messages import prompt_text
 
@@ -39,7 +39,8 @@ def describe_truncated(config: DictConfig, train: Any, held_out: Any | None) -> 
     for files, (dataset, limit, setting) in limits.items():
         if isinstance(dataset, prompt_dataset.DiffusionRLDataset):
             texts = [
-                prompt_text(prompt_dataset.as_messages(prompt)) for prompt in dataset.dataframe[dataset.prompt_key]
+                prompt_text(prompt_dataset.as_messages(prompt))
+                for prompt in prompt_tables.column(dataset.dataframe, dataset.prompt_key)
             ]
             if text := _describe(texts, tokenizer, limit):
                 yield (
@@ -65,7 +66,7 @@ def describe_unread(config: DictConfig, train: Any, held_out: Any | None) -> Ite
         if guided or not isinstance(dataset, prompt_dataset.DiffusionRLDataset):
             continue
         rows = dataset.dataframe
-        if NEGATIVE_PROMPT in rows.column_names and any(rows[NEGATIVE_PROMPT]):
+        if NEGATIVE_PROMPT in rows.column_names and any(prompt_tables.column(rows, NEGATIVE_PROMPT)):
             yield (
                 f"{files}: the column {NEGATIVE_PROMPT} is not read, because these samples have no guidance "
                 "(actor_rollout_ref.rollout.pipeline.guidance_scale above 1)"

@@ -13,8 +13,10 @@ from verl_omni.workers.actor import precision
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
-# Measured on two cores with examples/colors-grpo.yaml: with parts, a step takes 1.25 times as long as without.
+# Measured on two cores with examples/colors-grpo.yaml: with two threads each, parts make a step 1.05 times as long; with
+# one each, two parts take 0.75 times as long as one, and four 0.95 times.
 FEWEST_CORES = 4
+PARTS_ON_FEW_CORES = 2
 MOST_PARTS = 4  # the update of the last one is not hidden, and small batches of the engine take longer per sample
 
 
@@ -28,7 +30,7 @@ class StepParts:
     """Why there is one part; empty if there are more."""
 
 
-def divide(config: DictConfig, *, device: str, cores: int, pads_prompts: bool) -> StepParts:
+def divide(config: DictConfig, *, device: str, cores: int, threads: int, pads_prompts: bool) -> StepParts:
     """The parts of a step.
 
     The optimizer step, its gradients and the samples are the same for any division: it only changes what waits.
@@ -36,13 +38,16 @@ def divide(config: DictConfig, *, device: str, cores: int, pads_prompts: bool) -
     Args:
         device: torch's type of the trainer's device.
         cores: logical cores of the machine.
+        threads: of the engine and of the trainer, each.
         pads_prompts: whether the embeddings of all prompts have one length, as the model family says.
     """
     prompts = config.data.train_batch_size
     samples = config.actor_rollout_ref.rollout.n
-    if (reason := next(_obstacles(config, device=device, cores=cores, pads_prompts=pads_prompts), None)) is not None:
+    compete = cores < FEWEST_CORES and cores < 2 * threads
+    obstacles = _obstacles(config, device=device, compete=compete, pads_prompts=pads_prompts)
+    if (reason := next(obstacles, None)) is not None:
         return StepParts([prompts * samples], reason)
-    parts = min(MOST_PARTS, prompts)
+    parts = min(MOST_PARTS if cores >= FEWEST_CORES else PARTS_ON_FEW_CORES, prompts)
     return StepParts([samples * (prompts // parts + (part < prompts % parts)) for part in range(parts)], "")
 
 
@@ -51,7 +56,7 @@ def advantages_are_scaled(config: DictConfig) -> bool:
     return bool(config.algorithm.norm_adv_by_std_in_grpo and config.algorithm.global_std)
 
 
-def _obstacles(config: DictConfig, *, device: str, cores: int, pads_prompts: bool) -> Iterator[str]:
+def _obstacles(config: DictConfig, *, device: str, compete: bool, pads_prompts: bool) -> Iterator[str]:
     """Why generation and update cannot overlap within a step."""
     rollout = config.actor_rollout_ref.rollout
     if config.algorithm.sample_source != "online":
@@ -60,7 +65,7 @@ def _obstacles(config: DictConfig, *, device: str, cores: int, pads_prompts: boo
         yield "engines on accelerators of their own generate whole batches ahead"
     if device != "cpu" or rollout.free_cache_engine is not False:  # null: not fitted to a machine yet
         yield "the engines sleep during the update, or share an accelerator with it"
-    if cores < FEWEST_CORES:
+    if compete:
         yield "engine and trainer slow each other down on so few cores"
     if scorer_devices.scores_late(config):
         yield "a batch is scored when all of it is generated"

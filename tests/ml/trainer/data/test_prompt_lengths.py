@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets.arrow_dataset import Column
 from verl.utils import hf_tokenizer
 
 from tests.ml import smallest_job
@@ -38,6 +39,31 @@ def test_long_prompts_are_refused_before_training(tmp_path: Path, monkeypatch: p
     said = r"2 of 4 prompts of data.train_files have more than data.max_prompt_length=8 tokens; the first, row 1, "
     with pytest.raises(ValueError, match=said):
         prompt_dataset.load_checked(config(tmp_path))
+
+
+def test_checks_read_columns_as_a_whole_and_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row by row, a million prompts take minutes."""
+    read: list[Any] = []
+    whole = Column.__getitem__
+
+    def recorded(column: Any, key: Any) -> Any:
+        read.append(key)
+        return whole(column, key)
+
+    def iterated(column: Any) -> Any:
+        read.append(iter)
+        return iter(whole(column, slice(None)))
+
+    monkeypatch.setattr(Column, "__getitem__", recorded)
+    monkeypatch.setattr(Column, "__iter__", iterated)
+    rows = [{"prompt": "red", "negative_prompt": "blue", "extra_info": {"size": size}} for size in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = config(tmp_path, f"data.val_files='{tmp_path / 'rows.jsonl'}'")
+    made.data.train_files = made.data.val_files
+    train, held_out = prompt_dataset.load_checked(made)
+    assert list(prompt_warnings.describe_truncated(made, train, held_out)) == []
+    assert list(prompt_warnings.describe_unread(made, train, held_out)) != []
+    assert read and {str(key) for key in read} == {str(slice(None))}
 
 
 def test_only_prompts_that_may_be_too_long_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.ml import smallest_job
+from verl_omni.trainer import startup
 from verl_omni.trainer.settings import step_parts
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
@@ -26,12 +27,12 @@ ON_A_CPU = (
 
 
 def divide(
-    *overrides: str, device: str = "cpu", cores: int = 4, pads_prompts: bool = True, **changes: Any
+    *overrides: str, device: str = "cpu", cores: int = 4, threads: int = 4, pads_prompts: bool = True, **changes: Any
 ) -> step_parts.StepParts:
     config = smallest_job.load(*ON_A_CPU, *overrides)
     for name, value in changes.items():
         OmegaConf.update(config, name.replace("__", "."), value)
-    return step_parts.divide(config, device=device, cores=cores, pads_prompts=pads_prompts)
+    return step_parts.divide(config, device=device, cores=cores, threads=threads, pads_prompts=pads_prompts)
 
 
 @pytest.mark.parametrize(("prompts", "sizes"), [(2, [4, 4]), (5, [8, 4, 4, 4]), (8, [8, 8, 8, 8]), (9, [12, 8, 8, 8])])
@@ -79,6 +80,19 @@ def test_a_step_is_one_part_with_an_estimator_of_the_user(monkeypatch: pytest.Mo
 
 def test_advantages_per_prompt_and_a_kl_loss_overlap() -> None:
     assert len(divide(f"{ACTOR}.use_kl_loss=true", "algorithm.global_std=false").sizes) == 4
+
+
+@pytest.mark.parametrize(("variables", "sizes"), [({}, [32]), ({"OMP_NUM_THREADS": "1,1"}, [16, 16])])
+def test_two_cores_share_a_step_if_processes_have_one_thread(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sizes: list[int]
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    config = smallest_job.load(*ON_A_CPU, "data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8")
+    config.actor_rollout_ref.model.architecture = "StableDiffusion3Pipeline"
+    assert startup.parts_of_step(config).sizes == sizes
 
 
 def test_a_step_has_one_part_on_few_cores() -> None:
