@@ -44,8 +44,8 @@ def read_script(text: str, find: FindScript = lambda path, caller: None) -> Trai
         find: finds the scripts that it calls.
 
     Raises:
-        RecipeError: there is no call, more than one, or one of another trainer; a quote is not closed; or it is YAML
-            without a command.
+        RecipeError: there is no call, several that differ, or one of another trainer; a quote is not closed; or it is
+            YAML without a command.
     """
     commands = commands_in(text)
     script = Script(find)
@@ -59,9 +59,10 @@ def read_script(text: str, find: FindScript = lambda path, caller: None) -> Trai
                 f"; line {line} names it, but in a text or where it does not run: copy it into a script of its own"
             )
         raise RecipeError(started + "".join(f"; {path}, which it calls, was not found" for path in script.not_found))
-    if len(script.calls) > 1:
+    calls = list(dict.fromkeys(map(tuple, script.calls)))  # pods of several roles may have the same command
+    if len(calls) > 1:
         raise RecipeError(f"the script starts the trainer {len(script.calls)} times; keep one call")
-    arguments = script.calls[0]
+    arguments = calls[0]
     unknown = [match[1] or match[2] for word in arguments for match in _UNKNOWN.finditer(word)]
     names = dict.fromkeys(unknown)
     conditional = script.variables.conditional
