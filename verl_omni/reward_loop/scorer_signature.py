@@ -6,9 +6,11 @@ import ast
 import difflib
 import inspect
 import re
+import tokenize
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -25,10 +27,25 @@ OF_TEXTS = {
     text: f"is what scorers of texts get; name the parameter {image}"
     for text, image in (("solution_str", "solution_image"), ("solution_strs", PLURAL["solution_image"]))
 }
+# What reward functions of flow_grpo and TRL take instead.
+OF_OTHERS = {
+    other: f"must be given; if it is what flow_grpo and TRL pass, name the parameter {here}"
+    for other, here in (
+        ("image", "solution_image"),
+        ("images", PLURAL["solution_image"]),
+        ("prompt", "ground_truth"),
+        ("prompts", PLURAL["ground_truth"]),
+        ("metadata", PLURAL["extra_info"]),
+    )
+}
 NEEDS_LISTS = f"is given to scorers of lists; name the parameters {', '.join(PLURAL.values())}"
 # An integer is a number, but a text is not, and neither are true, infinity and NaN.
 _EXACT = ConfigDict(strict=True, allow_inf_nan=False)
 FILLED_IN = SAMPLE | set(PLURAL.values()) | {GROUPS, "reward_router_address", "reward_model_tokenizer", "model_name"}
+
+
+class ScorerNotFound(ValueError):
+    """A file has no such function, or is not Python; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +73,7 @@ class Signature:
         return [
             *alone,
             *(f"{name}: unknown setting{nearest_name(name, self.settings)}" for name in unknown),
-            *(f"{name}: {OF_TEXTS.get(name, 'must be given')}" for name in missing),
+            *(f"{name}: {(OF_TEXTS | OF_OTHERS).get(name, 'must be given')}" for name in missing),
         ]
 
 
@@ -169,6 +186,32 @@ def signature_in_source(text: str, name: str) -> Signature | None:
     keyword_only = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     has_default |= {each.arg: default is not None for each, default in keyword_only}
     return _signature(has_default, open_ended=arguments.kwarg is not None)
+
+
+def signature_in_file(file: Path, name: str) -> Signature | None:
+    """The signature of a user's function; None where only running its module would show it.
+
+    Raises:
+        ScorerNotFound: the file has no such function, or is not Python.
+    """
+    try:
+        with tokenize.open(file) as lines:  # with a byte order mark, or in the encoding that it names
+            text = lines.read()
+        signature = signature_in_source(text, name)
+    except SyntaxError as error:
+        line = f" (line {error.lineno})" if error.lineno else ""
+        raise ScorerNotFound(f"{file} is not Python: {error.msg}{line}") from error
+    except (OSError, ValueError) as error:
+        raise ScorerNotFound(f"{file} cannot be read as Python: {error}") from error
+    if signature is not None:
+        return signature
+    defined = ast.parse(text).body
+    if any(isinstance(node, ast.ClassDef) and node.name == name for node in defined):
+        raise ScorerNotFound(f"{name} of {file} is a class; name a function, which makes the object once and calls it")
+    if not may_define(text, name):
+        functions = [node.name for node in defined if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        raise ScorerNotFound(f"{file} has no function {name}{nearest_name(name, functions)}")
+    return None
 
 
 def may_define(text: str, name: str) -> bool:

@@ -26,7 +26,7 @@ _FILE = re.compile(
 _FILE_INDEX = re.compile(
     r"(?P<stem>diffusion_pytorch_model|model)\.safetensors\.index(\.(?P<variant>[A-Za-z0-9_]+))?\.json"
 )
-_POINTER = b"version https://git-lfs"
+POINTER = b"version https://git-lfs"  # beginning of what Git LFS leaves in place of a file
 CONVERT = (
     "python3 -c \"from diffusers import DiffusionPipeline as P; P.from_pretrained('FOLDER').save_pretrained('NEW')\""
 )
@@ -199,8 +199,8 @@ def _file_problem(file: Path) -> str | None:
     """Why a safetensors file cannot be read; only its header is."""
     size = file.stat().st_size
     with file.open("rb") as content:
-        first = content.read(len(_POINTER))
-        if first == _POINTER:
+        first = content.read(len(POINTER))
+        if first == POINTER:
             return "is a pointer of Git LFS and not the file: run `git lfs pull`"
         content.seek(0)
         length = int.from_bytes(content.read(8), "little")

@@ -128,24 +128,29 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
-# Control characters would break files with one setting per line.
-Line = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")]
-# Names of objects (DNS-1123 subdomain), and keys of Secrets and ConfigMaps.
-ObjectName = Annotated[
-    str,
-    StringConstraints(
-        min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
-    ),
-]
-DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
-LabelKey = Annotated[
-    str, StringConstraints(max_length=317, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
-]
-AbsolutePath = Annotated[str, StringConstraints(max_length=1024, pattern=r"^/[^\x00-\x1f\x7f:]*$")]
-# A Kubernetes quantity, as a string: `4`, `500m`, `16Gi`.
-Quantity = Annotated[
-    str, StringConstraints(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]{1,9})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
-]
+# Patterns of texts, and what messages say about a text that does not match.
+_LINE = r"^[^\x00-\x1f\x7f]+$"  # control characters would break files with one setting per line
+_OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"  # a DNS-1123 subdomain
+_DATA_KEY = r"^[-._a-zA-Z0-9]+$"
+_LABEL_KEY = r"^([a-z0-9.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+_ABSOLUTE_PATH = r"^/[^\x00-\x1f\x7f:]*$"
+_QUANTITY = r"^[0-9]+(\.[0-9]{1,9})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+FORMS = {
+    _LINE: "one line, without control characters",
+    _OBJECT_NAME: "lower-case letters, digits, '-' and '.', a letter or digit first and last",
+    _DATA_KEY: "letters, digits, '-', '_' and '.'",
+    _LABEL_KEY: "letters, digits, '-', '_' and '.', which may follow a domain and '/'",
+    _ABSOLUTE_PATH: "an absolute path, without ':'",
+    _QUANTITY: "a quantity, such as 4, 500m or 16Gi",
+}
+
+Line = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=_LINE)]
+# Names of objects, and keys of Secrets and ConfigMaps.
+ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=_OBJECT_NAME)]
+DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=_DATA_KEY)]
+LabelKey = Annotated[str, StringConstraints(max_length=317, pattern=_LABEL_KEY)]
+AbsolutePath = Annotated[str, StringConstraints(max_length=1024, pattern=_ABSOLUTE_PATH)]
+Quantity = Annotated[str, StringConstraints(min_length=1, max_length=32, pattern=_QUANTITY)]
 NullFree = BeforeValidator(without_nulls)
 
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from omni_operator.api.base import RULE, FieldPath
+from omni_operator.api.base import FORMS, RULE, FieldPath
 from omni_operator.api.suggestions import did_you_mean
 
 KINDS = {
@@ -77,9 +77,11 @@ def _message(detail: dict[str, Any], path: FieldPath, root: type[BaseModel]) -> 
     if kind in BOUNDS:
         return f"{value!r} must be {_bound(kind, context)}"
     if kind in KINDS:
-        return f"must be {KINDS[kind]}, not {_shown(value)}"
+        quotes = kind == "string_type" and isinstance(value, int | float)  # true and false, too
+        return f"must be {KINDS[kind]}, not {_shown(value)}{': write it in quotes' if quotes else ''}"
     if kind == "string_pattern_mismatch":
-        return f"{value!r} has the wrong format" + _description(root, path)
+        form = FORMS.get(context["pattern"])
+        return f"{value!r} has the wrong format{f': {form}' if form else _description(root, path)}"
     if kind in ("string_too_long", "too_long"):
         return f"is too long: at most {context['max_length']}"
     if kind in ("string_too_short", "too_short"):

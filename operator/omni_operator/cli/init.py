@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,11 +33,12 @@ FAMILIES = {each.example.name: (folder, each) for folder, each in FOLDERS.items(
 def init(
     family: Annotated[str, typer.Argument(help=f"Model family: {', '.join(sorted(FAMILIES))}.")],
     reward: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="A built-in scorer, or a Python file with a function compute_score.", metavar="SCORER|FILE.py"
+            help="A built-in scorer, or a Python file with compute_score. Default: ocr; for videos pickscore.",
+            metavar="SCORER|FILE.py",
         ),
-    ] = "ocr",
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Folder of the model, in the layout of diffusers. Default: its id on the hub.")
     ] = None,
@@ -52,11 +54,15 @@ def init(
     """
     if family not in FAMILIES:
         console.refuse(f"no model family {family!r}; choose {', '.join(sorted(FAMILIES))}")
-    scorer = _scorer(reward, family)
+    scorer = _scorer(reward or _default_reward(family), family)
     name = f"{family}-{scorer['name']}".replace("_", "-")
     path = out or Path(f"{name}.yaml")
     if path.exists():
         console.refuse(f"{path} exists: remove it, or give --out FILE.yaml")
+    if function := scorer.get("function"):
+        function["path"] = _from_folder(path.parent, function["path"])
+    if model is not None and (model.startswith(".") or Path(model).is_dir()):
+        model = _from_folder(path.parent, model)
     text = _job(family, name, scorer, model)
     try:
         read_job(text, str(path))
@@ -92,6 +98,18 @@ def _scorer(reward: str, family: str) -> dict[str, Any]:
             problem = f"the scorer {reward} needs {', '.join(_required_settings(reward))}: write it into the job later"
         console.refuse(f"{problem}; choose {', '.join(offered)}, or a file that ends with .py")
     return {"name": reward}
+
+
+def _default_reward(family: str) -> str:
+    return "ocr" if "image" in modalities(family) else "pickscore"
+
+
+def _from_folder(folder: Path, path: str) -> str:
+    """A path of the working directory as the job has it: relative to the job's folder."""
+    if folder == Path() or Path(path).is_absolute():
+        return path
+    relative = os.path.relpath(path, folder)
+    return relative if relative.startswith("..") else f"./{relative}"
 
 
 def modalities(family: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from .conversion import Conversion, convert
 from .manifest_commands import RecipeError
-from .shell_script import OtherScript, TrainerCall, read_script
+from .script_calls import OtherScript
+from .trainer_call import TrainerCall, read_script
 
 __all__ = ["Conversion", "OtherScript", "RecipeError", "TrainerCall", "convert", "read_script"]

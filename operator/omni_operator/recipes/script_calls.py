@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -16,6 +16,19 @@ _SHELL_TEXT = re.compile(r"-\w*c\w*")  # `bash -c`, `bash -lc`
 _SHELL_OPTION = re.compile(r"[-+]\w*o")  # `-o pipefail`, `-euo pipefail`
 _IN_FRONT = ("exec", "nohup", "setsid", "command", "env")  # words that may precede the path of a script
 _MODULE_OPTION = re.compile(r"-\w*m|--module")  # in front of a module that a program runs
+
+
+@dataclass(frozen=True, slots=True)
+class OtherScript:
+    """A script that another one calls."""
+
+    path: str
+    text: str
+
+
+# Finds a script by its path as the command has it, without what is not known at its beginning, and by the path of the
+# script that calls it, which is empty for the recipe.
+FindScript = Callable[[str, str], OtherScript | None]
 
 
 @dataclass(frozen=True, slots=True)

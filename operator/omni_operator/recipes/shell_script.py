@@ -1,20 +1,20 @@
-"""PURE: the call of a trainer in a shell script, or in the commands of a YAML file.
+"""PURE: what a shell script does, as far as it calls the trainer.
 
 Read is what recipes are made of: variables, arrays, quotes, functions, conditions, calls of other scripts. Nothing is
 run, so the output of other programs stays as it is written, and is named; so does a variable that the script may set to
 several values. Of `if`, `while`, `&&` and `||`, the way is known where the test reads nothing but variables of the
-script.
+script. Without the arguments that it needs, a script ends with `exit`, or a function with `return 1`: these are not
+followed, since a recipe has no arguments here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
-from .manifest_commands import Command, RecipeError, commands_in
-from .script_calls import ScriptCall, find_script, runs_module, variables_set_by
+from .manifest_commands import Command, RecipeError
+from .script_calls import FindScript, OtherScript, ScriptCall, find_script, runs_module, variables_set_by
 from .shell_conditions import TESTS, evaluate
 from .shell_variables import ASSIGNMENT, MARK, Value, Variables, merged
 from .shell_words import Operator, Output, ScriptSyntaxError, Word, split_script
@@ -32,87 +32,9 @@ _CALCULATED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # vari
 _ENDS = ("\n", ";", "&", ")", ";;", ";&", ";;&")  # tokens that end a list with && and ||
 _LEAVE = ("break", "continue", "return", "exit")
 _PATTERN = re.compile(r"[*?\[{]")  # a word that may become other words
-_UNKNOWN = re.compile(r"\0([^\0]*)\0|(\$\{\w+\}|\$\w+)")  # `\$NAME` and '$NAME' too, which nothing replaces
 
 
-@dataclass(frozen=True, slots=True)
-class OtherScript:
-    """A script that another one calls."""
-
-    path: str
-    text: str
-
-
-# Finds a script by its path as the command has it, without what is not known at its beginning, and by the path of the
-# script that calls it, which is empty for the recipe.
-FindScript = Callable[[str, str], OtherScript | None]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerCall:
-    """Arguments of the trainer.
-
-    Attributes:
-        arguments: as the shell would pass them, except for what is in `unknown` and `conditional`.
-        unknown: variables without a value, and commands whose output is not known.
-        conditional: variables that a condition or a loop of the script sets, each with the line that does.
-        environment: names of environment variables that the script sets for the trainer, and does not read itself.
-        command: which command of a YAML file starts the trainer; empty for a script.
-        read: paths of the other scripts that were read.
-        missing: other scripts that are read into the script, and were not found.
-    """
-
-    arguments: tuple[str, ...]
-    unknown: tuple[str, ...] = ()
-    conditional: tuple[tuple[str, str], ...] = ()
-    environment: tuple[str, ...] = ()
-    command: str = ""
-    read: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-
-
-def read_script(text: str, find: FindScript = lambda path, caller: None) -> TrainerCall:
-    """Find the call of the trainer in a script or a YAML file, and expand the script's variables in it.
-
-    Args:
-        find: finds the scripts that it calls.
-
-    Raises:
-        RecipeError: there is no call, more than one, or one of another trainer; a quote is not closed; or it is YAML
-            without a command.
-    """
-    commands = commands_in(text)
-    script = _Script(find)
-    for command in commands or (Command(SCRIPT, text),):
-        script.run_command(command)
-    if not script.calls:
-        named = ", ".join(command.name for command in commands)
-        started = f"none of {named} starts {MODULE}" if named else f"the script does not start {MODULE}"
-        raise RecipeError(started + "".join(f"; {path}, which it calls, was not found" for path in script.not_found))
-    if len(script.calls) > 1:
-        raise RecipeError(f"the script starts the trainer {len(script.calls)} times; keep one call")
-    arguments = script.calls[0]
-    unknown = [match[1] or match[2] for word in arguments for match in _UNKNOWN.finditer(word)]
-    names = dict.fromkeys(unknown)
-    conditional = script.variables.conditional
-    return TrainerCall(
-        tuple(word.replace(MARK, "") for word in arguments),
-        tuple(name for name in names if name not in conditional),
-        tuple((name, script.place(conditional[name])) for name in names if name in conditional),
-        tuple(name for name in script.environment if not _is_read(name, script.texts)),
-        script.command if commands else "",
-        tuple(script.read),
-        tuple(script.not_sourced),
-    )
-
-
-def _is_read(name: str, texts: Sequence[str]) -> bool:
-    """Whether a script reads a variable, other than for its own default: `export NAME=${NAME:-value}`."""
-    without_defaults = (re.sub(rf"\b{re.escape(name)}=\S*", "", text) for text in texts)
-    return any(re.search(rf"\$\{{?{re.escape(name)}\b", text) for text in without_defaults)
-
-
-class _Script:
+class Script:
     """Goes through a script once. Follows every branch of a condition, and compares the variables after each branch."""
 
     def __init__(self, find: FindScript) -> None:
@@ -134,6 +56,8 @@ class _Script:
         self._exports_all = False
         self._functions: dict[str, tuple[list[Word | Operator], int, str]] = {}  # where they begin, and how they end
         self._succeeds: bool | None = None  # the last command; None if that is not known
+        self._returned = False  # what follows in this function does not run
+        self._ends: list[dict[str, Value]] | None = None  # variables at each `return` of it; None outside of functions
         self._negated = False
 
     def run_command(self, command: Command) -> None:
@@ -176,6 +100,8 @@ class _Script:
         functions = self._functions
         calls = len(self.calls)
         exports_all = self._exports_all
+        ends = self._ends
+        self._ends = None
         self.variables.values = dict(exported)
         self._functions = {}
         self._exports_all = False
@@ -186,6 +112,7 @@ class _Script:
         self.variables.values = values
         self._functions = functions
         self._exports_all = exports_all
+        self._ends = ends
         if len(self.calls) == calls:
             self.environment = environment
 
@@ -232,7 +159,8 @@ class _Script:
                     self._group("}")
                 case "(":
                     before = dict(self.variables.values)
-                    self._group(")")
+                    with self._apart():
+                        self._group(")")
                     self.variables.values = before
                 case "function":
                     self._define(self._next())
@@ -272,10 +200,40 @@ class _Script:
             self._without_effect(*until)
             return
         before = dict(self.variables.values)
+        returned = self._returned
         self.run(*until)
         if known is None:
-            self.variables.values = merged([before, self.variables.values])
+            self._join([before, *self._end()], returned)
             self._succeeds = None
+
+    def _end(self) -> list[dict[str, Value]]:
+        """The variables here, if the function has not returned."""
+        return [] if self._returned else [self.variables.values]
+
+    def _join(self, ends: Sequence[dict[str, Value]], returned: bool) -> None:
+        """Go on after several ways, of which those that return are not among `ends`."""
+        if ends:
+            self.variables.values = merged(ends)
+        self._returned = returned or not ends
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Run commands of which a `return` ends no others."""
+        returned = self._returned
+        ends = self._ends
+        self._ends = None if ends is None else []
+        yield
+        self._returned = returned
+        self._ends = ends
+
+    @contextlib.contextmanager
+    def _until_return(self) -> Iterator[None]:
+        """Run a function, or a script that is read in."""
+        outer = self._ends
+        self._ends = []
+        yield
+        self._join([*self._ends, *self._end()], returned=False)
+        self._ends = outer
 
     def _without_effect(self, *until: str) -> str:
         """Go through commands that do not run. Returns what ends them, which is the next token then."""
@@ -284,7 +242,8 @@ class _Script:
         calls = len(self.calls)
         succeeds = self._succeeds
         environment = dict(self.environment)
-        found = self.run(*until)
+        with self._apart():
+            found = self.run(*until)
         self.variables.values = before
         self._functions = functions
         self._succeeds = succeeds
@@ -294,11 +253,13 @@ class _Script:
 
     def _if(self) -> None:
         before = dict(self.variables.values)
-        ends = []
+        returned = self._returned
+        ends: list[dict[str, Value]] = []
         found = "if"
         complete = False
         while found not in ("fi", ""):
             self.variables.values = dict(before)
+            self._returned = returned
             succeeds = True if found == "else" else self._condition("then")
             never = complete or succeeds is False
             complete = complete or succeeds is True
@@ -307,8 +268,8 @@ class _Script:
                 self._at += 1
             else:
                 found = self._pass("elif", "else", "fi")
-                ends.append(self.variables.values)
-        self.variables.values = merged(ends if complete else [before, *ends])
+                ends += self._end()
+        self._join(ends if complete else [before, *ends], returned)
         self._succeeds = None
 
     def _case(self) -> None:
@@ -318,7 +279,8 @@ class _Script:
         word = next((token for token in self._tokens[first : self._at] if isinstance(token, Word)), None)
         text = MARK if word is None else self.variables.text(word.parts)
         before = dict(self.variables.values)
-        ends = []
+        returned = self._returned
+        ends: list[dict[str, Value]] = []
         complete = False
         while True:
             self._skip("\n", "(", ";;", ";&", ";;&")
@@ -330,17 +292,18 @@ class _Script:
                 pass
             chosen = self._matches(text, self._tokens[first : self._at - 1])
             self.variables.values = dict(before)
+            self._returned = returned
             if complete or chosen is False:
                 self._without_effect(";;", ";&", ";;&", "esac")
             else:
                 self.run(";;", ";&", ";;&", "esac")
-                ends.append(self.variables.values)
+                ends += self._end()
                 # What falls through to the next commands is not followed.
                 complete = chosen is True and self._tokens[min(self._at, len(self._tokens) - 1)].source in (
                     ";;",
                     "esac",
                 )
-        self.variables.values = merged(ends if complete else [before, *ends])
+        self._join(ends if complete else [before, *ends], returned)
         self._succeeds = None
 
     def _matches(self, text: str, patterns: Sequence[Word | Operator]) -> bool | None:
@@ -376,14 +339,15 @@ class _Script:
                 return
         start = self._at
         before = dict(self.variables.values)
+        returned = self._returned
         calls = len(self.calls)
         self._pass("done")
         # A second time, with what is the same in each round.
         self._at = start
-        self.variables.values = merged([before, self.variables.values])
+        self._join([before, *self._end()], returned)
         del self.calls[calls:]
         self._pass("done")
-        self.variables.values = merged([before, self.variables.values])
+        self._join([before, *self._end()], returned)
 
     def _each(self, name: str, tokens: Sequence[Word | Operator]) -> bool:
         """Run a loop once for each of its words, if they are known. Returns whether they are."""
@@ -422,7 +386,8 @@ class _Script:
         before = dict(self.variables.values)
         calls = len(self.calls)
         environment = dict(self.environment)
-        self._pass(end)  # runs when it is called
+        with self._apart():
+            self._pass(end)  # runs when it is called
         self._functions = functions
         self.environment = environment
         self.variables.values = before
@@ -433,7 +398,7 @@ class _Script:
         outer_tokens = self._tokens
         outer_place = self._at
         self._tokens, self._at, end = function
-        with self._arguments(arguments):
+        with self._arguments(arguments), self._until_return():
             self.run(end)
         self._tokens = outer_tokens
         self._at = outer_place
@@ -465,6 +430,8 @@ class _Script:
         if len(words) == 1 and [token.source for token in self._tokens[self._at : self._at + 2]] == ["(", ")"]:
             self._define(first.source)
             return None
+        if self._returned:
+            return None
         if first.source.startswith("(("):
             self.variables.forget(_CALCULATED.findall(first.source))
             return None
@@ -490,6 +457,9 @@ class _Script:
                     self.variables.values.pop(name, None)
             case [name, *arguments] if name in self._functions:
                 self._call(name, arguments)
+            case ["return"] | ["return", "0"] if self._ends is not None:
+                self._ends.append(dict(self.variables.values))
+                self._returned = True
             case ["let", *_]:
                 self.variables.forget(name for field in fields for name in _CALCULATED.findall(field))
             case ["read" | "mapfile" | "readarray", *names]:
@@ -498,6 +468,8 @@ class _Script:
                 self.variables.forget([name])
             case ["echo" | "printf", *_]:
                 pass
+            case ["eval", *texts]:
+                self._run_text("eval", " ".join(texts).replace(MARK, ""), self._path)
             case ["true" | "false" | ":" as name, *_]:
                 return name != "false"
             case [name, *_] if name in TESTS:
@@ -569,7 +541,7 @@ class _Script:
             self.not_sourced[path.replace(MARK, "")] = None
             return
         self.read[other.path] = None
-        with self._arguments(arguments) if arguments else contextlib.nullcontext():
+        with self._arguments(arguments) if arguments else contextlib.nullcontext(), self._until_return():
             self._run_text(other.path, other.text, other.path)
 
     def _other(self, path: str) -> OtherScript | None:

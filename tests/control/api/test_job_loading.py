@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from control.api.small_job import GOOD, problems
 from omni_operator.api import JobError, Problem, load_job, read_job
+from omni_operator.api.files.yaml_document import Document
 
 
 def test_the_smallest_job_is_valid() -> None:
@@ -131,8 +132,9 @@ def test_text_that_is_not_a_job_is_refused(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("2001-99-99", "'2001-99-99' is not a valid value of !!timestamp"),
-        ("2001-01-01 25:00:00", "'2001-01-01 25:00:00' is not a valid value of !!timestamp"),
+        ("!vault seed", "the tag !vault has no meaning here; write the value without it"),
+        ("!Ref {a: 1}", "the tag !Ref has no meaning here; write the value without it"),
+        ("!!binary aGVsbG8=", "the tag !!binary has no meaning here; write the value without it"),
         ("9" * 5000, f"'{'9' * 40}' is not a valid value of !!int"),
         ("0x" + "f" * 5000, "a number with too many digits"),
         ("!!int abc", "'abc' is not a valid value of !!int"),
@@ -150,6 +152,35 @@ def test_a_value_that_cannot_be_read_is_refused_with_its_place(value: str, said:
     assert found == f"job.yaml:15: not valid YAML: {said}"
     (found,) = problems(GOOD, f"spec.seed={value}")
     assert found == f"--set spec.seed={value}: the value is not valid YAML: {value!r}: {said}"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0400", 256),  # the mode of a file, as Kubernetes' documentation writes it
+        ("-010", -8),
+        ("08", 8),
+        ("0x10", 16),
+        ("1_000", 1000),
+        ("2026-11-29", "2026-11-29"),
+        ("2026-11-29T10:00:00Z", "2026-11-29T10:00:00Z"),
+        ("2001-99-99", "2001-99-99"),
+        ("no", False),
+        ("On", True),
+        ('"no"', "no"),
+        ("!!str no", "no"),
+        ("oN", "oN"),
+        ("{on: 1}", {"true": 1}),
+        ("!!str 010", "010"),
+        ('!!str "010"', "010"),
+        ("1e-4", 0.0001),
+    ],
+)
+def test_values_are_those_that_kubectl_reads(text: str, value: Any) -> None:
+    document = Document.parse(f"a: {text}", "job.yaml")
+    document.assign(f"b={text}")
+    assert document.plain() == {"a": value, "b": value}
+    assert Document.parse(document.dump(), "again.yaml").plain() == document.plain()
 
 
 def nested_aliases(value: str, levels: int) -> str:

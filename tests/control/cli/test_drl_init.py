@@ -44,6 +44,27 @@ def test_the_written_job_is_valid_and_has_its_prompts(family: str, reward: str, 
     assert cluster.exit_code == 0, cluster.stderr
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_without_a_reward_the_job_has_one_that_judges_the_samples(family: str, folder: Path) -> None:
+    done = init(family)
+    assert done.exit_code == 0, done.stderr
+    (job,) = folder.glob("*.yaml")
+    assert load_job(job).job.spec.reward.scorers[0].name == ("pickscore" if family == "wan22-5b" else "ocr")
+
+
+def test_paths_are_those_of_the_working_directory_wherever_the_job_is_written(folder: Path) -> None:
+    for name in ("jobs", "weights", "rewards"):
+        (folder / name).mkdir()
+    absolute = str(folder / "weights")
+    bases = {"weights": "../weights", "./weights": "../weights", absolute: absolute, "owner/name": "owner/name"}
+    for number, (model, base) in enumerate(bases.items()):
+        job = f"jobs/{number}.yaml"
+        assert init("sd35", "--reward", "rewards/own.py", "--model", model, "--out", job).exit_code == 0
+        spec = load_job(folder / job).job.spec
+        function = spec.reward.scorers[0].function
+        assert function is not None and (function.path, spec.model.base) == ("../rewards/own.py", base)
+
+
 def test_comments_of_the_example_are_kept(folder: Path) -> None:
     assert init("sd35").exit_code == 0
     text = (folder / "sd35-ocr.yaml").read_text()

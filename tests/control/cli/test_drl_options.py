@@ -270,11 +270,11 @@ def test_validate_prints_json(write_job: WriteJob, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_as_yaml_hides_no_other_verdict(write_job: WriteJob, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     right = write_job()
-    wrong.write_text(right.read_text() + "  seed: 2001-99-99\n")
+    wrong.write_text(right.read_text() + "  seed: !!int abc\n")
     result = drl("validate", "--json", wrong, right)
     assert result.exit_code == 2
     first, second = json.loads(result.stdout)["jobs"]
-    assert "'2001-99-99' is not a valid value of !!timestamp" in first["problems"][0]["text"] and second["valid"]
+    assert "'abc' is not a valid value of !!int" in first["problems"][0]["text"] and second["valid"]
     result = drl("validate", wrong, right)
     assert (result.exit_code, result.stdout) == (2, f"{right}: a-job is valid\n")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from control.api.small_job import GOOD
 from omni_operator.api import read_job
 from omni_operator.api.files.yaml_document import Document
-from omni_operator.cli.local.preflight import machine_problems, variable_problems
+from omni_operator.cli.local.preflight import file_problems, machine_problems, variable_problems
 from omni_operator.cli.machine.machine_facts import Accelerators
 
 JOB = f"""{GOOD}\
@@ -64,3 +66,60 @@ def test_a_shell_that_is_offline_cannot_send_results_to_the_hub() -> None:
     assert list(variable_problems(both, document, {"HF_ENDPOINT": "https://hub"})) == []
     for environment in ({}, {"HF_HUB_OFFLINE": "0"}, {"HF_HUB_OFFLINE": ""}):
         assert list(variable_problems(job, document, environment)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "found"),
+    [
+        ("def compute_score(solution_image, target=1): ...", "{target: 2}", []),
+        ("\ufeffdef compute_score(solution_image): ...", "{}", []),
+        ("from elsewhere import compute_score", "{any: 1}", []),
+        (
+            "def compute_score(solution_image, target): ...",
+            "{taget: 2}",
+            ["settings.taget: unknown setting; did you mean target?", "settings.target: must be given"],
+        ),
+        (
+            "def compute_score(images, prompts, metadata): ...",
+            "{images: 1, prompts: 1}",
+            ["settings.metadata: must be given; if it is what flow_grpo and TRL pass, name the parameter extra_infos"],
+        ),
+        (
+            "def score(solution_image): ...",
+            "{}",
+            ["function.path: {file} has no function compute_score; did you mean score?"],
+        ),
+        (
+            "class compute_score: ...",
+            "{}",
+            [
+                "function.path: compute_score of {file} is a class; name a function, which makes the object once and "
+                "calls it"
+            ],
+        ),
+        ("def compute_score(:", "{}", ["function.path: {file} is not Python: invalid syntax (line 1)"]),
+    ],
+)
+def test_a_function_that_the_trainer_would_refuse_is_found_without_running_its_file(
+    text: str, settings: str, found: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(text, encoding="utf-8")
+    scorer = f"- name: own\n      function: {{path: {file}}}\n      settings: {settings}"
+    job = GOOD.replace("- name: jpeg", scorer)
+    at = "spec.reward.scorers[0]."
+    said = [f"{at}{each.format(file=file)}" for each in found]
+    assert reward_problems(job) == said
+    (file.parent / "own.txt").write_text(text, encoding="utf-8")
+    assert reward_problems(job.replace("own.py", "own.txt"))[0].endswith("own.txt is not a Python file (.py)")
+    for other in (
+        "algorithm: {entrypoint: [python3, mine.py]}",
+        "algorithm: {overrides: [reward.reward_manager.module.path=mine.py]}",
+    ):
+        assert reward_problems(f"{job}  {other}\n") == []
+
+
+def reward_problems(text: str) -> list[str]:
+    """What is wrong with the scorers of a job on this machine."""
+    problems = file_problems(read_job(text, "job.yaml").job, Document.parse(text, "job.yaml"))
+    return [f"{each.field}: {each.text}" for each in problems if each.field.startswith("spec.reward")]

@@ -22,7 +22,7 @@ MakeJob = Callable[..., DiffusionRLJob]
         (
             {"containers": [{"name": "ray", "env": [{"name": "A", "value": 3}]}]},
             ".containers[0].env[0].value",
-            "must be a string",
+            "must be a string, not 3: write it in quotes",
         ),
         ({"containers": [{"name": "ray", "prots": []}]}, ".containers[0].prots", "did you mean 'ports'?"),
         (

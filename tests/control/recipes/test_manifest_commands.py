@@ -80,6 +80,19 @@ def test_the_command_of_a_container_that_no_shell_reads(kind: str, spec: str, pa
     assert (call.environment, call.command) == (("N", "X"), f"{path}.containers[1]")
 
 
+def test_pods_of_several_roles_may_have_the_same_command() -> None:
+    def roles(worker: str) -> str:
+        return "".join(
+            f"    {role}: {{template: {{spec: {{containers: [{{command: [bash, -c, '{CALL} {words}']}}]}}}}}}\n"
+            for role, words in (("Master", "a=1 b=2"), ("Worker", worker))
+        )
+
+    text = "kind: PyTorchJob\nspec:\n  pytorchReplicaSpecs:\n"
+    assert read_script(text + roles("a=1 b=2")).arguments == ("a=1", "b=2")
+    with pytest.raises(RecipeError, match="starts the trainer 2 times; keep one call"):
+        read_script(text + roles("a=1 b=3"))
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -160,7 +173,10 @@ NOT_A_SCRIPT = "not a shell script; of YAML, the entry point of a RayJob, the co
         (RAY_JOB.replace(CALL, "bash /x/run.sh"), f"none of spec.entrypoint starts {MODULE}; /x/run.sh, which"),
         (RAY_JOB.replace("{DATA: /mnt, SEED: 7}", "[7]"), "not a shell script; as YAML, env_vars cannot be read"),
         (compose(f"command: {CALL} a='1"), "not a command: No closing quotation"),
-        (f"{RAY_JOB}---\n{RAY_JOB}", "the script starts the trainer 2 times; keep one call"),
+        (
+            f"{RAY_JOB}---\n{RAY_JOB.replace(CALL, f'{CALL} more=1')}",
+            "the script starts the trainer 2 times; keep one call",
+        ),
     ],
 )
 def test_yaml_without_a_command_that_can_be_read_is_refused(text: str, said: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from verl_omni.trainer.data import parquet_types
 from verl_omni.trainer.data.preference_columns import PairColumns, find_columns
 from verl_omni.utils.messages import parse_messages
+from verl_omni.utils.model_layout import POINTER
 from verl_omni.utils.seeds import SEED_RANGE
 
 NEGATIVE_PROMPT = "negative_prompt"
@@ -115,6 +116,9 @@ def rows(path: Path, prompt_key: str, *also: str) -> Iterator[tuple[str, Any]]:
     Raises:
         InvalidPromptFile: the file cannot be read.
     """
+    with path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise InvalidPromptFile(f"{path} is a pointer of Git LFS and not the file: run `git lfs pull`")
     try:
         if path.suffix == PARQUET:
             yield from _parquet_rows(path, prompt_key, also)
@@ -175,7 +179,8 @@ def _prompt_problem(prompt: Any) -> str | None:
 
 def _lacks_prompt(prompt_key: str, columns: Sequence[str]) -> str:
     found = ", ".join(columns) or "none"
-    return f"there is no column {prompt_key!r}; set data.prompt_key to one of the columns: {found}"
+    where = "data.prompt_key (in a job: spec.algorithm.overrides)"
+    return f"there is no column {prompt_key!r}; set {where} to one of: {found}"
 
 
 def _kind(value: Any) -> str:

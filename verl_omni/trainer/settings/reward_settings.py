@@ -13,10 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from verl_omni.reward_loop.part_settings import EVALUATION, TRAINER, held_out_scorers, weight_problem
 from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, modality, setting_problems
 from verl_omni.reward_loop.scorer_signature import (
+    ScorerNotFound,
     Signature,
-    may_define,
     nearest_name,
-    signature_in_source,
+    signature_in_file,
     signature_of,
     takes_groups,
 )
@@ -55,13 +55,9 @@ def _is_group_wise(given: Mapping[str, Any]) -> bool:
         return name in SCORERS and takes_groups(get_scorer(name))
     try:
         signature = _signature(str(path), name)
-    except (SourceNotFound, ScorerNotFound, SyntaxError):  # `find_problems` names it
+    except (SourceNotFound, ScorerNotFound):  # `find_problems` names it
         return False
     return signature is not None and signature.group_wise
-
-
-class ScorerNotFound(ValueError):
-    """A file has no such function."""
 
 
 def find_problems(reward: DictConfig) -> list[str]:
@@ -212,7 +208,7 @@ def _of_function(
         )
     try:
         signature = _signature(path, name)
-    except (SourceNotFound, ScorerNotFound, SyntaxError) as error:
+    except (SourceNotFound, ScorerNotFound) as error:
         yield f"{where}.{setting}: {error}"
         return
     if signature is not None:
@@ -224,12 +220,7 @@ def _signature(path: str, name: str) -> Signature | None:
     """Signature of a user's function; None where only running its module would show it.
 
     Raises:
-        SourceNotFound, ScorerNotFound: there is no such file, module or function. SyntaxError: it is not Python.
+        SourceNotFound, ScorerNotFound: there is no such file, module or function.
     """
-    if (file := find_source(path)) is None:
-        return None
-    text = file.read_text(encoding="utf-8")
-    signature = signature_in_source(text, name)
-    if signature is None and not may_define(text, name):
-        raise ScorerNotFound(f"{file} has no function {name}")
-    return signature
+    file = find_source(path)
+    return None if file is None else signature_in_file(file, name)

@@ -13,8 +13,8 @@ from verl_omni.workers.actor import precision
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
-# Measured on two cores with examples/colors-grpo.yaml: with two threads each, parts make a step 1.05 times as long; with
-# one each, two parts take 0.75 times as long as one, and four 0.95 times.
+# Measured on two cores with examples/colors-grpo.yaml: with two threads each, parts make a step 1.05 times as long;
+# with one each, two parts take 0.75 times as long as one, and four 0.95 times.
 FEWEST_CORES = 4
 PARTS_ON_FEW_CORES = 2
 MOST_PARTS = 4  # the update of the last one is not hidden, and small batches of the engine take longer per sample

@@ -105,6 +105,8 @@ def read(path: Path) -> SavedAdapter:
                     scales |= {(rank, _alpha(settings, alphas, rank)) for rank in ranks}
     except (UnsupportedAdapter, IncompleteUpdate) as error:
         raise AdapterNotUsable(f"{file}: {error}; {FUSE}") from error
+    if not scales:
+        raise AdapterNotUsable(f"{file} has no LoRA tensors; write the file of an adapter")
     if len(scales) > 1:
         found = ", ".join(f"{rank} and {alpha:g}" for rank, alpha in sorted(scales))
         raise AdapterNotUsable(f"{file}: its layers have several ranks and alphas: {found}; {FUSE}")
@@ -204,11 +206,11 @@ def _settings(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
             f"{config} does not exist: peft writes it next to {PEFT_FILE}, with the adapter's alpha"
         )
     if file.name == PEFT_FILE:
-        settings: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+        settings = _object(config.read_text(encoding="utf-8"), str(config))
         if settings.get("peft_type") != "LORA":
             raise UnsupportedAdapter(f"{PEFT_SETTINGS} has peft_type {settings.get('peft_type')!r}, not LORA")
     else:
-        described = json.loads(metadata.get(DIFFUSERS_METADATA, "{}"))
+        described = _object(metadata.get(DIFFUSERS_METADATA, "{}"), f"{DIFFUSERS_METADATA} of {file}")
         prefix = f"{FIRST_TRANSFORMER}."
         settings = {name.removeprefix(prefix): described[name] for name in described if name.startswith(prefix)}
     if settings:
@@ -216,6 +218,16 @@ def _settings(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     if settings.get("use_rslora"):
         raise UnsupportedAdapter("it was trained with use_rslora, which scales by alpha / sqrt(rank)")
     return settings
+
+
+def _object(text: str, source: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise AdapterNotUsable(f"{source} is not valid JSON: {error}; download or save the adapter again") from error
+    if not isinstance(parsed, dict):
+        raise AdapterNotUsable(f"{source} is not a JSON object; download or save the adapter again")
+    return parsed
 
 
 def _names(component: str, opened: Any) -> tuple[dict[str, dict[str, str]], set[float]]:
@@ -232,7 +244,10 @@ def _names(component: str, opened: Any) -> tuple[dict[str, dict[str, str]], set[
         name = stored[prefix.end() :]
         half = _HALF.fullmatch(name)
         if stored.endswith(".alpha"):
-            alphas.add(float(opened.get_tensor(stored)))
+            alpha = opened.get_tensor(stored)
+            if alpha.numel() != 1:
+                raise UnsupportedAdapter(f"{stored} has {alpha.numel()} values, not one")
+            alphas.add(float(alpha))
         elif half is None or name.startswith(("text_encoder", "unet.")):
             raise UnsupportedAdapter(f"{stored} is no LoRA tensor of a transformer, <layer>.lora_A.weight or lora_B")
         else:

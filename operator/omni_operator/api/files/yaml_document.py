@@ -215,7 +215,8 @@ def _has(node: CommentedSeq, step: str | int) -> bool:
 def plain_values(node: Any) -> Any:
     """The values of a part of a document as plain Python types instead of ruamel's subclasses."""
     if isinstance(node, CommentedMap):
-        return {str(key): plain_values(value) for key, value in node.items()}
+        names = (str(key).lower() if isinstance(key, bool) else str(key) for key in node)
+        return dict(zip(names, map(plain_values, node.values()), strict=True))
     if isinstance(node, CommentedSeq):
         return [plain_values(item) for item in node]
     for kind in (bool, int, float, str):

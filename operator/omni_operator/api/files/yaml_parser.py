@@ -1,17 +1,22 @@
-"""YAML parser that reports every text that it cannot read as an error with its position.
+"""YAML parser that reads values as kubectl does, and reports every text that it cannot read with its position.
 
-ruamel.yaml leaves it to Python to reject a value such as the date 2001-99-99, and reads collections that contain
-themselves, are nested until the stack is full, or grow without limit when each alias is replaced by its value.
+ruamel.yaml reads YAML 1.2, in which 0400 is 400 and `no` a text, and makes dates of texts such as 2026-11-29. kubectl
+reads YAML 1.1 as JSON, in which these are 256, false and a text. ruamel.yaml leaves it to Python to reject a value such
+as `!!int abc`, and reads collections that contain themselves, are nested until the stack is full, or grow without limit
+when each alias is replaced by its value.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import TaggedScalar
 from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.constructor import ConstructorError, RoundTripConstructor
 from ruamel.yaml.nodes import MappingNode, ScalarNode
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from typing_extensions import override
 
 DEEPEST = 64  # levels; pod templates, the deepest part of a job, have about 15
@@ -19,6 +24,13 @@ DEEPEST = 64  # levels; pod templates, the deepest part of a job, have about 15
 # server stores objects of 1.5 MiB.
 LARGEST_SIZE = 2_000_000
 LARGEST_BITS = 1023  # size of an integer: as in the largest float; Python cannot print more than 4,300 digits
+TAG = "tag:yaml.org,2002:"  # beginning of the tags that YAML defines, written `!!`
+TEXTS = ("timestamp", "value")  # kinds that are texts; the second is that of `=`
+KINDS = (*TEXTS, "str", "null", "bool", "int", "float", "map", "seq", "merge", "!")
+# Texts without quotes that are booleans, besides true and false.
+WORDS = {"yes": True, "on": True, "no": False, "off": False}
+BOOLEANS = {form(word): value for word, value in WORDS.items() for form in (str.lower, str.capitalize, str.upper)}
+OCTAL = re.compile(r"[-+]?0[0-7_]+")
 # What ruamel.yaml raises for a scalar that does not have the form of its tag, as !!bool abc.
 INVALID = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 
@@ -71,16 +83,27 @@ class _Composer(Composer):
 
 
 class _Constructor(RoundTripConstructor):
-    """Refuses scalars that Python cannot represent."""
+    """Reads scalars as kubectl does; refuses those that Python cannot represent, and tags without a value in JSON."""
 
     @override
     def construct_object(self, node: Any, deep: bool = False) -> Any:
+        kind = str(node.tag).removeprefix(TAG)
+        tag = str(node.tag).replace(TAG, "!!")
+        if kind not in KINDS:
+            text = f"the tag {tag} has no meaning here; write the value without it"
+            raise ConstructorError(problem=text, problem_mark=node.start_mark)
+        if isinstance(node, ScalarNode) and kind in TEXTS:
+            return node.value
+        if isinstance(node, ScalarNode) and kind == "int" and OCTAL.fullmatch(node.value):
+            return int(node.value.replace("_", ""), 8)
         try:
             constructed = super().construct_object(node, deep)
         except INVALID as error:
-            tag = str(node.tag).replace("tag:yaml.org,2002:", "!!")
             text = f"{str(node.value)[:40]!r} is not a valid value of {tag}"
             raise ConstructorError(problem=text, problem_mark=node.start_mark) from error
         if isinstance(constructed, int) and constructed.bit_length() > LARGEST_BITS:
             raise ConstructorError(problem="a number with too many digits", problem_mark=node.start_mark)
-        return constructed
+        if isinstance(constructed, TaggedScalar):  # `!!str no`
+            return DoubleQuotedScalarString(constructed.value)
+        is_plain = isinstance(node, ScalarNode) and node.style is None
+        return BOOLEANS.get(node.value, constructed) if is_plain else constructed

@@ -48,7 +48,9 @@ def _check(value: Any, node: Node, at: Path, *, complete: bool) -> Iterator[Viol
     if node.get("x-kubernetes-int-or-string"):
         yield from _check_quantity(value, node, at)
     elif not _is_a(node["type"], value):
-        yield Violation(at, f"must be {_WORDS[node['type']]}")
+        quotes = node["type"] == "string" and isinstance(value, int | float)  # true and false, too
+        hint = f", not {json.dumps(value)}: write it in quotes" if quotes else ""
+        yield Violation(at, f"must be {_WORDS[node['type']]}{hint}")
     elif node["type"] == "integer":
         limit = _RANGES[node.get("format", "int64")]
         if not -limit <= value < limit:

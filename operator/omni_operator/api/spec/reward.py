@@ -278,7 +278,7 @@ class Reward(StrictModel):
     scorers: Annotated[tuple[Scorer, ...], Field(strict=False)] = Field(
         min_length=1,
         max_length=32,
-        description="With several, the reward is the weighted mean.",
+        description="What scores samples. With several scorers, the reward is their weighted mean.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
 

@@ -15,6 +15,7 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import FieldPath, is_in_store
 from omni_operator.api.files.yaml_document import Document, Problem
 from omni_operator.api.spec.model import ALL_LINEAR
+from omni_operator.api.spec.reward import Function, Scorer
 from omni_operator.api.spec.training import ENTRYPOINT
 from omni_operator.api.validation_messages import format_path
 from omni_operator.cli import console, sample_size
@@ -30,6 +31,7 @@ PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 CUSTOM_DATASET = "data.custom_cls."
 SIDES = ("height", "width")
 EVALUATED_SIDES = tuple(f"actor_rollout_ref.rollout.val_kwargs.pipeline.{side}" for side in SIDES)
+REWARD_MANAGER = "reward.reward_manager."
 PROMPT_KEY = "data.prompt_key"
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 INPUT_CHECK = "verl_omni.trainer.data.input_check"
@@ -193,11 +195,12 @@ def _prompts(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
 
 
 def _functions(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
+    own_manager = any(name.startswith(REWARD_MANAGER) for name in _overrides(job))
+    called = job.spec.algorithm.entrypoint == ENTRYPOINT and not own_manager
     for place, scorer in enumerate(job.spec.reward.scorers):
-        function = scorer.function
-        if function and not function.path.startswith("pkg://") and not Path(function.path).is_file():
-            at = ("spec", "reward", "scorers", place, "function", "path")
-            yield at, f"no file {console.short_path(Path(function.path))}"
+        if scorer.function and not scorer.function.path.startswith("pkg://"):
+            for at, text in _function(scorer, scorer.function, called=called):
+                yield ("spec", "reward", "scorers", place, *at), text
         if scorer.pool and scorer.pool.python and not os.access(scorer.pool.python, os.X_OK):
             at = ("spec", "reward", "scorers", place, "pool", "python")
             yield at, f"no interpreter {console.short_path(Path(scorer.pool.python))}"
@@ -205,6 +208,34 @@ def _functions(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
             if not Path(path).exists():
                 at = ("spec", "reward", "scorers", place, "settings", setting)
                 yield at, f"no file or folder {console.short_path(Path(path))}"
+
+
+def _function(scorer: Scorer, function: Function, *, called: bool) -> Iterator[tuple[FieldPath, str]]:
+    """What the trainer refuses of a user's file, which is not run, and of the settings for its function.
+
+    Args:
+        called: whether the function is called with the arguments of a scorer.
+    """
+    from verl_omni.reward_loop.scorer_signature import ScorerNotFound, signature_in_file
+
+    file = Path(console.short_path(Path(function.path)))
+    if not file.is_file():
+        yield ("function", "path"), f"no file {file}"
+    if not file.is_file() or not called:
+        return
+    if file.suffix != ".py":
+        yield ("function", "path"), f"{file} is not a Python file (.py)"
+        return
+    try:
+        signature = signature_in_file(file, function.name)
+    except ScorerNotFound as error:
+        yield ("function", "path"), str(error)
+        return
+    if signature is not None:
+        set_by_pool = signature.settings & {"device"} if scorer.pool else set()
+        for problem in signature.problems({*scorer.settings, *set_by_pool}):
+            name, _, text = problem.partition(": ")
+            yield ("settings", name), text
 
 
 def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> Iterator[tuple[FieldPath, str]]:

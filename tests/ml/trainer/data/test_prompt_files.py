@@ -23,7 +23,7 @@ from verl_omni.trainer.settings import configuration
 NEEDED = ["actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 GOOD = '{"prompt": "red"}\n'
 MESSAGES = [{"role": "user", "content": "red"}, {"role": "user", "content": [{"type": "text", "text": "blue"}]}]
-NO_PROMPT = "there is no column 'prompt'; set data.prompt_key to one of the columns: text"
+NO_PROMPT = "there is no column 'prompt'; set data.prompt_key (in a job: spec.algorithm.overrides) to one of: text"
 WRONG_PROMPT = "column prompt: a prompt must be text or a list of messages, not "
 
 
@@ -262,6 +262,13 @@ def test_a_run_whose_model_lacks_a_file_is_refused_before_ray_starts(tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(f"actor_rollout_ref.model.path: {model}/transformer has no weights; complete the")
+
+
+@pytest.mark.parametrize("suffix", prompt_files.SUFFIXES)
+def test_what_git_lfs_leaves_in_place_of_a_file_is_no_prompts(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"train{suffix}"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    assert problem(path) == f"{path} is a pointer of Git LFS and not the file: run `git lfs pull`"
 
 
 def test_a_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:

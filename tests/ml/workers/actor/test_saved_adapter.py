@@ -238,6 +238,16 @@ def without_config(model: Any, folder: Path) -> Path:
     return folder
 
 
+def described(text: str) -> Callable[[Any, Path], Path]:
+    """An adapter of peft with another text as its settings."""
+
+    def write(model: Any, folder: Path) -> Path:
+        (write_peft(model, folder) / PEFT_SETTINGS).write_text(text)
+        return folder
+
+    return write
+
+
 def test_a_model_of_two_transformers_needs_the_adapters_of_both(tmp_path: Path) -> None:
     layer = "blocks.0.attn1.to_q"
     base = tmp_path / "base"
@@ -291,6 +301,13 @@ REFUSED: dict[str, tuple[Callable[[Any, Path], Path], str]] = {
     "text encoder": (
         changed(lambda tensors: {**tensors, "text_encoder.layers.0.lora_A.weight": torch.zeros(4, 4)}),
         "is no LoRA tensor",
+    ),
+    "no tensors": (changed(lambda tensors: {}), "has no LoRA tensors; write the file of an adapter"),
+    "part of the config": (described('{"r": 4,'), r"adapter_config.json is not valid JSON: .*; download or save"),
+    "a list as config": (described("[]"), "adapter_config.json is not a JSON object; download or save"),
+    "several alphas in one": (
+        changed(lambda tensors: {**tensors, f"{LAYER}.alpha": torch.ones(2)}),
+        f"{LAYER}.alpha has 2 values, not one",
     ),
     "half": (
         changed(lambda tensors: {name: tensors[name] for name in tensors if name != f"{LAYER}.lora_B.weight"}),
