@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from omni_operator import plan
 from omni_operator.api import JobError, load_job
+from omni_operator.api.overrides.override_names import parse_value
 from verl_omni.settings_schema.declarations import SETTINGS, field_of
 from verl_omni.settings_schema.layout import layout
 from verl_omni.trainer.settings import configuration
@@ -53,6 +56,19 @@ CHECKS = re.compile(
     r"write (a number|true or false|two numbers)|must be a group of settings|is not supported; write |has no value|"
     r"must (be (positive|at most|from|a whole|a positive number of seconds|an integer)|not be negative)"
 )
+
+
+TEXTS = (
+    "010 00 1_0 -0 +4 0x10 12:30 2026-11-29 1. .5 1e5 1E5 0.5e-3 1_000.5 007.5 5e e5 1.2.3 inf -inf true TRUE no NULL",
+    "[010,1e-4,true] {a:2026-01-01} {a:[1e-3]} [] {} '1' [\"1\",b]",
+)
+
+
+@pytest.mark.parametrize("text", " ".join(TEXTS).split())
+def test_a_value_is_read_as_hydra_reads_it(text: str) -> None:
+    read = OverridesParser.create().parse_override(f"name={text}").value()
+    plain = OmegaConf.to_container(OmegaConf.create({"value": read}))
+    assert repr(parse_value(text.replace(":", ": ") if text[0] == "{" else text)) == repr(plain["value"])  # type: ignore[index,call-overload]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.declarations import SETTINGS, field_of
@@ -131,19 +132,33 @@ def read_value(text: str) -> Any:
     value = parse_value(text)
     if text.lstrip().startswith("{"):
         return value if isinstance(value, dict) else {}
-    # A number like 1e-5 in a list is a text in YAML 1.1.
-    return (
-        [parse_value(each) if isinstance(each, str) else each for each in value] if isinstance(value, list) else value
-    )
+    return value
 
 
 def parse_value(text: str) -> Any:
-    """A value as the trainer reads it: YAML's, but 1e-5 is a number and `no` a text, unlike in YAML 1.1."""
+    """A value as the trainer reads it: YAML's, but what is a number, a boolean or null, is as with Hydra."""
     import yaml  # most jobs have no overrides
 
-    with contextlib.suppress(ValueError):
-        return yaml.safe_load(text) if text.strip().lstrip("+-").isdigit() else float(text)
     with contextlib.suppress(yaml.YAMLError):
-        value = yaml.safe_load(text)
-        return value if not isinstance(value, bool) or text.strip().lower() in ("true", "false") else text.strip()
+        return yaml.load(text, Loader=_loader())
     return text
+
+
+@cache
+def _loader() -> Any:
+    """YAML of plain values, in which `no`, 010, 12:30 and 2026-11-29 are texts, and 1e-5 is a number."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    whole = "(0|[1-9][0-9_]*)"
+    power = "([eE][-+]?[0-9]+)"
+    for kind, pattern, first in (
+        ("bool", r"(?i:true|false)", "tTfF"),
+        ("int", f"[-+]?{whole}", "-+0123456789"),
+        ("float", rf"[-+]?(({whole}\.[0-9_]*|\.[0-9_]+)({power})?|{whole}{power}|(?i:inf|nan))", "-+.0123456789iInN"),
+        ("null", r"(?i:null)|~|", ["n", "N", "~", ""]),
+    ):
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(f"({pattern})$"), list(first))
+    return Loader
