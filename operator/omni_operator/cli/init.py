@@ -97,7 +97,7 @@ def _scorer(reward: str, family: str) -> dict[str, Any]:
 def modalities(family: str) -> tuple[str, ...]:
     """Modalities of scorers that judge the samples of a family."""
     _, description = FAMILIES[family]
-    return ("pixels",) if description.videos else ("pixels", "image")
+    return ("pixels", "video" if description.videos else "image")
 
 
 def _required_settings(scorer: str) -> list[str]:
