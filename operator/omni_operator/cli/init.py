@@ -115,7 +115,7 @@ def _from_folder(folder: Path, path: str) -> str:
 def modalities(family: str) -> tuple[str, ...]:
     """Modalities of scorers that judge the samples of a family."""
     _, description = FAMILIES[family]
-    return ("pixels",) if description.videos else ("pixels", "image")
+    return ("pixels", "video" if description.videos else "image")
 
 
 def _required_settings(scorer: str) -> list[str]:

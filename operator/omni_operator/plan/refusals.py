@@ -36,6 +36,7 @@ WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
 ANNOTATIONS_BYTES = 240 * 1024
 # YAML may take ten times the bytes of JSON: of a list at depth 12, by its indentation. Not more, so most specs fit.
 SMALL_SPEC_BYTES = ANNOTATIONS_BYTES // 16
+QUEUE_POD_SETS = 8  # maxItems of podSets in Kueue's Workload, v1beta1 and v1beta2; its webhook refuses a larger RayJob
 
 
 def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violation]:
@@ -199,9 +200,26 @@ def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:
 
 
 def _queue(job: DiffusionRLJob) -> Iterator[Violation]:
-    if KUEUE_QUEUE in job.metadata.labels and job.spec.cleanup_policy != "DeleteCluster":
+    """What a Kueue queue would never admit. The CRD has no rules for it, because they cannot read labels."""
+    if KUEUE_QUEUE not in job.metadata.labels:
+        return
+    if job.spec.cleanup_policy != "DeleteCluster":
         yield Violation(
             ("spec", "cleanupPolicy"),
             f"is {job.spec.cleanup_policy}: must be DeleteCluster in a Kueue queue, which counts only deleted pods as "
             f"free",
         )
+    pools = pools_of(job)
+    pod_sets = 1 + len(pools)  # the head has its own; KubeRay submits over HTTP, without a pod
+    if pod_sets > QUEUE_POD_SETS:
+        pooled = sum(scorer.pool is not None for scorer in job.spec.reward.scorers)
+        yield Violation(
+            ("spec", "reward", "scorers"),
+            f"{pooled} scorers have a pool, and the job has {pod_sets} groups of pods ({', '.join(_groups(pools))}): "
+            f"a Kueue queue admits at most {QUEUE_POD_SETS}; remove pool from {pod_sets - QUEUE_POD_SETS} of them",
+        )
+
+
+def _groups(pools: tuple[Pool, ...]) -> Iterator[str]:
+    yield "head"
+    yield from (pool.group for pool in pools)

@@ -96,6 +96,8 @@ def test_no_file_is_overwritten(folder: Path) -> None:
         (("sd3",), "no model family 'sd3'; choose qwen-image, sd35, wan22-5b"),
         (("sd35", "--reward", "jpg"), "no scorer 'jpg'; choose brightness"),
         (("wan22-5b", "--reward", "ocr"), "the scorer ocr cannot judge samples of wan22-5b; choose"),
+        (("sd35", "--reward", "videoalign"), "the scorer videoalign cannot judge samples of sd35; choose"),
+        (("wan22-5b", "--reward", "videoalign"), "the scorer videoalign needs template_path, video_fps: write it into"),
         (("sd35", "--reward", "aesthetic"), "needs head_path: write it into the job later; choose"),
         (("sd35", "--out", "no/folder/job.yaml"), "cannot write no/folder/job.yaml"),
     ],

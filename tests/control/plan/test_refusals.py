@@ -9,7 +9,7 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
-from omni_operator.plan.refusals import ANNOTATIONS_BYTES
+from omni_operator.plan.refusals import ANNOTATIONS_BYTES, QUEUE_POD_SETS
 
 MakeJob = Callable[..., DiffusionRLJob]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
@@ -57,6 +57,29 @@ def test_the_operator_refuses_jobs_with_an_explanation(
 ) -> None:
     (found,) = plan.find_refusals(make_job(*assignments), settings)
     assert said in f"{'.'.join(map(str, found.at))}: {found.text}"
+
+
+def with_pools(make_job: MakeJob, scorers: int, *assignments: str) -> DiffusionRLJob:
+    named = ", ".join(f"{{name: s{number}, builtin: jpeg, pool: {{}}}}" for number in range(scorers))
+    return make_job(f"spec.reward.scorers=[{named}, {{name: jpeg}}]", *assignments)
+
+
+def test_a_queue_gets_no_job_with_more_groups_of_pods_than_kueue_admits(make_job: MakeJob) -> None:
+    queue = "metadata.labels={kueue.x-k8s.io/queue-name: q}"
+    fits = with_pools(make_job, 6, queue)
+    cluster = plan.render_attempt(fits, 1, SETTINGS)["spec"]["rayClusterSpec"]
+    assert 1 + len(cluster["workerGroupSpecs"]) == QUEUE_POD_SETS, "head and worker groups"
+    assert plan.find_refusals(fits, SETTINGS) == []
+    assert plan.find_refusals(with_pools(make_job, 8), SETTINGS) == [], "without a queue there is no limit"
+    (found,) = plan.find_refusals(with_pools(make_job, 8, queue), SETTINGS)
+    assert found.at == ("spec", "reward", "scorers")
+    assert found.text == (
+        "8 scorers have a pool, and the job has 10 groups of pods (head, trainer, scorer-s0, scorer-s1, scorer-s2, "
+        "scorer-s3, scorer-s4, scorer-s5, scorer-s6, scorer-s7): a Kueue queue admits at most 8; remove pool from 2 "
+        "of them"
+    )
+    separate = with_pools(make_job, 6, queue, "spec.rollout={placement: Separate, replicas: 1}")
+    assert [found.at[-1] for found in plan.find_refusals(separate, SETTINGS)] == ["scorers"], "rollout pods count"
 
 
 def test_the_pod_template_may_set_the_key_or_mode_of_wandb(make_job: MakeJob) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from verl_omni.reward_loop.models.clip_model import LoadableModel, device_problems, to_device
+from verl_omni.reward_loop.models.qwen2vl_model import (
+    CELL,
+    base_problems,
+    check_width,
+    hidden_states,
+    make_model,
+    read_base,
+)
 from verl_omni.reward_loop.models.weight_files import weights_file
 from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
-from verl_omni.utils.model_folder import model_folder
 
 FILE = "HPSv3.safetensors"
 PACKAGE = "hpsv3"
@@ -31,14 +37,11 @@ TEXTS = "dataset/data_collator_qwen.py"
 INSTALL = "install it without its requirements: pip install --no-deps hpsv3"
 REWARD_TOKEN = "<|Reward|>"  # added to the vocabulary of the base model
 # an image is resized to about this many pixels, its sides to multiples of CELL
-PIXELS = 256 * 28 * 28
-CELL = 28
+PIXELS = 256 * CELL**2
 HEAD = ("rm_head.0", "rm_head.3", "rm_head.5")  # between them are ReLUs, and a dropout that is off
 # Outputs of the head: index of the mean, and number of outputs.
 MEAN = 0
 OUTPUTS = 2
-# Prefixes of weight names, as written by transformers before and since 4.52 -> prefixes in the model without heads.
-_RENAMED = ((r"^(model\.)?visual\.", "visual."), (r"^model\.(language_model\.)?", "language_model."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +79,16 @@ class Hpsv3Model(LoadableModel):
     @override
     def load(cls, *source: str) -> Hpsv3Model:
         from safetensors.torch import load_file
-        from transformers import AutoConfig, AutoProcessor
 
         model, base, device = source
         if problems := hpsv3_problems({"device": device}, {MODEL: model, PROCESSOR: base}):
             raise FileNotFoundError("; ".join(problems))
         file = weights_file(model, FILE)
-        folder = model_folder(base, PROCESSOR)
-        config = AutoConfig.from_pretrained(folder)
-        if config.model_type != "qwen2_vl":
-            raise ValueError(f"{PROCESSOR}: {folder} has a model of type {config.model_type!r}, not 'qwen2_vl'")
-        processor = AutoProcessor.from_pretrained(folder, padding_side="right")
-        processor.tokenizer.add_tokens([REWARD_TOKEN], special_tokens=True)
+        folder, config, processor = read_base(base, (REWARD_TOKEN,))
         weights = load_file(file)
         head = [(weight.to(device), bias.to(device)) for weight, bias in _take_head(weights, file, config)]
         return cls(
-            model=to_device(_make_model(weights, file, config, folder, len(processor.tokenizer)), device),
+            model=to_device(make_model(weights, file, config, folder, processor, "HPSv3", REWARD_TOKEN), device),
             processor=processor,
             head=head,
             question=read_question(),
@@ -129,19 +126,11 @@ class Hpsv3Model(LoadableModel):
     def _hidden_states(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Hidden states [B, width] at the last `<|Reward|>` of each sample."""
         ids = inputs["input_ids"]
-        embeddings = self.model.get_input_embeddings()(ids)
         seen = self.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output
-        places = (ids == self.model.config.image_token_id).unsqueeze(-1).expand_as(embeddings)
-        embeddings = embeddings.masked_scatter(places, torch.cat(list(seen)).to(embeddings.dtype))
-        # The model was trained with the positions of a text: 0, 1, 2, ... also for the cells of the image.
-        positions = torch.arange(ids.shape[1], device=self.device).expand(3, *ids.shape)
-        found = self.model.language_model(
-            inputs_embeds=embeddings, attention_mask=inputs["attention_mask"], position_ids=positions, use_cache=False
-        ).last_hidden_state
+        found = hidden_states(self.model, inputs, seen, self.model.config.image_token_id)
         is_reward = ids == self.processor.tokenizer.convert_tokens_to_ids(REWARD_TOKEN)
         last = ids.shape[1] - 1 - is_reward.int().flip(1).argmax(dim=1)
-        states: Tensor = found[torch.arange(len(ids), device=self.device), last]
-        return states
+        return found[torch.arange(len(ids), device=self.device), last]
 
 
 def hpsv3_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> list[str]:
@@ -155,12 +144,7 @@ def hpsv3_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> lis
         weights_file(str(given.get(MODEL) or defaults[MODEL]), FILE)
     except FileNotFoundError as error:
         found.append(str(error))
-    try:
-        config = model_folder(str(given.get(PROCESSOR) or defaults[PROCESSOR]), PROCESSOR) / "config.json"
-        if not config.is_file():
-            found.append(f"{PROCESSOR}: {config} does not exist; write the folder of Qwen2-VL")
-    except FileNotFoundError as error:
-        found.append(str(error))
+    found += base_problems(str(given.get(PROCESSOR) or defaults[PROCESSOR]))
     try:
         read_question()
     except FileNotFoundError as error:
@@ -211,52 +195,9 @@ def _take_head(weights: dict[str, Tensor], file: Path, config: Any) -> list[tupl
     if missing := [name for name in names if name not in weights]:
         raise ValueError(f"{MODEL}: {file} lacks {', '.join(missing)} of the reward head; write the weights of HPSv3")
     head = [(weights.pop(f"{layer}.weight").float(), weights.pop(f"{layer}.bias").float()) for layer in HEAD]
-    width = config.text_config.hidden_size
-    if head[0][0].shape[1] != width:
-        raise ValueError(
-            f"{MODEL}: {file} has a head for a model of width {head[0][0].shape[1]}, and the base model of {PROCESSOR} "
-            f"has the width {width}; write the base model that it was trained from"
-        )
+    check_width(head[0][0], file, config)
     if head[-1][0].shape[0] != OUTPUTS:
         raise ValueError(
             f"{MODEL}: the head of {file} returns {head[-1][0].shape[0]} numbers, expected mean and spread"
         )
     return head
-
-
-def _make_model(weights: dict[str, Tensor], file: Path, config: Any, folder: Path, tokens: int) -> Any:
-    """The model without heads, in the dtype of its weights.
-
-    Args:
-        tokens: number of tokens, with `<|Reward|>`.
-    """
-    from transformers import Qwen2VLModel
-
-    named = {_rename(name): tensor for name, tensor in weights.items() if not name.startswith("lm_head.")}
-    table = named.get("language_model.embed_tokens.weight")
-    if table is None:
-        raise ValueError(f"{MODEL}: {file} lacks the embeddings of tokens; write the weights of HPSv3")
-    if len(table) != tokens:
-        raise ValueError(
-            f"{MODEL}: {file} has embeddings of {len(table)} tokens, and the tokenizer of {folder} with {REWARD_TOKEN} "
-            f"has {tokens}; write the base model that it was trained from"
-        )
-    config.text_config.vocab_size = tokens
-    made, loading = Qwen2VLModel.from_pretrained(
-        None, config=config, state_dict=named, dtype=table.dtype, output_loading_info=True, ignore_mismatched_sizes=True
-    )
-    for problem, said in (("missing_keys", "lacks"), ("mismatched_keys", "has other shapes of")):
-        if found := sorted(each if isinstance(each, str) else each[0] for each in loading[problem]):
-            raise ValueError(
-                f"{MODEL}: {file} {said} {len(found)} weights of the base model {folder}, such as {found[0]}; write "
-                f"the base model that it was trained from"
-            )
-    return made
-
-
-def _rename(name: str) -> str:
-    for pattern, replacement in _RENAMED:
-        name, count = re.subn(pattern, replacement, name)
-        if count:
-            break
-    return name

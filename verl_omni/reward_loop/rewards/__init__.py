@@ -8,7 +8,8 @@ A scorer's module has:
   returns a list. With a parameter `groups` as well, a call has all samples of each of its prompts, and equal `groups`
   are the same prompt. Further parameters are its settings: their types and defaults are what a job may write. The
   first paragraph of its docstring is its line in docs/reference/rewards.md.
-- `MODALITY`, if it takes something else: `image` (no videos), `latent`, or `audio` (of `extra_info`).
+- `MODALITY`, if it takes something else: `image` (no videos), `video` (no images), `latent`, or `audio` (of
+  `extra_info`).
 - `conflicts(settings)`, PURE, if settings may not fit together, and `setting_problems(settings)`, if it needs something
   on the machine. Both return messages that begin with a setting's name and a colon.
 
@@ -130,7 +131,7 @@ def scorer_module(name: str) -> ModuleType:
 
 
 def modality(name: str) -> str:
-    """What the scorer takes: `pixels` (an image or a video), `image`, `latent` or `audio`."""
+    """What the scorer takes: `pixels` (an image or a video), `image`, `video`, `latent` or `audio`."""
     return getattr(scorer_module(name), "MODALITY", "pixels")
 
 

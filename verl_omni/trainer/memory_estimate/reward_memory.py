@@ -11,10 +11,10 @@ import torch
 from omegaconf import DictConfig
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from verl_omni.reward_loop.models import hpsv3_model, image_reward_model
+from verl_omni.reward_loop.models import hpsv3_model, image_reward_model, qwen2vl_model
 from verl_omni.reward_loop.models.weight_files import weights_file
 from verl_omni.reward_loop.part_settings import TRAINER
-from verl_omni.reward_loop.rewards import aesthetic, clap, clip_score, geneval, hpsv2, hpsv3, pickscore
+from verl_omni.reward_loop.rewards import aesthetic, clap, clip_score, geneval, hpsv2, hpsv3, pickscore, videoalign
 from verl_omni.reward_loop.rewards.geneval import conditions
 from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
 from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
@@ -76,11 +76,30 @@ PUBLIC: dict[str, dict[str, Any]] = {
         },
         "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "mlp_ratio": 4},
     },
+    videoalign.BASE: {
+        "model_type": "qwen2_vl",
+        "text_config": {
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "vocab_size": 151936,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+        "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 1536, "num_heads": 16, "mlp_ratio": 4},
+    },
 }
 PUBLIC[hpsv2.INPUTS] = PUBLIC[pickscore.WEIGHTS]  # PickScore was trained from it too
 CLIP_DEFAULTS = {"pickscore": pickscore.WEIGHTS, "clip_score": clip_score.WEIGHTS, "aesthetic": aesthetic.WEIGHTS}
 DETECTOR_INPUT = (800, 800)  # pixels of a square image, as the detector's processor enlarges it
 QUESTION_TOKENS = 512  # upper bound for HPSv3's question with a prompt
+# Of VideoReward: the rank of the published adapter, of all linear layers of the language model; of a video, frames of 8
+# seconds, pixels of a frame, and an upper bound for the text with a prompt.
+ADAPTER_RANK = 64
+VIDEO_FRAMES = 16
+VIDEO_PIXELS = 200704
+VIDEO_TEXT_TOKENS = 1536
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +140,11 @@ def _memory(name: str, model: str | None, second: str | None, batch: int) -> Rew
     """
     if name == "hpsv3":
         dtype = _dtype(model or hpsv3.WEIGHTS)
-        return _of_hpsv3(configuration(second or hpsv3.BASE), dtype, batch)
+        tokens = hpsv3_model.PIXELS // qwen2vl_model.CELL**2 + QUESTION_TOKENS
+        return _of_qwen2vl(configuration(second or hpsv3.BASE), dtype, batch, tokens)
+    if name == "videoalign":  # one video at a time, two frames of which are a cell
+        tokens = VIDEO_FRAMES // 2 * VIDEO_PIXELS // qwen2vl_model.CELL**2 + VIDEO_TEXT_TOKENS
+        return _of_qwen2vl(configuration(second or videoalign.BASE), torch.bfloat16, 1, tokens, ADAPTER_RANK)
     if name == "image_reward":
         return _of_image_reward(batch)
     if name == "geneval":
@@ -145,9 +168,23 @@ def _of_clip(config: Any, batch: int) -> RewardMemory:
     return _of_model(config, torch.float32, run)
 
 
-def _of_hpsv3(config: Any, dtype: torch.dtype, batch: int) -> RewardMemory:
-    """The language model's pass is the largest: it has the cells of the images, each four patches, and the question."""
-    tokens = hpsv3_model.PIXELS // hpsv3_model.CELL**2 + QUESTION_TOKENS
+def _of_qwen2vl(config: Any, dtype: torch.dtype, batch: int, tokens: int, rank: int = 0) -> RewardMemory:
+    """The language model's pass is the largest: it has the cells of images or videos, each four patches, and the text.
+
+    Args:
+        rank: of an adapter of all its linear layers; 0: it has none.
+    """
+    from transformers import AutoModel
+
+    def make() -> Any:
+        model = AutoModel.from_config(config, dtype=dtype)
+        language = model.language_model.modules()
+        for layer in [each for each in language if rank and isinstance(each, torch.nn.Linear)]:
+            down, up = (layer.in_features, rank), (rank, layer.out_features)  # peft's cannot be made of fake tensors
+            layer.adapter = torch.nn.ModuleList(
+                [torch.nn.Linear(*size, bias=False, dtype=dtype) for size in (down, up)]
+            )
+        return model
 
     def run(model: Any) -> None:
         embeddings = torch.empty(batch, tokens, config.text_config.hidden_size, dtype=dtype)
@@ -157,7 +194,7 @@ def _of_hpsv3(config: Any, dtype: torch.dtype, batch: int) -> RewardMemory:
             inputs_embeds=embeddings, attention_mask={"full_attention": mask}, position_ids=positions, use_cache=False
         )
 
-    return _of_model(config, dtype, run)
+    return _of_made(make, run)
 
 
 def _of_image_reward(batch: int) -> RewardMemory:

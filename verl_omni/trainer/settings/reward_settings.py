@@ -97,7 +97,7 @@ def evaluation_problems(config: DictConfig) -> Iterator[str]:
 
 
 def sample_problems(config: DictConfig) -> Iterator[str]:
-    """Messages about scorers of a modality that the model does not generate: audio, or images if it makes videos.
+    """Messages about scorers of a modality that the model does not generate: audio, images or videos.
 
     Models of a user-defined family are not checked.
     """
@@ -124,6 +124,11 @@ def sample_problems(config: DictConfig) -> Iterator[str]:
             yield (
                 f"{where}: {name}{protocol} takes images, and {architecture} generates videos; write a scorer of "
                 "videos, or a function of your own (docs/reference/rewards.md)"
+            )
+        if takes == "video" and not (family(architecture).videos or architecture in FAMILIES.registered):
+            yield (
+                f"{where}: {name} takes videos, and {architecture} generates images; write a scorer of images "
+                "(docs/reference/rewards.md)"
             )
 
 

@@ -47,6 +47,18 @@ def test_the_sizes_of_the_default_models_are_the_published_ones(
 
 
 @pytest.mark.slow
+def test_the_size_of_videoalign_is_that_of_its_base_model_and_adapter() -> None:
+    """One video is scored at a time, so the batch changes nothing."""
+    width, inner, groups = 1536, 8960, 256
+    linear = 2 * (width + width) + 2 * (width + groups) + 3 * (width + inner)
+    parameters = 2_208_985_600 + 28 * reward_memory.ADAPTER_RANK * linear  # the first is Qwen2-VL-2B's on the hub
+    found = reward_memory.measure(reward("videoalign"))
+    assert 0 <= found.weights - 2 * parameters <= 4096
+    assert found == reward_memory.measure(reward("videoalign", batch=8))
+    assert 0 < found.activations < 2 * 2**30
+
+
+@pytest.mark.slow
 def test_the_sizes_of_other_models_are_those_of_their_parts() -> None:
     linear = sum((inputs + 1) * outputs for inputs, outputs in ((768, 1024), (1024, 128), (128, 64), (64, 16), (16, 1)))
     block = 12 * 1024**2 + 13 * 1024  # attention, MLP of 4 times the width, and norms, with biases

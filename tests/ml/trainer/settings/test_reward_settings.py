@@ -193,6 +193,13 @@ def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:
         ("WanPipeline", [SEVERAL, "reward.reward_functions={a: {name: http, url: 'http://a'}}"], None),
         ("WanPipeline", ["reward.scorer=jpeg"], None),
         ("StableDiffusion3Pipeline", ["reward.scorer=shapes"], None),
+        (
+            "StableDiffusion3Pipeline",
+            ["reward.scorer=videoalign"],
+            "reward.scorer: videoalign takes videos, and Stable",
+        ),
+        ("WanPipeline", ["reward.scorer=videoalign"], None),
+        ("MyPipeline", ["reward.scorer=videoalign"], None),
         ("MyPipeline", ["reward.scorer=shapes"], None),
         ("MyPipeline", ["reward.scorer=clap"], None),
     ],
