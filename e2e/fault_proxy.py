@@ -22,7 +22,7 @@ from e2e.cluster import pki
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.ports import free_ports
 
-HOP_BY_HOP = {"connection", "host", "keep-alive", "transfer-encoding", "content-length", "content-encoding"}
+HOP_BY_HOP = {"connection", "host", "keep-alive", "transfer-encoding", "content-length"}
 
 
 @dataclass(frozen=True, slots=True)
