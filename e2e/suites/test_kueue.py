@@ -58,6 +58,13 @@ def submit(api: Api, name: str, spec: dict[str, Any] = COLOCATED, priority: str 
     return job
 
 
+def end(*jobs: JobOnPlane) -> None:
+    """Delete jobs: the next test has the whole quota."""
+    for job in jobs:
+        job.api.delete(job.own_path)
+        job.await_gone()
+
+
 def cluster_of(job: JobOnPlane) -> list[str]:
     """Names of the RayClusters of a job."""
     found = job.api.get(job.ray("rayclusters"))["items"]
@@ -93,17 +100,14 @@ def test_a_job_is_one_workload_waits_for_quota_is_preempted_and_returns(queued: 
         await_state(first, "Queued")
         deadlines.wait_until("the pods of the preempted job to be gone", PATIENCE, lambda: not cluster_of(first))
 
-        for job in (second, urgent):
-            api.delete(job.own_path)
-            job.await_gone()
+        end(second, urgent)
         first.await_condition("Admitted", "True")
         deadlines.wait_until("a RayCluster again", PATIENCE, lambda: cluster_of(first) or None)
         status = first.status()
         assert status["attempts"] == 1 and first.await_attempt(1)["metadata"]["uid"] == uid
         assert condition(status, "Failed").get("status") != "True"
 
-        api.delete(first.own_path)
-        first.await_gone()
+        end(first)
 
 
 def test_quota_of_a_job_that_kuberay_refuses_is_free_for_the_next(queued: ControlPlane) -> None:
@@ -116,9 +120,7 @@ def test_quota_of_a_job_that_kuberay_refuses_is_free_for_the_next(queued: Contro
         assert "KubeRay refused the RayJob" in refused.condition("Failed")["message"]
         second = submit(api, "after-refused")
         deadlines.wait_until("a RayCluster of the next", PATIENCE, lambda: cluster_of(second) or None)
-        for job in (refused, second):
-            api.delete(job.own_path)
-            job.await_gone()
+        end(refused, second)
 
 
 def test_a_queue_admits_all_pools_as_one_workload_and_their_numbers_stay(queued: ControlPlane) -> None:
@@ -154,6 +156,7 @@ def test_a_queue_admits_all_pools_as_one_workload_and_their_numbers_stay(queued:
         groups = api.get(job.ray("rayclusters", name))["spec"]["workerGroupSpecs"]
         numbers = [(one["groupName"], one["minReplicas"], one["maxReplicas"]) for one in groups]
         assert numbers == [("trainer", 1, 1), ("rollout", 2, 2), ("reward", 2, 2)]
+        end(job)
 
 
 def workloads_of(job: JobOnPlane) -> list[dict[str, Any]]:
@@ -201,6 +204,7 @@ def test_a_queue_without_room_for_all_rollout_pods_admits_as_many_as_fit(queued:
         assert set(numbers_of(job).values()) == {4} and job.status()["attempts"] == 1
         # In all of that, Kueue has updated the Workload, and never made another one, which would be the last in line.
         assert workloads_of(job)[0]["metadata"]["uid"] == workload["metadata"]["uid"]
+        end(job, urgent)
 
 
 def test_a_namespace_with_a_default_queue_keeps_the_pods_that_were_admitted(queued: ControlPlane) -> None:
@@ -237,6 +241,7 @@ def test_a_namespace_with_a_default_queue_keeps_the_pods_that_were_admitted(queu
         job.await_condition("Updated", "False", "NextAttempt")
         groups = {one["groupName"]: one["replicas"] for one in api.get(path)["spec"]["workerGroupSpecs"]}
         assert groups == {"trainer": 1, "rollout": 2}
+        end(job)
 
 
 def test_a_job_that_asks_for_too_much_is_admitted_after_it_asks_for_less(queued: ControlPlane) -> None:
@@ -250,8 +255,7 @@ def test_a_job_that_asks_for_too_much_is_admitted_after_it_asks_for_less(queued:
         job.await_status("a second attempt", lambda found: found["attempts"] == 2)
         job.await_condition("Admitted", "True")
         assert "failures" not in job.status() or job.status()["failures"] == []
-        api.delete(job.own_path)
-        job.await_gone()
+        end(job)
 
 
 def test_a_quota_that_shrinks_takes_nothing_back_and_a_drained_queue_does(queued: ControlPlane) -> None:
