@@ -16,7 +16,7 @@ from e2e.cluster.tools import Program, Say, ensure
 HELM = Program("helm", "helm", "helm.sh/helm/v3/cmd/helm", note="5 to 10 minutes")
 CHART = Path(__file__).resolve().parents[1] / "charts" / "omni-operator"
 # `helm template` asks no API server which version it has; without this it takes a very old one for granted.
-KUBERNETES = "1.34.4"
+KUBERNETES = "1.37.2"
 Body = dict[str, Any]
 # Values that add something to the operator's pod or Deployment.
 POD_VALUES: Body = {

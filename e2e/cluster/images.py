@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .errors import ClusterError
-from .tools import Tools
+from .tools import MODULE_OF, Tools
 
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -154,7 +154,7 @@ def infrastructure(tools: Tools, images: Sequence[StaticImage] = INFRASTRUCTURE)
     """Archives of the images that a cluster itself needs, next to the programs they hold."""
     archives = []
     for image in images:
-        target = tools.root() / "images" / f"{image.program}.tar"
+        target = tools.root(MODULE_OF[image.program]) / "images" / f"{image.program}.tar"
         if not target.exists():
             write_archive(image, Path(tools.program(image.program)).read_bytes(), target, architecture())
         archives.append(target)

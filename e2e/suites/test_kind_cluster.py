@@ -80,6 +80,7 @@ def test_nodes_have_devices_and_labels_and_the_control_plane_its_settings(kind: 
         assert is_ready(node)
         assert {device: int(node["status"]["allocatable"][device]) for device in spec.devices} == dict(spec.devices)
         assert node["metadata"]["labels"].items() >= spec.labels.items()
+        assert "failCgroupV1: false\n" in kind.run_in(name, "cat", "/var/lib/kubelet/config.yaml")
     for component, flags in (
         ("kube-apiserver", settings.AUDIT_FLAGS),
         ("kube-controller-manager", dict([settings.GRACE_PERIOD])),

@@ -125,8 +125,8 @@ def kubelet(node: Node) -> dict[str, Any]:
         "tlsCertFile": str(node.pki / f"{node.name}.crt"),
         "tlsPrivateKeyFile": str(node.pki / f"{node.name}.key"),
         "containerRuntimeEndpoint": f"unix://{node.socket}",
-        # Does without sysctls and OOM scores of the machine where it may not set them.
-        "featureGates": {"KubeletInUserNamespace": True},
+        # Without this a kubelet since 1.35 refuses a machine with cgroups v1.
+        "failCgroupV1": False,
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{node.network.namespace(node.name)}",
         "enforceNodeAllocatable": [],

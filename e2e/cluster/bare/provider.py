@@ -37,6 +37,11 @@ def described(nodes: Sequence[NodeSpec]) -> list[dict[str, Any]]:
     return [{"name": node.name, "devices": dict(node.devices), "labels": dict(node.labels)} for node in nodes]
 
 
+def versions() -> dict[str, str]:
+    """What the programs of a cluster are built from: a hash for each of their modules."""
+    return {program.module: key(SOURCES / program.module) for program in PROGRAMS}
+
+
 def ports(layout: commands.Layout) -> dict[str, int]:
     """What has to be known of a layout to find the cluster again."""
     names = ("api_port", "etcd_port", "etcd_peer_port", "manager_port", "scheduler_port")
@@ -115,7 +120,7 @@ class BareCluster:
             raise
         shutil.copy2(plane.kubeconfig, self.kubeconfig)
         record = {
-            "key": key(SOURCES),
+            "key": versions(),
             "nodes": described(nodes),
             "layout": ports(plane.layout),
             "processes": sorted(identity.name for identity in plane.daemons.recorded()),
@@ -128,7 +133,7 @@ class BareCluster:
         if not self._record.exists():
             return False
         record = json.loads(self._record.read_text(encoding="utf-8"))
-        if record["key"] != key(SOURCES) or record["nodes"] != described(nodes):
+        if record["key"] != versions() or record["nodes"] != described(nodes):
             return False
         running = [identity.name for identity in Daemons(self.folder, bound=False).recorded() if runs(identity)]
         if sorted(running) != record["processes"]:

@@ -15,11 +15,6 @@ FAULTS = (
         "this machine does not let limits (ulimit) be raised: remove --ulimit and default_ulimits from the settings "
         "of the container engine",
     ),
-    (
-        r"configured to not run on a host using cgroup v1|failCgroupV1",
-        "Kubernetes 1.35 and later needs cgroup v2: boot with systemd.unified_cgroup_hierarchy=1, or use a node image "
-        "of Kubernetes 1.34",
-    ),
     (r"no space left on device", "the disk is full: a cluster of four nodes needs 3 GB; make cache shows what is kept"),
     (
         r"kernel does not support overlay|overlay.{0,60}(not supported|invalid argument|wrong fs type)",

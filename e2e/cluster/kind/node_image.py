@@ -86,7 +86,7 @@ def name() -> str:
 
 
 def kubernetes() -> str:
-    """The version of Kubernetes that is built here: v1.34.4."""
+    """The version of Kubernetes that is built here: v1.37.2."""
     return version("k8s.io/kubernetes", (SOURCES / KUBEADM.module / "go.mod").read_text(encoding="utf-8"))
 
 

@@ -23,6 +23,13 @@ AUDIT_FLAGS = {
 }
 # kind writes the first for Kubernetes before 1.36, the second since, and ignores patches of any other version.
 LISTED = {"v1beta3": False, "v1beta4": True}
+# Without this a kubelet since 1.35 refuses a machine with cgroups v1. Workers get the settings of the first node.
+KUBELET_PATCH = {
+    "group": "kubelet.config.k8s.io",
+    "version": "v1beta1",
+    "kind": "KubeletConfiguration",
+    "patch": json.dumps([{"op": "add", "path": "/failCgroupV1", "value": False}]),
+}
 
 
 def configuration(
@@ -39,7 +46,10 @@ def configuration(
     first = {
         "role": "control-plane",
         "extraMounts": [mount],
-        "kubeadmConfigPatchesJSON6902": [patch for version in LISTED for patch in _patches(version, own_dns=own_dns)],
+        "kubeadmConfigPatchesJSON6902": [
+            *(patch for version in LISTED for patch in _patches(version, own_dns=own_dns)),
+            KUBELET_PATCH,
+        ],
     }
     shared = {"hostPath": str(volumes), "containerPath": str(volumes)}
     workers = [{"role": "worker", "labels": dict(node.labels), "extraMounts": [shared]} for node in nodes]

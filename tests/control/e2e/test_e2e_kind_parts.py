@@ -38,7 +38,6 @@ def test_a_node_belongs_to_the_cluster_whose_folder_it_has() -> None:
     [
         ("OCI runtime error: crun: cgroups in hybrid mode not supported", "install runc"),
         ("error setting rlimit type 7: operation not permitted", "limits"),
-        ("kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is deprecated", "cgroup v2"),
         ("writing blob: write /x: no space left on device", "disk is full"),
         ("'overlay' is not supported over overlayfs, a mount_program is required", "XDG_CACHE_HOME"),
         ("running kind with rootless provider requires cgroup v2", "run as root"),
