@@ -36,7 +36,9 @@ WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
 ANNOTATIONS_BYTES = 240 * 1024
 # YAML may take ten times the bytes of JSON: of a list at depth 12, by its indentation. Not more, so most specs fit.
 SMALL_SPEC_BYTES = ANNOTATIONS_BYTES // 16
-QUEUE_POD_SETS = 8  # maxItems of podSets in Kueue's Workload, v1beta1 and v1beta2; its webhook refuses a larger RayJob
+# maxItems of podSets in the Workload of Kueue 0.19.2. In 0.17.0 it is 8: there Kueue's webhook refuses a RayJob with
+# more, which the job's condition says.
+QUEUE_POD_SETS = 18
 
 
 def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violation]:

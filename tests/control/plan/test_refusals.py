@@ -66,19 +66,19 @@ def with_pools(make_job: MakeJob, scorers: int, *assignments: str) -> DiffusionR
 
 def test_a_queue_gets_no_job_with_more_groups_of_pods_than_kueue_admits(make_job: MakeJob) -> None:
     queue = "metadata.labels={kueue.x-k8s.io/queue-name: q}"
-    fits = with_pools(make_job, 6, queue)
+    fits = with_pools(make_job, QUEUE_POD_SETS - 2, queue)
     cluster = plan.render_attempt(fits, 1, SETTINGS)["spec"]["rayClusterSpec"]
     assert 1 + len(cluster["workerGroupSpecs"]) == QUEUE_POD_SETS, "head and worker groups"
     assert plan.find_refusals(fits, SETTINGS) == []
-    assert plan.find_refusals(with_pools(make_job, 8), SETTINGS) == [], "without a queue there is no limit"
-    (found,) = plan.find_refusals(with_pools(make_job, 8, queue), SETTINGS)
+    assert plan.find_refusals(with_pools(make_job, 18), SETTINGS) == [], "without a queue there is no limit"
+    (found,) = plan.find_refusals(with_pools(make_job, 18, queue), SETTINGS)
     assert found.at == ("spec", "reward", "scorers")
+    groups = ", ".join(["head", "trainer", *(f"scorer-s{number}" for number in range(18))])
     assert found.text == (
-        "8 scorers have a pool, and the job has 10 groups of pods (head, trainer, scorer-s0, scorer-s1, scorer-s2, "
-        "scorer-s3, scorer-s4, scorer-s5, scorer-s6, scorer-s7): a Kueue queue admits at most 8; remove pool from 2 "
-        "of them"
+        f"18 scorers have a pool, and the job has 20 groups of pods ({groups}): a Kueue queue admits at most 18; "
+        "remove pool from 2 of them"
     )
-    separate = with_pools(make_job, 6, queue, "spec.rollout={placement: Separate, replicas: 1}")
+    separate = with_pools(make_job, QUEUE_POD_SETS - 2, queue, "spec.rollout={placement: Separate, replicas: 1}")
     assert [found.at[-1] for found in plan.find_refusals(separate, SETTINGS)] == ["scorers"], "rollout pods count"
 
 
