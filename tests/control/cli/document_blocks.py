@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ("docs", "examples", "images", "charts", "e2e")
+FOLDERS = ("docs", "changelog.d", "examples", "images", "charts", "e2e")
 PAGES = (*sorted(ROOT.glob("*.md")), *(page for name in FOLDERS for page in sorted((ROOT / name).rglob("*.md"))))
 FENCE = re.compile(r"^ *(`{3,}|~{3,})(.*)$")
 LIST_ITEM = re.compile(r"^ *([-*+]|\d+[.)]) ")
