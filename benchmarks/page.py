@@ -42,6 +42,7 @@ TRAINING: dict[str, Entry] = {
     ),
     "start_up": ("Start-up", training.start_up, "start_up.py --repeats 1"),
     "peers": ("Next to other trainers", training.peers, "peers.py --flow-grpo FOLDER"),
+    "growth": ("Growth of a training step", training.growth, "growth.py"),
     "real_size": ("A model of real size", training.real_size, "real_size.py"),
     "generation_ahead": ("Generation during the update", training.generation_ahead, "generation_ahead.py"),
     "replica_loss": ("Replacement of a lost replica", training.replica_loss, "replica_loss.py"),

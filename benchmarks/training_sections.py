@@ -224,6 +224,33 @@ def peers(data: Data) -> Section:
     )
 
 
+def growth_table(data: Data) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns, and a row for each size."""
+    lines = [
+        [
+            f"{row['kind']}: {row['size']:,}",
+            f"{number(row['seconds_an_image'] * 1e3)} "
+            f"({number(row['seconds_an_image_lowest'] * 1e3)}-{number(row['seconds_an_image_highest'] * 1e3)})",
+            f"{row['driver_bytes'] / 2**20:,.0f}",
+        ]
+        for row in data["runs"]
+    ]
+    return ["size", "ms per image", "driver, MiB"], lines
+
+
+def growth(data: Data) -> Section:
+    """Time per image and memory of the driver at other sizes."""
+    busy = f" The load of the machine was {data['load']:.1f}: other work took part of its time."
+    return Section(
+        [
+            f"{data['steps']} steps of examples/colors-grpo.yaml with one size changed, of which the first is not "
+            "counted: generation, scores, update and weight sync. A step has 128 images of 64 px, for resolutions "
+            "32 with the scorer `jpeg`." + (busy if data["load"] > QUIET_LOAD else ""),
+            table(*growth_table(data)),
+        ]
+    )
+
+
 def real_size(data: Data) -> Section:
     """A step of Flow-GRPO with the transformer of a public model."""
     (run,) = data["runs"]
