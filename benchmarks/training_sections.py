@@ -189,13 +189,41 @@ PEER_ROWS = (
 )
 
 
+# Heading, the program that the trainer is compared with, and at most how many times its value.
+PEER_TARGETS = (
+    ("s/step, one thread per process", "flow_grpo", 0.85),
+    ("s/step, each program's own defaults", "flow_grpo", 1.0),
+    ("CPU seconds a step", "plain loop", 1.25),
+    ("seconds to the end of the first step", "flow_grpo", 1.5),
+    ("seconds to the end of the last step", "flow_grpo", 1.0),
+    ("peak memory, GiB", "flow_grpo", 1.3),
+)
+
+
+def peer_values(rows: Rows, program: str, metric: str, mode: str) -> list[float]:
+    """What the runs of a program in a mode measured."""
+    return [row[metric] for row in rows if (row["program"], row["mode"]) == (program, mode)]
+
+
+def missed_peers(data: Data) -> list[str]:
+    """A sentence for each target that is missed, of the programs that ran."""
+    rows: Rows = data["runs"]
+    columns = {heading: (metric, mode) for heading, metric, mode, _ in PEER_ROWS}
+    found = []
+    for heading, peer, target in PEER_TARGETS:
+        here, theirs = (peer_values(rows, program, *columns[heading]) for program in ("here", peer))
+        if here and theirs and (ratio := statistics.median(here) / statistics.median(theirs)) > target:
+            found.append(f"Next to {peer}, {heading}: {number(ratio)} times its value; the target is {target:g}.")
+    return found
+
+
 def peers_table(data: Data) -> tuple[list[str], list[list[str]]]:
     """Names of the columns, and a row for each figure: median (lowest-highest) of each program."""
     rows: Rows = data["runs"]
     programs = list(dict.fromkeys(row["program"] for row in rows))
 
     def cell(program: str, metric: str, mode: str, scale: float) -> str:
-        values = [row[metric] / scale for row in rows if (row["program"], row["mode"]) == (program, mode)]
+        values = [value / scale for value in peer_values(rows, program, metric, mode)]
         if not values:
             return ""
         median = number(statistics.median(values))
@@ -220,7 +248,8 @@ def peers(data: Data) -> Section:
             f"programs take turns, {turns} each; memory is read in separate runs."
             + (busy if data["load"] > QUIET_LOAD else ""),
             table(*peers_table(data)),
-        ]
+        ],
+        missed=missed_peers(data),
     )
 
 

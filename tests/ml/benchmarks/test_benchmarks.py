@@ -308,6 +308,9 @@ def test_the_table_of_peers_has_the_median_of_each_program_and_mode(program: Any
     assert columns == ["", "plain loop", "here"]
     assert lines[0][1:] == ["6 (5-7)"] * 2
     assert lines[1][1:] == ["4 (3-5)"] * 2
+    slower = [{**row, "cpu_seconds_a_step": 1.3 if row["program"] == "here" else 1.0} for row in rows]
+    (missed,) = program("training_sections").missed_peers({"runs": slower})
+    assert missed == "Next to plain loop, CPU seconds a step: 1.3 times its value; the target is 1.25."
 
 
 def test_the_programs_of_peers_get_the_example_in_the_same_sizes(program: Any, tmp_path: Path) -> None:
