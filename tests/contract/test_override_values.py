@@ -60,6 +60,7 @@ CHECKS = re.compile(
 
 TEXTS = (
     "010 00 1_0 -0 +4 0x10 12:30 2026-11-29 1. .5 1e5 1E5 0.5e-3 1_000.5 007.5 5e e5 1.2.3 inf -inf true TRUE no NULL",
+    "._ 1__0 1_ 1_.5 1._5 1.5_ 1.0e1_0",
     "[010,1e-4,true] {a:2026-01-01} {a:[1e-3]} [] {} '1' [\"1\",b]",
 )
 
@@ -69,6 +70,10 @@ def test_a_value_is_read_as_hydra_reads_it(text: str) -> None:
     read = OverridesParser.create().parse_override(f"name={text}").value()
     plain = OmegaConf.to_container(OmegaConf.create({"value": read}))
     assert repr(parse_value(text.replace(":", ": ") if text[0] == "{" else text)) == repr(plain["value"])  # type: ignore[index,call-overload]
+
+
+def test_a_tag_that_its_value_does_not_have_is_a_text() -> None:
+    assert parse_value("!!int x") == "!!int x"
 
 
 @pytest.fixture(scope="module")

@@ -139,7 +139,7 @@ def parse_value(text: str) -> Any:
     """A value as the trainer reads it: YAML's, but what is a number, a boolean or null, is as with Hydra."""
     import yaml  # most jobs have no overrides
 
-    with contextlib.suppress(yaml.YAMLError):
+    with contextlib.suppress(yaml.YAMLError, ValueError):  # the second of a tag, such as `!!int x`
         return yaml.load(text, Loader=_loader())
     return text
 
@@ -152,12 +152,17 @@ def _loader() -> Any:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
-    whole = "(0|[1-9][0-9_]*)"
-    power = "([eE][-+]?[0-9]+)"
+    digits = "[0-9](_?[0-9])*"
+    whole = "(0|[1-9](_?[0-9])*)"
+    power = f"([eE][-+]?{digits})"
     for kind, pattern, first in (
         ("bool", r"(?i:true|false)", "tTfF"),
         ("int", f"[-+]?{whole}", "-+0123456789"),
-        ("float", rf"[-+]?(({whole}\.[0-9_]*|\.[0-9_]+)({power})?|{whole}{power}|(?i:inf|nan))", "-+.0123456789iInN"),
+        (
+            "float",
+            rf"[-+]?(({whole}\.({digits})?|\.{digits}){power}?|{whole}{power}|(?i:inf|nan))",
+            "-+.0123456789iInN",
+        ),
         ("null", r"(?i:null)|~|", ["n", "N", "~", ""]),
     ):
         Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(f"({pattern})$"), list(first))
