@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 from formatting import table
-from peers import EXAMPLE, LONGEST_RUN
+from peers import EXAMPLE, LONGEST_RUN, STEP, run_command
 from results import arguments, spread, write
 from training_sections import growth_table
 
@@ -37,7 +37,6 @@ KINDS: dict[str, dict[int, dict[str, Any]]] = {
     "prompts of the data set": {rows: {"spec.data.train": rows} for rows in (1_000, 1_000_000)},
 }
 DRIVER = "verl_omni.trainer.main_diffusion"
-STEP = re.compile(r"^step +\d+")
 PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -72,8 +71,7 @@ def measure(changes: dict[str, Any], steps: int, folder: Path) -> tuple[list[flo
         "spec.data.validation": "null",
         **changes,
     }
-    command = [sys.executable, "-m", "omni_operator.cli", "run", str(EXAMPLE), "--runs", str(folder), "--fresh"]
-    command += ["--plain", *(word for name, value in settings.items() for word in ("--set", f"{name}={value}"))]
+    command = run_command(folder, settings)
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "VERL_PLATFORM": "cpu"}
     peak = 0
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

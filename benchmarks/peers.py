@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,9 +98,14 @@ def commands(job: PeerJob, folder: Path, flow_grpo: Path | None) -> dict[str, li
         "spec.trainer.batch.prompts": job.prompts,
         "spec.trainer.totalSteps": job.steps,
     }
-    run = [sys.executable, "-m", "omni_operator.cli", "run", str(EXAMPLE), "--runs", str(folder), "--fresh", "--plain"]
-    found["here"] = [*run, *(argument for name, size in sizes.items() for argument in ("--set", f"{name}={size}"))]
+    found["here"] = run_command(folder, sizes)
     return found
+
+
+def run_command(folder: Path, settings: Mapping[str, Any]) -> list[str]:
+    """The command that trains the example in a folder, with some fields of the job changed."""
+    run = [sys.executable, "-m", "omni_operator.cli", "run", str(EXAMPLE), "--runs", str(folder), "--fresh", "--plain"]
+    return [*run, *(word for name, value in settings.items() for word in ("--set", f"{name}={value}"))]
 
 
 def processes_of(root: psutil.Process) -> list[psutil.Process]:

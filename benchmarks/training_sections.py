@@ -235,18 +235,23 @@ def peers_table(data: Data) -> tuple[list[str], list[list[str]]]:
     return ["", *programs], lines
 
 
+def _busy(data: Data) -> str:
+    """A sentence where the load of the machine was more than a quiet one's."""
+    if data["load"] <= QUIET_LOAD:
+        return ""
+    return f" The load of the machine was {data['load']:.1f}: other work took part of its time."
+
+
 def peers(data: Data) -> Section:
     """The trainer next to a plain loop and flow_grpo's trainer."""
     turns = 1 + max(row["turn"] for row in data["runs"])
-    busy = f" The load of the machine was {data['load']:.1f}: other work took part of its time."
     return Section(
         [
             f"{data['steps']} steps of {data['images']} images of {data['pixels']} px of examples/colors-grpo.yaml, "
             "with the evaluations and checkpoints of the job. The plain loop is one process with diffusers and peft; "
             "[flow_grpo](https://github.com/yifan123/flow_grpo) is its trainer of Stable Diffusion 3 with the same "
             "sizes, adapter and scorer; it evaluates before a step and not after the last one, so once less. The "
-            f"programs take turns, {turns} each; memory is read in separate runs."
-            + (busy if data["load"] > QUIET_LOAD else ""),
+            f"programs take turns, {turns} each; memory is read in separate runs." + _busy(data),
             table(*peers_table(data)),
         ],
         missed=missed_peers(data),
@@ -269,12 +274,11 @@ def growth_table(data: Data) -> tuple[list[str], list[list[str]]]:
 
 def growth(data: Data) -> Section:
     """Time per image and memory of the driver at other sizes."""
-    busy = f" The load of the machine was {data['load']:.1f}: other work took part of its time."
     return Section(
         [
             f"{data['steps']} steps of examples/colors-grpo.yaml with one size changed, of which the first is not "
             "counted: generation, scores, update and weight sync. A step has 128 images of 64 px, for resolutions "
-            "32 with the scorer `jpeg`." + (busy if data["load"] > QUIET_LOAD else ""),
+            "32 with the scorer `jpeg`." + _busy(data),
             table(*growth_table(data)),
         ]
     )

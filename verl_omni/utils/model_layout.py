@@ -26,7 +26,7 @@ _FILE = re.compile(
 _FILE_INDEX = re.compile(
     r"(?P<stem>diffusion_pytorch_model|model)\.safetensors\.index(\.(?P<variant>[A-Za-z0-9_]+))?\.json"
 )
-POINTER = b"version https://git-lfs"  # beginning of what Git LFS leaves in place of a file
+_POINTER = b"version https://git-lfs"  # beginning of what Git LFS leaves in place of a file
 CONVERT = (
     "python3 -c \"from diffusers import DiffusionPipeline as P; P.from_pretrained('FOLDER').save_pretrained('NEW')\""
 )
@@ -195,14 +195,19 @@ def _has_variants(path: Path) -> bool:
     return len(_variants(path)) > 1
 
 
+def pointer_problem(file: Path) -> str | None:
+    """What to do where Git LFS has left a pointer in place of a file; None where it is the file."""
+    with file.open("rb") as content:
+        is_pointer = content.read(len(_POINTER)) == _POINTER
+    return "is a pointer of Git LFS and not the file: run `git lfs pull`" if is_pointer else None
+
+
 def _file_problem(file: Path) -> str | None:
     """Why a safetensors file cannot be read; only its header is."""
+    if problem := pointer_problem(file):
+        return problem
     size = file.stat().st_size
     with file.open("rb") as content:
-        first = content.read(len(POINTER))
-        if first == POINTER:
-            return "is a pointer of Git LFS and not the file: run `git lfs pull`"
-        content.seek(0)
         length = int.from_bytes(content.read(8), "little")
         try:
             header = json.loads(content.read(min(length, size)))

@@ -211,17 +211,11 @@ def _queue(job: DiffusionRLJob) -> Iterator[Violation]:
             f"is {job.spec.cleanup_policy}: must be DeleteCluster in a Kueue queue, which counts only deleted pods as "
             f"free",
         )
-    pools = pools_of(job)
-    pod_sets = 1 + len(pools)  # the head has its own; KubeRay submits over HTTP, without a pod
-    if pod_sets > QUEUE_POD_SETS:
+    groups = ["head", *(pool.group for pool in pools_of(job))]  # KubeRay submits over HTTP, without a pod
+    if len(groups) > QUEUE_POD_SETS:
         pooled = sum(scorer.pool is not None for scorer in job.spec.reward.scorers)
         yield Violation(
             ("spec", "reward", "scorers"),
-            f"{pooled} scorers have a pool, and the job has {pod_sets} groups of pods ({', '.join(_groups(pools))}): "
-            f"a Kueue queue admits at most {QUEUE_POD_SETS}; remove pool from {pod_sets - QUEUE_POD_SETS} of them",
+            f"{pooled} scorers have a pool, and the job has {len(groups)} groups of pods ({', '.join(groups)}): a "
+            f"Kueue queue admits at most {QUEUE_POD_SETS}; remove pool from {len(groups) - QUEUE_POD_SETS} of them",
         )
-
-
-def _groups(pools: tuple[Pool, ...]) -> Iterator[str]:
-    yield "head"
-    yield from (pool.group for pool in pools)

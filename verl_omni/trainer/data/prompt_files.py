@@ -11,7 +11,7 @@ from typing import Any
 from verl_omni.trainer.data import parquet_types
 from verl_omni.trainer.data.preference_columns import PairColumns, find_columns
 from verl_omni.utils.messages import parse_messages
-from verl_omni.utils.model_layout import POINTER
+from verl_omni.utils.model_layout import pointer_problem
 from verl_omni.utils.seeds import SEED_RANGE
 
 NEGATIVE_PROMPT = "negative_prompt"
@@ -116,9 +116,8 @@ def rows(path: Path, prompt_key: str, *also: str) -> Iterator[tuple[str, Any]]:
     Raises:
         InvalidPromptFile: the file cannot be read.
     """
-    with path.open("rb") as file:
-        if file.read(len(POINTER)) == POINTER:
-            raise InvalidPromptFile(f"{path} is a pointer of Git LFS and not the file: run `git lfs pull`")
+    if problem := pointer_problem(path):
+        raise InvalidPromptFile(f"{path} {problem}")
     try:
         if path.suffix == PARQUET:
             yield from _parquet_rows(path, prompt_key, also)

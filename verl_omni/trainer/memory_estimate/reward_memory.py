@@ -20,6 +20,24 @@ from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
 from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
 from verl_omni.utils.model_folder import model_folder
 
+
+def _qwen2_vl(hidden: int, *, intermediate: int, heads: int, key_value_heads: int, vocabulary: int) -> dict[str, Any]:
+    """A configuration of Qwen2-VL: sizes of its language model, whose width the image encoder's output has."""
+    return {
+        "model_type": "qwen2_vl",
+        "text_config": {
+            "hidden_size": hidden,
+            "intermediate_size": intermediate,
+            "num_hidden_layers": 28,
+            "num_attention_heads": heads,
+            "num_key_value_heads": key_value_heads,
+            "vocab_size": vocabulary,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+        "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": hidden, "num_heads": 16, "mlp_ratio": 4},
+    }
+
+
 # Configurations of the scorers' default models, from the `config.json` of each repository, as far as they determine
 # shapes; other keys have the defaults of transformers. tests/ml/trainer/memory_estimate/test_reward_memory.py has the
 # published sizes.
@@ -63,32 +81,8 @@ PUBLIC: dict[str, dict[str, Any]] = {
             "out_features": ["stage1", "stage2", "stage3", "stage4"],
         },
     },
-    hpsv3.BASE: {
-        "model_type": "qwen2_vl",
-        "text_config": {
-            "hidden_size": 3584,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "vocab_size": 152064,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-        },
-        "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "mlp_ratio": 4},
-    },
-    videoalign.BASE: {
-        "model_type": "qwen2_vl",
-        "text_config": {
-            "hidden_size": 1536,
-            "intermediate_size": 8960,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 12,
-            "num_key_value_heads": 2,
-            "vocab_size": 151936,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-        },
-        "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 1536, "num_heads": 16, "mlp_ratio": 4},
-    },
+    hpsv3.BASE: _qwen2_vl(3584, intermediate=18944, heads=28, key_value_heads=4, vocabulary=152064),
+    videoalign.BASE: _qwen2_vl(1536, intermediate=8960, heads=12, key_value_heads=2, vocabulary=151936),
 }
 PUBLIC[hpsv2.INPUTS] = PUBLIC[pickscore.WEIGHTS]  # PickScore was trained from it too
 CLIP_DEFAULTS = {"pickscore": pickscore.WEIGHTS, "clip_score": clip_score.WEIGHTS, "aesthetic": aesthetic.WEIGHTS}

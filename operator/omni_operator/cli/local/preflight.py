@@ -221,7 +221,8 @@ def _function(scorer: Scorer, function: Function, *, called: bool) -> Iterator[t
     file = Path(console.short_path(Path(function.path)))
     if not file.is_file():
         yield ("function", "path"), f"no file {file}"
-    if not file.is_file() or not called:
+        return
+    if not called:
         return
     if file.suffix != ".py":
         yield ("function", "path"), f"{file} is not a Python file (.py)"
