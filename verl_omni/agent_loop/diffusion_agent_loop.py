@@ -281,9 +281,9 @@ class DiffusionAgentLoopWorker:
         ids, mask = pad_prompt(self.tokenizer, output.prompt_ids, self.rollout_config.prompt_length)
         fields["attention_mask"] = mask
         responses = output.response_diffusion_output.unsqueeze(0)
-        _, statistics = await asyncio.gather(
-            self._compute_score(output, ids, responses, kwargs), self._measure(output, batch)
-        )
+        await self._compute_score(output, ids, responses, kwargs)
+        # Not earlier: its threads would hold up the ones that send the other rows to the reward workers.
+        statistics = await self._measure(output, batch)
         failure = failure_of(output.reward_score, output.extra_fields.pop(FAILURE, None))
         if output.reward_score is not None and not math.isfinite(output.reward_score):
             output.reward_score = NO_REWARD

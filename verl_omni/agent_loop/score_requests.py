@@ -95,7 +95,8 @@ class ScoreRequests:
 
     def _send(self) -> None:
         self._waiting = deque(waiting for waiting in self._waiting if not waiting.score.done())
-        share = -(-len(self._waiting) // len(self._workers))
+        # At most half of a worker's samples in a call, so that it has others while it returns them.
+        share = min(-(-len(self._waiting) // len(self._workers)), max(1, self._limit // 2))
         while self._waiting:
             number = min(range(len(self._workers)), key=lambda each: self.sent[each])
             size = min(share, self._limit - self.sent[number], len(self._waiting))

@@ -27,6 +27,8 @@ THREADS = min(32, (os.cpu_count() or 1) + 4)
 COROUTINES = 64  # calls at a time of an async function
 # Shorter calls of Python code hold each other up: 128 of 1 ms each take 0.4 s of CPU in six threads, 0.13 s in one.
 QUICK_SECONDS = 0.01
+WAITING_SECONDS = 0.1  # a call that takes longer waits for something, or computes for long
+SLOW_CALLS = 3  # in a row: a single one is due to a busy machine
 DEADLINE_SECONDS = 600.0  # for configurations without `reward.deadline_seconds`
 
 
@@ -36,7 +38,8 @@ class ScoringQueue:
     A scorer that takes lists is called once at a time, with all samples that wait, up to `batch_size`; it never waits
     for more. If such a call fails, each of its samples is scored alone, so that one which cannot be scored fails no
     other; but not after an error that is due to no sample (`OF_NO_SAMPLE`). Other scorers get one sample a call, and
-    several calls run at a time; those of a plain function if one of them takes longer than `QUICK_SECONDS`.
+    several calls run at a time; those of a plain function once one takes longer than `WAITING_SECONDS`, or `SLOW_CALLS`
+    longer than `QUICK_SECONDS`.
 
     A scorer that takes groups gets whole groups, at least one, and a group is scored alone instead of a sample.
 
@@ -75,6 +78,7 @@ class ScoringQueue:
         self._stuck = 0  # calls that had not returned one more deadline after their own
         self._threads = None if self._is_async else ThreadPoolExecutor(self._limit, thread_name_prefix="scorer")
         self._width = 1 if self._threads else self._limit  # calls that may run at a time for now
+        self._slow_calls = 0  # the last ones, in a row, while one runs at a time
         self._deadline = deadline_seconds
         # Samples that are scored in the same call: those of a group, otherwise one.
         self._waiting: deque[list[Waiting]] = deque()
@@ -149,7 +153,8 @@ class ScoringQueue:
         samples = [sample for unit in chosen for sample, _ in unit]
         loop = asyncio.get_running_loop()
         call = loop.create_task(self._call(samples))
-        slow = loop.call_later(QUICK_SECONDS, self._widen)
+        began = loop.time()
+        slow = loop.call_later(WAITING_SECONDS, self._widen)
         try:
             found = await self._within_deadline(call if self._is_async else asyncio.shield(call))
         except Exception as error:  # noqa: BLE001 - the caller of each sample gets it
@@ -168,11 +173,13 @@ class ScoringQueue:
             slow.cancel()
             self._free += 1
             if self._threads and self._free == self._limit:
-                self._width = 1
+                is_slow = self._width == 1 and loop.time() - began > QUICK_SECONDS
+                self._slow_calls = self._slow_calls + 1 if is_slow else 0
+                self._width = self._limit if self._slow_calls >= SLOW_CALLS else 1
             self._start_calls()
 
     def _widen(self) -> None:
-        """Let other threads call the scorer too: a call waits for something, or computes for long."""
+        """Let other threads call the scorer too."""
         self._width = self._limit
         self._start_calls()
 

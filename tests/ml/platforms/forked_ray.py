@@ -6,20 +6,18 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 
 from verl_omni.trainer import startup
 
 startup.prepare_environment(has_accelerator=False)
-from verl_omni.platforms.cpu import fork_server  # noqa: E402
 from verl_omni.platforms.cpu.fork_server import ForkingCluster, can_fork_workers  # noqa: E402
 from verl_omni.platforms.cpu.fork_server.cluster import NOT_NEEDED  # noqa: E402
+from verl_omni.platforms.cpu.fork_server.head import CLIENT  # noqa: E402
 
 MODULES = 9_200  # 9,580 with those that only accelerators need
 PROCESSES = 7  # fork server; Ray's head, GCS, raylet, log monitor, agent of runtime environments, and the dashboard's
-CLIENT = str(Path(fork_server.__file__).with_name("client.py"))
 
 assert can_fork_workers()
 cluster = ForkingCluster(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from verl_omni.platforms.cpu import fork_server
+from verl_omni.platforms.cpu.fork_server.client import SERVER as SERVER_NAME
+from verl_omni.platforms.cpu.fork_server.head import CLIENT
 
 pytestmark = pytest.mark.slow  # each server imports torch
 
-CLIENT = str(Path(fork_server.__file__).with_name("client.py"))
 # Prints its name, then serves until standard input is closed.
 SERVER = """
 import os, socket, sys
@@ -67,16 +68,22 @@ def server() -> object:
 
 
 def client(server: object, script: Path, *arguments: str, **options: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-S", "-E", CLIENT, server.address, str(script), *arguments]  # type: ignore[attr-defined]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
+    environment = {**os.environ, SERVER_NAME: server.address}  # type: ignore[attr-defined]
+    command = [sys.executable, CLIENT, str(script), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **options)  # type: ignore[call-overload, no-any-return]
 
 
-def test_a_script_runs_as_if_python_had_started_it(server: object, tmp_path: Path) -> None:
+def test_a_script_runs_as_if_python_had_started_it(
+    server: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\nprint(__name__, sys.argv[1:], os.environ['MARK'], os.getcwd(), os.getppid())\nsys.exit(7)\n"
     )
-    made = client(server, script, "one", "two", cwd=tmp_path, env={"MARK": "here"})
+    context = {"py_executable": sys.executable, "env_vars": {"MARK": "he${HERE}${ABSENT}"}}
+    of_ray = [f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON"]
+    monkeypatch.setenv("HERE", "re")
+    made = client(server, script, "one", *of_ray, "two", cwd=tmp_path)
     output, _ = made.communicate(timeout=DEADLINE)
     assert output.split() == ["__main__", "['one',", "'two']", "here", str(tmp_path), str(server.pid)]  # type: ignore[attr-defined]
     assert made.returncode == 7
@@ -156,11 +163,12 @@ def test_a_client_that_sends_nothing_does_not_stop_the_server(server: object, tm
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can ask as another user")
 def test_requests_of_another_user_are_refused(server: object, tmp_path: Path) -> None:
     as_another = (
-        f"import array, contextlib, json, os, signal, socket, sys; sys.argv = ['client', {server.address!r}, 'x.py']; "  # type: ignore[attr-defined]
+        "import array, contextlib, json, os, re, signal, socket, sys; sys.argv = ['client', 'x.py']; "
         "os.setuid(65534); exec(open(0).read())"
     )
     asked = subprocess.run(
         [sys.executable, "-c", as_another],
+        env={**os.environ, SERVER_NAME: server.address},  # type: ignore[attr-defined]
         input=Path(CLIENT).read_text(),
         text=True,
         timeout=DEADLINE,
@@ -171,17 +179,23 @@ def test_requests_of_another_user_are_refused(server: object, tmp_path: Path) ->
     assert "no Ray worker was forked" in asked.stderr
 
 
-def test_without_a_server_the_client_runs_the_script_itself(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import sys\nprint(sys.argv[1:])\n")
+@pytest.mark.parametrize("python", [sys.executable, "/another/python"])
+def test_without_a_server_or_with_another_python_rays_own_program_starts_the_worker(
+    python: str, server: object, tmp_path: Path
+) -> None:
+    (tmp_path / "setup_worker.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    context = f"--serialized-runtime-env-context={json.dumps({'py_executable': python})}"
+    address = "omni-test-absent" if python == sys.executable else server.address  # type: ignore[attr-defined]
+    arguments = [str(tmp_path / "default_worker.py"), "one", context]
     done = subprocess.run(
-        [sys.executable, "-S", "-E", CLIENT, "omni-test-absent", str(script), "one"],
+        [sys.executable, CLIENT, *arguments],
+        env={**os.environ, SERVER_NAME: address},
         capture_output=True,
         text=True,
         timeout=DEADLINE,
         check=True,
     )
-    assert done.stdout == "['one']\n"
+    assert done.stdout == f"{arguments}\n"
 
 
 def test_ray_workers_are_forks_and_no_process_is_left(tmp_path: Path) -> None:

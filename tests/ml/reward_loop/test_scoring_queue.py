@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,28 +95,35 @@ async def test_the_calls_at_a_time_are_limited_and_none_is_left_unused() -> None
     assert seen[0] == scoring_queue.COROUTINES, "as many calls as may run are started at once"
 
 
-@pytest.mark.parametrize("waits", [False, True])
-async def test_a_plain_function_runs_in_several_threads_only_if_a_call_takes_long(
-    waits: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("quick_seconds", "waiting_seconds", "alone"),
+    [(600.0, 600.0, 10**6), (600.0, 0.01, 0), (-1.0, 600.0, scoring_queue.SLOW_CALLS)],
+    ids=["quick", "waits", "slow"],
+)
+async def test_a_plain_function_runs_in_several_threads_if_a_call_waits_or_several_are_slow(
+    quick_seconds: float, waiting_seconds: float, alone: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not waits:
-        monkeypatch.setattr(scoring_queue, "QUICK_SECONDS", 600.0)
+    """`alone`: calls before the others, which run in all threads."""
+    monkeypatch.setattr(scoring_queue, "QUICK_SECONDS", quick_seconds)
+    monkeypatch.setattr(scoring_queue, "WAITING_SECONDS", waiting_seconds)
     all_threads = threading.Barrier(scoring_queue.THREADS)
     running: list[int] = []
-    most = 0
+    begun = 0
 
     def judge(solution_image: int) -> int:
-        nonlocal most
+        nonlocal begun
+        begun += 1
         running.append(solution_image)
-        most = max(most, len(running))
-        if waits:
+        if begun <= alone:
+            time.sleep(0.02)  # others would begin
+            assert len(running) == 1
+        else:
             all_threads.wait(60)
         running.remove(solution_image)
         return solution_image
 
-    size = 2 * scoring_queue.THREADS
+    size = min(alone, scoring_queue.THREADS) + 2 * scoring_queue.THREADS
     assert await scores(queue(judge), size) == list(range(size))
-    assert waits or most == 1
 
 
 async def test_the_deadline_of_a_sample_begins_with_its_call() -> None:

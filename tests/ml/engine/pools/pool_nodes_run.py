@@ -30,10 +30,13 @@ def main() -> int:
     """Start the nodes, and run the training job on them."""
     places, given, *settings = sys.argv[1:]
     groups = json.loads(given)
-    from verl_omni.platforms.cpu.fork_server.cluster import start_server
+    from verl_omni.platforms.cpu.fork_server import client, head
+    from verl_omni.platforms.cpu.fork_server.cluster import server_name, start_server
 
+    os.environ[client.SERVER] = server_name()
     # Its forks import Ray themselves: each reads variables that its own node has set.
-    server, alive, executable = start_server()
+    server, alive = start_server(os.environ[client.SERVER])
+    head.start_workers_with_client()
     import ray
     from ray.cluster_utils import Cluster
 
@@ -86,10 +89,6 @@ def main() -> int:
         return stack
 
     startup.start_actors = starting
-    init = ray.init
-    ray.init = lambda *, runtime_env, **options: init(
-        runtime_env={**runtime_env, "py_executable": executable}, **options
-    )
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, **ADDRESS}
     )

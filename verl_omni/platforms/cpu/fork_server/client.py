@@ -1,29 +1,42 @@
-"""Program that Ray starts for each worker: `python -S -E client.py NAME SCRIPT ARGUMENTS...`.
+"""Program that Ray starts for each worker, in the place of its own `setup_worker.py`: `client.py SCRIPT ARGUMENTS...`.
 
 It asks the fork server to run SCRIPT in a fork. It imports little, because its start-up time is the time to save. If
-the server is gone, it executes Python on the script itself.
+the server is gone, or the worker has a Python of its own, Ray's program does the work.
 """
 
 import array
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT)
+SERVER = "VERL_FORK_SERVER"  # variable with the name of the server's socket
+# Arguments that Ray's program reads; it passes on the others.
+ENVIRONMENT = "--serialized-runtime-env-context="
+LANGUAGE = "--language="
 
 
 def main() -> int:
     """Request a fork and wait for its end. Returns its exit code."""
-    name = sys.argv[1]
-    arguments = sys.argv[2:]
+    context = {}
+    for argument in sys.argv:
+        if argument.startswith(ENVIRONMENT):
+            context = json.loads(argument.removeprefix(ENVIRONMENT))
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith((ENVIRONMENT, LANGUAGE))]
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(f"\0{name}")
+        if context.get("py_executable", sys.executable) != sys.executable:
+            raise OSError("a fork has this Python")
+        connection.connect(f"\0{os.environ[SERVER]}")
     except OSError:
-        os.execv(sys.executable, [sys.executable, *arguments])
+        program = os.path.join(os.path.dirname(arguments[0]), "setup_worker.py")
+        os.execv(sys.executable, [sys.executable, program, *sys.argv[1:]])
+    for variable, value in context.get("env_vars", {}).items():  # as ray._private.utils.update_envs
+        os.environ[variable] = re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
     # From here on, signals stay pending until there is a fork to forward them to.
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     request = json.dumps({"argv": arguments, "env": dict(os.environ), "cwd": os.getcwd()}).encode()

@@ -15,10 +15,9 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-from verl_omni.platforms.cpu.fork_server import server
+from verl_omni.platforms.cpu.fork_server import client, server
 
 logger = logging.getLogger(__name__)
 # Forked workers depend on internals of Ray. Add a release once tests/ml/platforms/test_fork_server.py and the
@@ -97,7 +96,8 @@ class ForkingCluster:
                 f"trainer.fork_workers=true needs Ray {' or '.join(sorted(RAY_TESTED))}, and a process with one thread "
                 "that has not imported Ray; write trainer.fork_workers=false"
             )
-        self._head = _head(head_options)
+        self._name = server_name()
+        self._head = self._start_head(head_options)
         self._server: int | None = None
         self._alive: int | None = None
         try:
@@ -122,12 +122,26 @@ class ForkingCluster:
                         importlib.import_module(name)
                 for name in needed:  # may be the user's
                     importlib.import_module(name)
-        self._server, self._alive, executable = start_server()
+        self._server, self._alive = start_server(self._name)
         import ray
 
-        ray.init(address=found["address"], runtime_env={"py_executable": executable}, log_to_driver=True)
+        ray.init(address=found["address"], log_to_driver=True)
         if (job := ray.get_runtime_context().get_job_id()) != JOB_ID:
             raise RuntimeError(f"Ray gave the driver job id {job}; its workers were forked for {JOB_ID}")
+
+    def _start_head(self, options: dict[str, Any]) -> subprocess.Popen[str]:
+        """Start Ray in a process that exits when its standard input is closed."""
+        head = subprocess.Popen(
+            [sys.executable, "-m", "verl_omni.platforms.cpu.fork_server.head"],
+            env={**os.environ, client.SERVER: self._name},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert head.stdin is not None  # a pipe
+        head.stdin.write(json.dumps(options) + "\n")
+        head.stdin.flush()
+        return head
 
     def _read_head(self, head_options: dict[str, Any]) -> dict[str, Any]:
         """Return what the head printed; start another when Ray's own start-up timeout of 30 s was too short."""
@@ -139,7 +153,7 @@ class ForkingCluster:
             _close(self._head)
             if left:
                 logger.warning("Ray did not start (exit code %d); retrying", code)
-                self._head = _head(head_options)
+                self._head = self._start_head(head_options)
         raise RuntimeError(f"Ray did not start in {HEAD_STARTS} attempts; its messages are above in this log")
 
     def stop(self) -> None:
@@ -160,13 +174,17 @@ class ForkingCluster:
             self._head.wait()
 
 
-def start_server() -> tuple[int, int, str]:
+def server_name() -> str:
+    """A name for a fork server of this process."""
+    return f"omni-operator-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+def start_server(name: str) -> tuple[int, int]:
     """Fork the fork server from this process.
 
     Returns:
-        Its process id, a file descriptor that ends it when it is closed, and the program that Ray starts workers with.
+        Its process id, and a file descriptor that ends it when it is closed.
     """
-    name = f"omni-operator-{os.getpid()}-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0{name}")  # abstract, so it has no file
     listener.listen(64)
@@ -179,7 +197,7 @@ def start_server() -> tuple[int, int, str]:
         server.run(listener, reading)
     os.close(reading)
     listener.close()
-    return pid, writing, f"{sys.executable} -S -E {Path(__file__).with_name('client.py')} {name}"
+    return pid, writing
 
 
 @contextlib.contextmanager
@@ -226,20 +244,6 @@ def _ray_rng_untouched() -> Iterator[None]:
         yield
     finally:
         ray.actor.ActorClassID = ray.ActorClassID
-
-
-def _head(options: dict[str, Any]) -> subprocess.Popen[str]:
-    """Start Ray in a process that exits when its standard input is closed."""
-    head = subprocess.Popen(
-        [sys.executable, "-m", "verl_omni.platforms.cpu.fork_server.head"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert head.stdin is not None  # a pipe
-    head.stdin.write(json.dumps(options) + "\n")
-    head.stdin.flush()
-    return head
 
 
 def _close(head: subprocess.Popen[str]) -> None:

@@ -1,5 +1,7 @@
 """Head of a local Ray in a separate process: `python -m verl_omni.platforms.cpu.fork_server.head`.
 
+Its workers are forks of the server whose name is in the environment (`client.SERVER`).
+
 Standard input: one line of JSON, the arguments of `ray.init`; closing it stops Ray. Standard output: one line of JSON
 with `address` and `raylet_pid`, once Ray is up.
 """
@@ -10,7 +12,10 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
+
+CLIENT = str(Path(__file__).with_name("client.py"))
 
 
 def main() -> int:
@@ -29,6 +34,7 @@ def main() -> int:
     # exports the metrics of all processes.
     Node.start_monitor = _start_nothing
     Node.start_api_server = _start_nothing
+    start_workers_with_client()
     found = ray.init(address="local", log_to_driver=False, **options).address_info
     raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
     json.dump({"address": found["gcs_address"], "raylet_pid": raylet}, output)
@@ -37,6 +43,22 @@ def main() -> int:
     sys.stdin.read()
     ray.shutdown()
     return 0
+
+
+def start_workers_with_client() -> None:
+    """Let the nodes that this process starts run `client.py` for each worker.
+
+    Ray's own program imports Ray before it looks at what to do: half a second of CPU time for each worker.
+    """
+    from ray._private.node import Node
+
+    start_raylet = Node.start_raylet
+
+    def start(node: Any, *arguments: Any, **settings: Any) -> None:
+        node._ray_params.setup_worker_path = CLIENT
+        start_raylet(node, *arguments, **settings)
+
+    Node.start_raylet = start
 
 
 def _start_nothing(node: Any, *arguments: Any, **settings: Any) -> None:
