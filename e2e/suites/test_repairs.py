@@ -150,6 +150,32 @@ def test_a_label_that_a_policy_asks_for_takes_effect_at_once(managed: ControlPla
         job.await_gone()
 
 
+def test_a_template_that_the_api_server_refuses_is_named_with_field_and_value_and_corrected(
+    managed: ControlPlane,
+) -> None:
+    """One that the operator does not find itself: then it is refused before a RayJob exists."""
+    with managed.api() as api:
+        namespace = own_namespace(managed, api, "template")
+        job = JobOnPlane(api, namespace, spec={"checkpoint": {}})
+        job.spec["trainer"] = {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA"}, "podTemplate": pulled("always")}
+        job.submit()
+        said = job.await_condition("Ready", "False", "PodsRefused")["message"]
+        assert 'spec.containers[0].imagePullPolicy: Unsupported value: "always"' in said
+        why = run_drl(managed.kubeconfig, "why", job.name, f"--namespace={namespace}").output
+        # Of Ray's container and of KubeRay's init container, whose image it is; retries have events of their own.
+        assert why.count('Unsupported value: "always"') == 2
+        assert "What to do: correct what the message names" in why
+        api.patch(job.own_path, {"spec": {"trainer": {"podTemplate": pulled("Always")}}})
+        assert len(await_pods(job, 2)) == 2
+        assert (job.status()["attempts"], job.status().get("failures", [])) == (2, [])
+        api.delete(job.own_path)
+        job.await_gone()
+
+
+def pulled(policy: str) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "ray", "imagePullPolicy": policy}]}}
+
+
 def test_a_sidecar_that_ends_ends_no_training(managed: ControlPlane) -> None:
     """KubeRay says then that the head is not ready, and counts no worker."""
     sidecar = {"spec": {"containers": [{"name": "ray"}, {"name": "agent", "image": "agent:1"}]}}

@@ -34,6 +34,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
+{{/* Labels of an object by which Prometheus or Grafana finds it: those of its own value replace the others. */}}
+{{- define "omni.labelsWith" -}}
+{{- toYaml (merge (dict) (default dict .labels) (include "omni.labels" .root | fromYaml)) -}}
+{{- end -}}
+
 {{- define "omni.account" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "omni.fullname" .) .Values.serviceAccount.name -}}

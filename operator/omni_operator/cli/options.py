@@ -81,7 +81,7 @@ class ClusterView:
 
     def policy_problems(self, loaded: LoadedJob) -> Iterator[Problem]:
         """Why the operator's pod policy would refuse the job."""
-        from omni_operator.plan.policy_refusals import find_policy_refusals
+        from omni_operator.plan.pod_refusals import find_policy_refusals
 
         return _located(loaded, find_policy_refusals(loaded.job, self.settings))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -19,15 +20,18 @@ ADVICE = {
     **dict.fromkeys(sorted(PULL_ERRORS), "check the name of the image and the pull secrets"),
     "CrashLoopBackOff": "read the log of the pod: drl logs NAME",
     "FailedMount": "check that the volume exists and that the pod's node can mount it",
+    "NotScheduled": "check that the scheduler of spec.scheduling.schedulerName runs, and its name",
     "FailedAttachVolume": "check that no other node holds the volume, which may be ReadWriteOnce",
 }
 # Conditions that tell why a job in this state is there; the first that is not as wanted counts.
 _WANTED = (("Admitted", "False"), ("Ready", "False"), ("ProgressStalled", "True"), ("WeightsInSync", "False"))
 _MUST_SPECIFY = "set what the message says must be specified in resources of spec.head, spec.trainer and other pods"
 _ENDS = {"Succeeded": "Succeeded", "Failed": "Failed", "Suspended": "Suspended", "Suspending": "Suspended"}
-_REQUESTED = {"Suspended": "drl resume continues from the last checkpoint"}
 _NO_CLUSTER = "if that lasts for more than a minute, check that KubeRay's operator runs and watches this namespace"
 _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
+_COUNTED = frozenset({"PodsNotReady", "TooFewRollouts"})  # the reason that a pod has is a better advice
+_RISKS = frozenset({"ResultsOnEmptyDir", "NoVendor"})  # of the results: they hold no job
+_REFUSED_POD = re.compile(r"[Pp]ods? \S+ is (?:invalid|forbidden): ")
 WARNINGS_SHOWN = 3
 NAMES_SHOWN = 3
 
@@ -90,17 +94,55 @@ def explain(
     told = " ".join(parts)
     parts += [_describe_trouble(trouble, told) for trouble in troubles]
     told = " ".join(parts)
-    warnings = [event for event in around.warnings if event.message not in told][-WARNINGS_SHOWN:]
+    warnings = _untold(around.warnings, told)[-WARNINGS_SHOWN:]
     if warnings and status.state not in ("Succeeded", "Suspended"):
         parts.append("Last warnings: " + "; ".join(map(_describe_event, warnings)))
     causes = [(RECONCILE_ERROR, "")] if failed else []
     causes += [(condition.reason, condition.message) for condition in conditions]
     causes += [(trouble.reason, trouble.text) for trouble in troubles]
     causes += [(event.reason, event.message) for event in reversed(warnings)]
-    advice = _REQUESTED.get(status.state or "") or next(filter(None, (_advice(*cause) for cause in causes)), None)
+    causes.sort(key=lambda cause: cause[0] in _COUNTED)
+    advice = next(filter(None, (_advice(*cause) for cause in causes)), None)
+    if status.state == "Suspended":
+        advice = describe_resumption(status)
     if advice := advice or (_NO_CLUSTER if without_cluster else None):
         parts.append(f"What to do: {advice.replace('NAME', name)}")
     return _join([*parts, *_unread(around)])
+
+
+def describe_resumption(status: Status) -> str:
+    """What `drl resume` does with a suspended job, as the end of a sentence."""
+    if not status.attempts:
+        return "drl resume starts it"
+    if loses_checkpoints(status):
+        return "drl resume starts it again: its checkpoints were deleted with the pods (spec.checkpoint.claimName)"
+    return f"drl resume continues from {status.checkpoint.last or 'the newest checkpoint, if there is one'}"
+
+
+def loses_checkpoints(status: Status) -> bool:
+    """Whether the checkpoints of a job are deleted with its pods."""
+    kept = status.condition("ResultsKept")
+    return kept is not None and kept.reason in ("ResultsOnEmptyDir", "OutputGiven")
+
+
+def _untold(events: Iterable[Event], told: str) -> list[Event]:
+    """Warnings that say something new about what holds a job, each refusal of a pod once, the newest last.
+
+    KubeRay tries again to create a pod that is refused, under another name each time.
+    """
+    newest: dict[str, Event] = {}
+    for event in events:
+        if event.reason not in _RISKS:
+            text = _refusal(event.message)
+            newest.pop(text, None)
+            newest[text] = event
+    return [event for text, event in newest.items() if text not in told]
+
+
+def _refusal(message: str) -> str:
+    """Why the API server refused a pod, without the name of the pod; any other message as it is."""
+    match = _REFUSED_POD.search(message)
+    return message[match.end() :] if match else message
 
 
 def find_cause(status: Status) -> Condition | None:
@@ -143,6 +185,8 @@ def find_pod_troubles(pods: tuple[ObservedPod, ...]) -> list[PodTrouble]:
 def _troubles_of(pod: ObservedPod) -> Iterator[tuple[str, str]]:
     if pod.unschedulable:
         yield "Unschedulable", pod.unschedulable
+    elif pod.phase == "Pending" and not (pod.node or pod.waiting or pod.ended):
+        yield "NotScheduled", "no scheduler has handled it yet"
     for waiting in pod.waiting:
         if waiting.reason not in _STARTING:
             yield waiting.reason, waiting.message

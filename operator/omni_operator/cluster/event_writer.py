@@ -10,7 +10,7 @@ from datetime import datetime
 from omni_operator.api.names import MANAGER
 from omni_operator.status.report.events import Event
 
-from .errors import AlreadyExists, ClusterError
+from .errors import AlreadyExists, ClusterError, NamespaceTerminating
 from .kinds import Body
 from .protocol import Cluster, object_reference
 
@@ -44,7 +44,7 @@ class EventWriter:
         }
         try:
             await self.cluster.create(event_body)
-        except AlreadyExists:
+        except (AlreadyExists, NamespaceTerminating):  # an event would go with its namespace
             return
         except ClusterError as error:
             # Events expire anyway, and the status has the same information.

@@ -14,6 +14,7 @@ from omni_operator.api.validation_messages import format_path
 
 from .cluster_settings import ClusterSettings
 from .objects import render_files
+from .pod_refusals import find_invalid_pods, find_policy_refusals
 from .pods.containers import CONTAINER, SHARED_MEMORY, image_of_template
 from .pods.storage import (
     HUB_ENDPOINT,
@@ -26,7 +27,6 @@ from .pods.storage import (
     is_offline,
     trainer_variables,
 )
-from .policy_refusals import find_policy_refusals
 from .pools import KUEUE_QUEUE, Pool, pools_of
 from .recipe_lint import find_risks
 
@@ -52,6 +52,7 @@ def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violat
         *_claims(job),
         *_tracking(job),
         *_queue(job),
+        *find_invalid_pods(job, settings),
         *find_policy_refusals(job, settings),
     ]
 

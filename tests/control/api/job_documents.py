@@ -228,7 +228,16 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ),
     ("observability.podMonitor.labels", ({"a b": "1"}, {"release": "p"})),
     ("scheduling.topology", ({"required": "rack"}, {"required": "rack", "preferred": "a.b/zone"})),
-    ("scheduling.tolerations", ([{"key": "a"}, {"key": "a"}], [{"operator": "Equal", "value": "-"}])),
+    (
+        "scheduling.tolerations",
+        (
+            [{"key": "a"}, {"key": "a"}],
+            [{"operator": "Equal", "value": "-"}],
+            [{"key": "a", "operator": "Equal", "value": "b"}],
+            [{"key": "a", "value": "b"}],
+            [{"operator": "Equal", "value": "b"}],
+        ),
+    ),
 )
 # Combinations of changes that a rule refuses or accepts together.
 SETS: tuple[dict[str, Any], ...] = (

@@ -35,6 +35,10 @@ CONFIRM = {
     "reward.model.accelerator.vendor": "must be the trainer's",
     "reward.scorers.pool.accelerator.vendor": "must be the trainer's",
 }
+TOLERATIONS = [
+    {"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoSchedule"},
+    {"key": "spot", "operator": "Exists"},
+]
 MACHINES: dict[str, Any] = {
     "accelerator": {
         "vendor": "Mock",
@@ -147,7 +151,7 @@ FULL: dict[str, Any] = {
         "schedulerName": "kai",
         "priorityClassName": "high",
         "nodeSelector": {"zone": "a"},
-        "tolerations": [{"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoSchedule"}],
+        "tolerations": TOLERATIONS,
         "topology": {"required": "rack"},
         "voluntaryDisruptions": "Block",
     },
@@ -168,7 +172,7 @@ POOL: dict[str, Any] = {
     "scheduling": {
         "nodeSelector": {"zone": "a"},
         "topology": {"required": "rack"},
-        "tolerations": [{"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoSchedule"}],
+        "tolerations": TOLERATIONS,
     },
     "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"hostNetwork": True}},
 }

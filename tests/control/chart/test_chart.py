@@ -267,6 +267,28 @@ def test_pod_monitor_and_network_policy_are_optional(chart: Render) -> None:
     assert outward == [53, 53, 443, 6443, "reports"]
 
 
+def test_labels_that_find_an_object_replace_common_ones_and_no_key_is_twice(chart: Render, tmp_path: Path) -> None:
+    """A duplicate key is an error to kustomize, and to the parser of this test."""
+    labels = {"release": "prometheus", "app.kubernetes.io/part-of": "monitoring"}
+    options = {"enabled": True, "labels": labels}
+    values = {
+        "commonLabels": {"release": "all", "team": "a"},
+        "metrics": {"podMonitor": options, "alerts": options, "dashboards": options},
+    }
+    bodies = chart(with_values(tmp_path, values))
+    for kind, count in (("PodMonitor", 1), ("PrometheusRule", 1), ("ConfigMap", 2)):
+        found = [body["metadata"]["labels"] for body in of_kind(bodies, kind)]
+        assert len(found) == count
+        for each in found:
+            assert {**labels, "team": "a"}.items() <= each.items()
+
+
+def test_a_long_grace_period_is_a_whole_number(chart: Render, tmp_path: Path) -> None:
+    """Numbers of a file of values are floats to Helm, which writes 1e+06."""
+    pod = operator_pod(chart(with_values(tmp_path, {"terminationGracePeriodSeconds": 1_000_000})))
+    assert repr(pod["spec"]["terminationGracePeriodSeconds"]) == "1000000"
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [
@@ -280,6 +302,9 @@ def test_pod_monitor_and_network_policy_are_optional(chart: Render) -> None:
         ("jobs.podPolicy.volumeTypes={hostPath}", "/jobs/podPolicy/volumeTypes/0"),
         ("watch.namespaces={One}", "/watch/namespaces/0"),
         ("terminationGracePeriodSeconds=5", "/terminationGracePeriodSeconds"),
+        ("podSecurityContext.runAsUser=ray", "/podSecurityContext/runAsUser"),
+        ("podSecurityContext.runAsUsr=1", "/podSecurityContext"),
+        ("securityContext.readOnlyRootFilesystem=7", "/securityContext/readOnlyRootFilesystem"),
     ],
 )
 def test_invalid_values_are_refused_with_an_explanation(helm: Path, option: str, words: str) -> None:

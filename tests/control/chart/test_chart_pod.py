@@ -124,6 +124,7 @@ def test_helm_test_asks_the_operator_through_its_service(chart: Render) -> None:
     assert container["command"] == ["python", "-m", module]
     assert importlib.util.find_spec(module) is not None
     assert container["image"] == pod_of(bodies)["containers"][0]["image"], "no other image needs to be pulled"
+    assert all(set(container["resources"][kind]) == {"cpu", "memory"} for kind in ("requests", "limits")), "for quotas"
     assert pod["spec"]["securityContext"] == pod_of(bodies)["securityContext"]
     assert pod["spec"]["automountServiceAccountToken"] is False
     # Neither the Service nor the Deployment may select this pod; the network policy lets it in.

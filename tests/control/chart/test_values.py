@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
 from e2e import chart_values
 from e2e.helm import CHART
+from omni_operator.api.spec import pod_schema
 from omni_operator.settings import _TIMEOUTS, Settings
 from omni_operator.status.decisions.timeouts import Timeouts
 
@@ -65,6 +67,34 @@ def test_schema_and_values_have_the_same_names(schema: Schema, values: list[char
     # Values that are empty by default have their names in the schema only; Kubernetes' own objects have none there.
     only = {path for path, part in properties(schema) if "properties" not in part} - in_values - OF_UMBRELLAS
     assert {path.rpartition(".")[0] for path in only} == {"jobs.podPolicy", "tuning", "jobs.resourceNames", "resources"}
+
+
+def test_the_schema_refuses_a_value_of_another_type(schema: Schema) -> None:
+    """Each value by itself, also those that the chart writes into a pod as they are."""
+    text = (CHART / "values.yaml").read_text()
+    validator = jsonschema.Draft7Validator(schema)
+    assert validator.is_valid(YAML(typ="safe").load(text))
+    accepted = []
+    for path in chart_values.leaves(YAML(typ="safe").load(text)):
+        changed = YAML(typ="safe").load(text)
+        *parents, name = path.split(".")
+        part = changed
+        for parent in parents:
+            part = part[parent]
+        part[name] = "text" if isinstance(part[name], list) else [7]
+        if validator.is_valid(changed):
+            accepted.append(path)
+    assert accepted == []
+
+
+def test_the_schema_knows_all_fields_of_security_contexts(schema: Schema) -> None:
+    """Those of the schema of pod templates that the operator ships, and no others."""
+    for name, marker in (("podSecurityContext", "fsGroup"), ("securityContext", "readOnlyRootFilesystem")):
+        (node,) = (node for node in pod_schema._nodes() if marker in node.get("properties", {}))
+        part = {**schema["properties"][name], "definitions": schema["definitions"]}
+        for field in node["properties"]:
+            assert jsonschema.Draft7Validator(part).is_valid({field: None}), field
+        assert not jsonschema.Draft7Validator(part).is_valid({"runAsUsr": 1})
 
 
 def test_the_defaults_of_tuning_are_those_of_the_operator(schema: Schema) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from control.client.fake_server import PATH, FakeServer, drl, make_job
-from omni_operator.api.status import Condition, Status
+from omni_operator.api.status import CheckpointStatus, Condition, Status
 from omni_operator.client import Client, InvalidName, jobs
 from omni_operator.client.explanation import explain
 from omni_operator.cluster.errors import ClusterError, Unavailable
@@ -34,6 +34,19 @@ def test_suspend_and_resume_change_a_job_once(server: FakeServer, kubeconfig: Pa
     ]
     sent = "application/merge-patch+json"
     assert server.patches == [(f"{PATH}/blue", sent, {"spec": {"suspend": value}}) for value in (True, False)]
+
+
+def test_who_suspends_a_job_without_a_claim_is_told_that_it_will_start_again(
+    server: FakeServer, kubeconfig: Path
+) -> None:
+    kept = {"type": "ResultsKept", "status": "True", "reason": "VolumeMounted"}
+    server.jobs["blue"]["status"]["conditions"] = [kept]
+    assert drl(kubeconfig, "suspend", "blue").stderr == ""
+    server.jobs["blue"]["spec"]["suspend"] = False
+    server.jobs["blue"]["status"]["conditions"] = [{**kept, "status": "False", "reason": "ResultsOnEmptyDir"}]
+    said = drl(kubeconfig, "suspend", "blue")
+    assert said.stdout == "blue: suspension requested\n"
+    assert "its checkpoints are deleted with the pods, and drl resume blue starts it again" in said.stderr
 
 
 @pytest.mark.parametrize("state", ["Succeeded", "Failed"])
@@ -292,6 +305,27 @@ def test_the_explanation_names_cause_and_remedy(status: Status, expected: str) -
     assert expected in said
     assert said.startswith("red ")
     assert ".." not in said
+
+
+@pytest.mark.parametrize(
+    ("attempts", "kept", "last", "expected"),
+    [
+        (0, "VolumeMounted", None, "drl resume starts it."),
+        (1, "VolumeMounted", None, "drl resume continues from the newest checkpoint, if there is one."),
+        (1, "VolumeMounted", "step_000020", "drl resume continues from step_000020."),
+        (1, "ResultsOnEmptyDir", "step_000020", "drl resume starts it again: its checkpoints were deleted"),
+        (1, "OutputGiven", "step_000020", "drl resume starts it again: its checkpoints were deleted"),
+    ],
+)
+def test_a_suspended_job_says_where_it_would_begin(attempts: int, kept: str, last: str | None, expected: str) -> None:
+    suspended = holding("Suspended", "Suspended", "True", "Suspended")
+    volume = Condition(type="ResultsKept", status="True", reason=kept)
+    changed = {
+        "attempts": attempts,
+        "conditions": (*suspended.conditions, volume),
+        "checkpoint": CheckpointStatus(last=last),
+    }
+    assert f"What to do: {expected}" in explain("red", suspended.model_copy(update=changed), None)
 
 
 def test_a_job_that_is_being_deleted_says_so() -> None:

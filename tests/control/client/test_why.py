@@ -125,6 +125,46 @@ def test_a_volume_that_cannot_be_mounted_is_known_from_events_only() -> None:
     assert "What to do: check that the volume exists" in said
 
 
+def test_a_pod_that_is_refused_again_and_again_is_told_once() -> None:
+    """KubeRay gives it another name each time, and its event begins otherwise than its condition."""
+    text = 'is invalid: spec.dnsPolicy: Unsupported value: "x"'
+    message = f'FailedCreateWorkerPod Pod "red-a01-x-worker-aaaaa" {text}'
+    held = Condition(type="Ready", status="False", reason="PodsRefused", message=message)
+    tries = [
+        event(f"try {name}", "RayCluster", "red-a01-x", f'Failed to create worker Pod, Pod "red-a01-x-{name}" {text}')
+        for name in ("bbbbb", "ccccc")
+    ]
+    quota = [event(f"quota {name}", "RayCluster", "red-a01-x", f'pods "x-{name}" is forbidden: q') for name in "ab"]
+    around = Surroundings(warnings=select_warnings([*tries, *quota], "red", "red-a01"))
+    said = explain("red", Status(state="Starting", conditions=(held,)), AT, around=around)
+    assert (said.count("Unsupported value"), said.count("forbidden: q"), said.count("quota b")) == (1, 1, 1)
+    assert "What to do: correct what the message names" in said
+
+
+def test_a_risk_of_the_results_is_not_what_a_job_waits_for() -> None:
+    held = Condition(type="Ready", status="False", reason="Starting", message="attempt 1")
+    risk = event("ResultsOnEmptyDir", "DiffusionRLJob", "red", "spec.checkpoint.claimName is not given")
+    around = Surroundings(warnings=select_warnings([risk], "red", "red-a01"))
+    said = explain("red", Status(state="Starting", conditions=(held,)), AT, around=around)
+    assert "claim" not in said
+
+
+def test_what_to_do_follows_from_the_pod_that_is_not_ready() -> None:
+    held = Condition(type="Ready", status="False", reason="PodsNotReady", message="head ready, workers 0/1")
+    around = Surroundings((parse_pod(unscheduled("p")),))
+    said = explain("red", Status(state="Running", conditions=(held,)), AT, around=around)
+    assert "What to do: ask for less, correct the selectors" in said
+    assert "What to do: wait" in explain("red", Status(state="Running", conditions=(held,)), AT)
+
+
+def test_a_pod_that_no_scheduler_has_handled_is_named() -> None:
+    held = Condition(type="Ready", status="False", reason="Starting", message="attempt 1")
+    around = Surroundings((parse_pod(pod("p", phase="Pending")),))
+    said = explain("red", Status(state="Starting", conditions=(held,)), AT, around=around)
+    assert f"Pod p (created {AT}): NotScheduled: no scheduler has handled it yet" in said
+    assert "What to do: check that the scheduler of spec.scheduling.schedulerName runs" in said
+
+
 def test_messages_cannot_control_the_terminal(server: FakeServer, kubeconfig: Path) -> None:
     job = make_job("blue")
     job["status"]["conditions"][0]["message"] = "\x1b]0;title\x07 \x9b2J"

@@ -13,6 +13,8 @@ WANDB_UNUSED = "has no effect unless spec.observability.tracking.loggers contain
 PROJECT_UNUSED = "has no effect unless spec.observability.tracking.loggers names a tracker"
 IMAGES_UNUSED = "has no effect unless spec.observability.tracking.loggers contains tensorboard, wandb or mlflow"
 WITH_IMAGES = ("tensorboard", "wandb", "mlflow", "trackio")
+VALUE_WITH_EXISTS = "needs operator: Equal; Exists, the default, tolerates any value"
+EQUAL_WITHOUT_KEY = "must be given with operator Equal"
 ONE_LEVEL = "must not be given with topology.required: choose one of them"
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
@@ -36,6 +38,11 @@ class Toleration(StrictModel):
     value: LabelValue | None = Field(default=None, description="Value of the taint, for operator Equal.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         default=None, description="Effect of the taint. Default: every effect."
+    )
+
+    cel = (
+        Rule("self.value is None or self.operator == 'Equal'", "value", VALUE_WITH_EXISTS),
+        Rule("self.key is not None or self.operator == 'Exists'", "key", EQUAL_WITHOUT_KEY),
     )
 
 

@@ -47,7 +47,14 @@ def suspend(
     The operator follows spec.suspendPolicy, such as saving a checkpoint, then deletes the pods.
     """
     with cluster_client(namespace, context, kubeconfig) as client:
+        from omni_operator.client.explanation import loses_checkpoints
+
         changed = client.suspend(name)
+        if changed and loses_checkpoints(client.get(name).status):
+            console.note(
+                f"{name} names no claim (spec.checkpoint.claimName): its checkpoints are deleted with the pods, and "
+                f"drl resume {name} starts it again"
+            )
         text = f"{name}: suspension requested" if changed else f"{name}: spec.suspend is already true"
         _say(as_json, {"name": name, "changed": changed}, text)
 

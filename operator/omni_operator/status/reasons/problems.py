@@ -113,9 +113,10 @@ WAITING = {
     ),
     "PodsRefused": Reason(
         shown=("Ready=False", "event"),
-        meaning="KubeRay cannot create pods, because a policy or webhook refuses them.",
+        meaning="KubeRay cannot create pods: they are invalid, or a policy or webhook refuses them.",
         look="kubectl describe rayclusters",
-        action="Change the job or the policy that the message names; KubeRay tries again.",
+        action="Correct what the message names, in the job or in the policy. Fields are those of the pod, in which "
+        "`containers[0]` is Ray's.",
     ),
     "HeadNotReady": Reason(
         shown=("Ready=False",),

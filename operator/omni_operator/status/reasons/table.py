@@ -111,7 +111,7 @@ NORMAL = {
     ),
     "Suspended": Reason(
         ("Suspended=True", "Admitted=False", "Ready=True", "Succeeded=Unknown", "event"),
-        "The job is suspended; `drl resume NAME` continues from the last checkpoint.",
+        "The job is suspended; `drl resume NAME` starts it, from the newest checkpoint if there is one.",
     ),
     "Resumed": Reason(("event",), "`spec.suspend` became false."),
     "CheckpointSaved": Reason(("event",), "The checkpoint for a suspension is complete."),

@@ -96,7 +96,7 @@ def derive_conditions(
                 false_because("Suspended", text),
                 true_because("Suspended", text),
                 unknown_because("Suspended"),
-                true_because("Suspended", "all pods are deleted"),
+                true_because("Suspended", "the job has no pods"),
                 updated,
             )
         case Succeeding(attempt=attempt):
