@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.base import Violation
+from omni_operator.api.base import FieldPath, Violation
 from omni_operator.api.names import report_audience
 from omni_operator.api.spec.pod_schema import TOLD, find_errors
 from omni_operator.api.validation_messages import format_path
@@ -21,9 +21,9 @@ from omni_operator.plan.pods.merge import KEYS
 from omni_operator.plan.pods.workers import render_worker_groups
 from omni_operator.plan.pools import pools_of
 
-from .pod_rules import Breach, Path, find_breaches, refuse_secret, refuse_service_account
+from .pod_rules import find_breaches, refuse_secret, refuse_service_account
 
-RUNTIME: Path = ("spec", "runtime")
+RUNTIME: FieldPath = ("spec", "runtime")
 
 
 def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
@@ -32,7 +32,7 @@ def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iter
     refused = set()
     for breach in _fields(job, settings):
         refused.add(breach.text)
-        yield Violation(breach.at, breach.text)
+        yield breach
     audience = report_audience(job.metadata.namespace or "default", job.metadata.name)
     patches = [(("head",), job.spec.head.pod_template), *((pool.field, pool.pod_template) for pool in pools_of(job))]
     for place, (field, patch) in enumerate(patches):
@@ -40,7 +40,7 @@ def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iter
             continue
         groups = [render_head_group(job, 1, settings), *render_worker_groups(job, 1, settings)]
         final = groups[place]["template"]
-        owner: Path = ("spec", *field, "podTemplate")
+        owner: FieldPath = ("spec", *field, "podTemplate")
         for error in islice(find_errors(final, complete=True), TOLD):
             yield Violation((*owner, *_place(error.at, final, patch)), _say(error, final, patch))
         told: set[str] = set(refused)
@@ -52,8 +52,8 @@ def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iter
             told.add(breach.text)
 
 
-def _fields(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Breach]:
-    """Breaches in fields of the job outside its pod templates."""
+def _fields(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
+    """What the policy forbids in fields of the job outside its pod templates."""
     policy = settings.pod_policy
     spec = job.spec
     account = spec.runtime.service_account_name or "default"
@@ -75,7 +75,7 @@ def _say(error: Violation, final: Any, patch: Any) -> str:
     return f"{missing} {error.text}" if len(path) < len(error.at) else error.text
 
 
-def _place(at: Path, final: Any, patch: Any) -> Path:
+def _place(at: FieldPath, final: Any, patch: Any) -> FieldPath:
     """Path of a field in the author's template, or of its nearest parent there; items are found as when merging."""
     path: list[str | int] = []
     for step in at:
