@@ -76,7 +76,7 @@ def copies(texts: list[tuple[Kind, str]], jobs: int) -> Iterator[tuple[Kind, Bod
 
 def measure(jobs: int) -> dict[str, float]:
     """All figures, in MiB."""
-    from omni_operator import operation  # noqa: F401 - imports all that the operator's process does
+    from omni_operator import main  # noqa: F401 - imports all that the operator's process does
     from omni_operator.cluster.cache.object_cache import ObjectCache
 
     cache = ObjectCache()

@@ -93,7 +93,7 @@ class Life:
             rayjobs += mine if kind == RAYJOBS else []
             for body in mine:
                 self._cache.put(kind, body)
-            self._cache.prune(kind, [body["metadata"] for body in mine], 2**62)
+            self._cache.remove_missing(kind, {body["metadata"]["uid"] for body in mine}, 2**62)
         assert len(rayjobs) <= 1, f"two attempts at once: {[body['metadata']['name'] for body in rayjobs]}"
         for body in rayjobs:
             self.uids.setdefault(body["metadata"]["name"], set()).add(body["metadata"]["uid"])

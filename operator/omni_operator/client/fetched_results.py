@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omni_operator.api.names import TRAINER_GROUP
-from omni_operator.cluster.cache.object_parser import parse_pod
+from omni_operator.cluster.cache.object_parser import owner_of, parse_pod
 from omni_operator.cluster.errors import ClusterError, NotFound
-from omni_operator.cluster.kinds import PODS
+from omni_operator.cluster.kinds import JOBS, PODS, RAYJOBS, Body
 from omni_operator.plan.pods.containers import CONTAINER
 
 from .archive import BrokenArchive, UnsafeArchive, check_folder, staging, unpack
 from .explanation import find_pod_troubles
-from .fetch_image import ImageUnknown, find_image
 from .fetch_pod import render_fetch_pod
 from .job_pods import RunPlace, run_place
 from .jobs import Client, Job
+from .operator_settings import AmbiguousOperator, SettingsUnreadable, read_operator_settings
 from .pod_logs import find_pods
 from .websockets import CommandOutput
 
@@ -30,6 +31,10 @@ POLL_SECONDS = 1.0
 
 class CannotFetch(ClusterError):
     """The results of the job cannot be fetched; the message says why."""
+
+
+class ImageUnknown(Exception):
+    """No image is known; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +153,45 @@ def _delete(client: Client, name: str, before: str = "") -> None:
         return
     except ClusterError as error:
         raise CannotFetch(f"{before}pod {name} could not be deleted, delete it yourself: {error}") from error
+
+
+def find_image(client: Client, job: Job) -> str:
+    """The image that a job names, else the one that its last attempt ran, else the operator's default.
+
+    Raises:
+        ImageUnknown: there is none of these.
+    """
+    image = (job.body["spec"].get("runtime") or {}).get("image") or _read_image_of_attempt(client, job)
+    if image:
+        return str(image)
+    try:
+        default_image = read_operator_settings(client.connection, client.namespace).image
+    except (SettingsUnreadable, AmbiguousOperator) as error:
+        raise ImageUnknown(f", and the operator's default image is not known ({error})") from error
+    if not default_image:
+        raise ImageUnknown("")
+    return default_image
+
+
+def _read_image_of_attempt(client: Client, job: Job) -> str | None:
+    """The trainer's image in the RayJob of the last attempt; None if it is gone, or the user may not read it."""
+    name = job.status.children.ray_job
+    if not name:
+        return None
+    try:
+        body = client.connection.send("GET", RAYJOBS.path(client.namespace, name))
+    except ClusterError:
+        return None
+    owner = owner_of(body)
+    return trainer_image(body) if owner and (owner.kind, owner.uid) == (JOBS.kind, job.uid) else None
+
+
+def trainer_image(rayjob: Body) -> str | None:
+    """The image of the trainer pods of a RayJob."""
+    groups: list[Mapping[str, Any]] = rayjob["spec"].get("rayClusterSpec", {}).get("workerGroupSpecs") or []
+    for group in groups:
+        if group.get("groupName") == TRAINER_GROUP:
+            for container in group["template"]["spec"]["containers"]:
+                if container["name"] == CONTAINER:
+                    return container.get("image")
+    return None

@@ -19,7 +19,7 @@ from omni_operator.api.names import FIELD_MANAGER
 from .authenticated_client import AuthenticatedClient
 from .credentials import Credentials, Loaded
 from .errors import Conflict, DefinitionOutdated, KindAbsent, NotFound, Refused, ServerError, Unavailable, error_of
-from .kinds import LEASES, TOKEN_REVIEWS, Body, Kind, Meta, kind_of
+from .kinds import LEASES, TOKEN_REVIEWS, Body, Kind, Meta, kind_of, version_of
 from .leader.write_fence import no_fence
 from .nested_json import load_json
 from .protocol import GroupChange, Identity, Listing
@@ -160,7 +160,7 @@ class ApiServer(AuthenticatedClient):
         async for page in self._pages(kind, namespace, selector):
             # Only what tells objects apart: managedFields of thousands of objects take much memory.
             items.extend({name: item["metadata"].get(name) for name in KEPT} for item in page.get("items") or ())
-            version = int(page["metadata"].get("resourceVersion") or 0)
+            version = version_of(page["metadata"])
         return Listing(items, version)
 
     async def _pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[Body]:

@@ -74,6 +74,16 @@ ALL = (JOBS, *ATTEMPT_KINDS, *SHARED_KINDS, POD_DISRUPTION_BUDGETS, EVENTS, LEAS
 _BY_NAME = {(kind.api_version, kind.kind): kind for kind in ALL}
 
 
+def as_number(version: str) -> int:
+    """A resourceVersion as a number; 0 if it is none."""
+    return int(version) if version.isdigit() else 0
+
+
+def version_of(meta: Mapping[str, Any]) -> int:
+    """The resourceVersion in the metadata of an object, as a number."""
+    return as_number(str(meta.get("resourceVersion") or ""))
+
+
 class UnknownKind(ValueError):
     """An object of a kind that the operator does not handle."""
 

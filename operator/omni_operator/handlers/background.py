@@ -90,7 +90,8 @@ class CacheCleanup:
         try:
             for namespace in self.settings.namespaces or (None,):
                 listing = await self.cluster.list_metadata(kind, namespace, selector_of(kind))
-                for key in self.cache.prune(kind, listing.items, listing.version, namespace):
+                alive = {str(meta["uid"]) for meta in listing.items}
+                for key in self.cache.remove_missing(kind, alive, listing.version, namespace):
                     log.info("%s/%s: the watch missed a deletion of %s; reconciling", *key, kind.plural)
                     self.wake(key)
         except KindAbsent:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -24,9 +24,9 @@ import kopf
 from typing_extensions import override
 
 from omni_operator.cluster.errors import ClusterError, Forbidden, KindAbsent, Refused
-from omni_operator.cluster.kinds import JOBS, LEASES, Body, Meta
+from omni_operator.cluster.kinds import JOBS, LEASES, Body, Meta, version_of
 from omni_operator.cluster.protocol import Cluster, Listing
-from omni_operator.cluster.watch.object_watch import WatchSource, as_number
+from omni_operator.cluster.watch.object_watch import WatchSource
 from omni_operator.cluster.watch.watch_client import SILENCE_SECONDS, WATCH_SECONDS
 
 from .watches import Watches
@@ -190,7 +190,7 @@ class JobLists:
                     if body := await self.cluster.read(JOBS, str(item["namespace"]), str(item["name"])):
                         self.watches.handle(JOBS, "ADDED", body)
                 break
-        alive = {str(item["uid"]): _version(item) for item in listing.items}
+        alive = {str(item["uid"]): version_of(item) for item in listing.items}
         self.watches.compare(JOBS, namespace, alive, listing.version)
         self._unlisted.discard(namespace)
         self.watches.synced((JOBS, namespace))
@@ -211,12 +211,8 @@ class JobLists:
 
     def _undelivered(self, items: Sequence[Meta]) -> list[Meta]:
         """The listed jobs of which the cache has no version, or an older one."""
-        return [item for item in items if self._cached_version(item) < _version(item)]
+        return [item for item in items if self._cached_version(item) < version_of(item)]
 
     def _cached_version(self, item: Meta) -> int:
         body = self.watches.cache.job((str(item["namespace"]), str(item["name"])))
-        return _version(body["metadata"]) if body else -1
-
-
-def _version(metadata: Mapping[str, Any]) -> int:
-    return as_number(str(metadata.get("resourceVersion") or ""))
+        return version_of(body["metadata"]) if body else -1

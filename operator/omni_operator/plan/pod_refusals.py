@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.base import Violation
+from omni_operator.api.base import FieldPath, Violation
 from omni_operator.api.names import report_audience
 from omni_operator.api.spec.pod_schema import TOLD, find_errors
 from omni_operator.api.spec.pods import Resources
@@ -24,9 +24,9 @@ from omni_operator.plan.pods.validity import find_mistakes, find_wrong_resources
 from omni_operator.plan.pods.workers import render_worker_groups
 from omni_operator.plan.pools import pools_of
 
-from .pod_rules import Breach, Object, Path, find_breaches, refuse_secret, refuse_service_account
+from .pod_rules import Object, find_breaches, refuse_secret, refuse_service_account
 
-RUNTIME: Path = ("spec", "runtime")
+RUNTIME: FieldPath = ("spec", "runtime")
 
 
 def find_invalid_pods(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
@@ -39,7 +39,7 @@ def find_invalid_pods(job: DiffusionRLJob, settings: ClusterSettings) -> Iterato
         for found in find_wrong_resources(requests, limits):
             yield Violation(("spec", *field, "resources", *found.at), found.text)
     for field, patch, final in _templates(job, settings):
-        owner: Path = ("spec", *field, "podTemplate")
+        owner: FieldPath = ("spec", *field, "podTemplate")
         for error in islice(find_errors(final, complete=True), TOLD):
             yield Violation((*owner, *_place(error.at, final, patch)), _say(error, final, patch))
         for mistake in islice(find_mistakes(final), TOLD):
@@ -54,7 +54,7 @@ def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iter
     refused = set()
     for breach in _fields(job, settings):
         refused.add(breach.text)
-        yield Violation(breach.at, breach.text)
+        yield breach
     audience = report_audience(job.metadata.namespace or "default", job.metadata.name)
     for field, patch, final in _templates(job, settings):
         told: set[str] = set(refused)
@@ -66,14 +66,14 @@ def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iter
             told.add(breach.text)
 
 
-def _resources(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[tuple[Path, Resources, str | None]]:
+def _resources(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[tuple[FieldPath, Resources, str | None]]:
     """Fields of the job with the resources of a container, and the resource whose amount the operator sets."""
     yield ("head",), job.spec.head.resources, None
     for pool in pools_of(job):
         yield pool.field, pool.resources, resolve_accelerator(pool.accelerator, settings).resource
 
 
-def _templates(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[tuple[Path, Object, Object]]:
+def _templates(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[tuple[FieldPath, Object, Object]]:
     """Pods with a template of the author: its field, the template, and the final one."""
     patches = [(("head",), job.spec.head.pod_template), *((pool.field, pool.pod_template) for pool in pools_of(job))]
     if any(patch for _, patch in patches):
@@ -83,7 +83,7 @@ def _templates(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[tuple
                 yield field, patch, group["template"]
 
 
-def _is_authors(at: Path, blamed: Path) -> bool:
+def _is_authors(at: FieldPath, blamed: FieldPath) -> bool:
     """Whether a mistake is in what the author wrote: not in a container of the operator, nor in its resources."""
     return len(blamed) >= min(len(at), 3) and ("resources" not in at or "resources" in blamed)
 
@@ -111,7 +111,7 @@ def _say(error: Violation, final: Any, patch: Any) -> str:
     return f"{missing} {error.text}" if len(path) < len(error.at) else error.text
 
 
-def _place(at: Path, final: Any, patch: Any) -> Path:
+def _place(at: FieldPath, final: Any, patch: Any) -> FieldPath:
     """Path of a field in the author's template, or of its nearest parent there; items are found as when merging."""
     path: list[str | int] = []
     for step in at:

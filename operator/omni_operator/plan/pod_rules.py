@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from omni_operator.api.base import FieldPath, Violation
+
 from .pod_policy import EVERY_CAPABILITY, HostPath, PodPolicy
 
-Path = tuple[str | int, ...]
 Object = Mapping[str, Any]
 VALUE = "jobs.podPolicy"
 HOST_NAMESPACES = {"hostNetwork": "Network", "hostIPC": "IPC", "hostPID": "PID"}
@@ -41,21 +41,12 @@ HANDLERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Breach:
-    """A field that the policy does not allow.
+def find_breaches(template: Object, policy: PodPolicy, audience: str) -> Iterator[Violation]:
+    """What the policy forbids in a template: each path, and the chart value that would allow it.
 
-    Attributes:
-        at: path in the template.
-        text: what is not allowed, and the chart value that allows it.
+    Args:
+        audience: audience of the operator's own tokens.
     """
-
-    at: Path
-    text: str
-
-
-def find_breaches(template: Object, policy: PodPolicy, audience: str) -> Iterator[Breach]:
-    """Everything in a template that the policy forbids; `audience` is the audience of the operator's own tokens."""
     spec: Object = template.get("spec", {})
     yield from _pod(spec, policy)
     yield from _identity(spec, policy, audience)
@@ -67,49 +58,49 @@ def find_breaches(template: Object, policy: PodPolicy, audience: str) -> Iterato
         yield from refuse_secret(at, secret, policy)
 
 
-def containers_of(spec: Object) -> Iterator[tuple[Path, Object]]:
+def containers_of(spec: Object) -> Iterator[tuple[FieldPath, Object]]:
     """All containers of a pod spec, with their paths in the template."""
     for kind in ("containers", "initContainers"):
         for place, container in enumerate(spec.get(kind, ())):
             yield ("spec", kind, place), container
 
 
-def refuse_service_account(at: Path, name: str, policy: PodPolicy) -> Iterator[Breach]:
-    """A breach if jobs may not use the service account."""
+def refuse_service_account(at: FieldPath, name: str, policy: PodPolicy) -> Iterator[Violation]:
+    """A violation if jobs may not use the service account."""
     if not _matches(name, policy.service_accounts):
         yield _not_allowed(at, f"the service account {name!r}", "serviceAccounts", policy.service_accounts)
 
 
-def refuse_secret(at: Path, name: str, policy: PodPolicy) -> Iterator[Breach]:
-    """A breach if jobs may not use the Secret."""
+def refuse_secret(at: FieldPath, name: str, policy: PodPolicy) -> Iterator[Violation]:
+    """A violation if jobs may not use the Secret."""
     if not _matches(name, policy.secrets):
         yield _not_allowed(at, f"the Secret {name!r}", "secrets", policy.secrets)
 
 
-def _pod(spec: Object, policy: PodPolicy) -> Iterator[Breach]:
+def _pod(spec: Object, policy: PodPolicy) -> Iterator[Violation]:
     for field, name in HOST_NAMESPACES.items():
         if spec.get(field) and name not in policy.host_namespaces:
             yield _not_allowed(("spec", field), field, "hostNamespaces", policy.host_namespaces)
     if spec.get("nodeName") and not policy.node_name:
         yield _not_allowed(("spec", "nodeName"), "nodeName", "nodeName")
     if "ephemeralContainers" in spec:
-        yield Breach(("spec", "ephemeralContainers"), "must not be given: a new pod has no ephemeral containers")
+        yield Violation(("spec", "ephemeralContainers"), "must not be given: a new pod has no ephemeral containers")
     security = spec.get("securityContext", {})
     yield from _shared(("spec", "securityContext"), security, policy)
     for place, sysctl in enumerate(security.get("sysctls", ())):
         if sysctl.get("name") not in SYSCTLS:
             text = f"{sysctl.get('name')} is not allowed: it is not one of the sysctls of Pod Security `restricted`"
-            yield Breach(("spec", "securityContext", "sysctls", place), text)
+            yield Violation(("spec", "securityContext", "sysctls", place), text)
 
 
-def _identity(spec: Object, policy: PodPolicy, audience: str) -> Iterator[Breach]:
+def _identity(spec: Object, policy: PodPolicy, audience: str) -> Iterator[Violation]:
     named = [field for field in ("serviceAccountName", "serviceAccount") if spec.get(field)]
     for field in named or ["serviceAccountName"]:
         yield from refuse_service_account(("spec", field), spec.get(field) or "default", policy)
     if policy.service_account_tokens:
         return
     if spec.get("automountServiceAccountToken") is not False:
-        at: Path = ("spec", "automountServiceAccountToken")
+        at: FieldPath = ("spec", "automountServiceAccountToken")
         yield _not_allowed(at, "a token of the service account", "serviceAccountTokens")
     for place, volume in enumerate(spec.get("volumes", ())):
         for number, source in enumerate(volume.get("projected", {}).get("sources", ())):
@@ -119,18 +110,18 @@ def _identity(spec: Object, policy: PodPolicy, audience: str) -> Iterator[Breach
                 yield _not_allowed(at, "a token of the service account", "serviceAccountTokens")
 
 
-def _volumes(spec: Object, policy: PodPolicy) -> Iterator[Breach]:
+def _volumes(spec: Object, policy: PodPolicy) -> Iterator[Violation]:
     mounts = [mount for _, container in containers_of(spec) for mount in container.get("volumeMounts", ())]
     for place, volume in enumerate(spec.get("volumes", ())):
         for kind in sorted(volume.keys() - {"name"}):
-            at: Path = ("spec", "volumes", place, kind)
+            at: FieldPath = ("spec", "volumes", place, kind)
             if kind == "hostPath":
                 yield from _host_path(at, volume, mounts, policy)
             elif kind not in policy.volume_types:
                 yield _not_allowed(at, f"a volume of type {kind}", "volumeTypes", policy.volume_types)
 
 
-def _host_path(at: Path, volume: Object, mounts: Sequence[Object], policy: PodPolicy) -> Iterator[Breach]:
+def _host_path(at: FieldPath, volume: Object, mounts: Sequence[Object], policy: PodPolicy) -> Iterator[Violation]:
     path = str(volume["hostPath"].get("path", ""))
     kind = str(volume["hostPath"].get("type", ""))
     allowed = [entry for entry in policy.host_paths if _contains(entry, path)]
@@ -140,7 +131,7 @@ def _host_path(at: Path, volume: Object, mounts: Sequence[Object], policy: PodPo
         writable = [mount for mount in mounts if mount.get("name") == volume["name"] and not mount.get("readOnly")]
         if writable or kind.endswith("OrCreate"):
             text = f"hostPath {path} is allowed for reading only: every mount needs readOnly: true"
-            yield Breach(at, f"{text}, and its type must not create it" if kind.endswith("OrCreate") else text)
+            yield Violation(at, f"{text}, and its type must not create it" if kind.endswith("OrCreate") else text)
 
 
 def _contains(entry: HostPath, path: str) -> bool:
@@ -148,7 +139,7 @@ def _contains(entry: HostPath, path: str) -> bool:
     return ".." not in path.split("/") and f"{given}/".startswith(f"{allowed}/")
 
 
-def _container(at: Path, container: Object, pod: Object, policy: PodPolicy) -> Iterator[Breach]:
+def _container(at: FieldPath, container: Object, pod: Object, policy: PodPolicy) -> Iterator[Violation]:
     security = container.get("securityContext", {})
     inside = (*at, "securityContext")
     yield from _shared(inside, security, policy)
@@ -167,7 +158,7 @@ def _container(at: Path, container: Object, pod: Object, policy: PodPolicy) -> I
         )
     yield from _capabilities((*inside, "capabilities"), security.get("capabilities", {}), policy)
     if security.get("procMount", "Default") != "Default":
-        yield Breach((*inside, "procMount"), "is not allowed: Pod Security `restricted` allows only Default")
+        yield Violation((*inside, "procMount"), "is not allowed: Pod Security `restricted` allows only Default")
     for place, port in enumerate(container.get("ports", ())):
         number = port.get("hostPort", 0)
         if number and number not in policy.host_ports:
@@ -176,7 +167,7 @@ def _container(at: Path, container: Object, pod: Object, policy: PodPolicy) -> I
     yield from _handlers(at, container)
 
 
-def _shared(at: Path, context: Object, policy: PodPolicy) -> Iterator[Breach]:
+def _shared(at: FieldPath, context: Object, policy: PodPolicy) -> Iterator[Violation]:
     """Rules that hold for the security context of a pod and of a container."""
     if context.get("runAsUser") == 0 and not policy.run_as_root:
         yield _not_allowed((*at, "runAsUser"), "user 0", "runAsRoot")
@@ -194,10 +185,10 @@ def _shared(at: Path, context: Object, policy: PodPolicy) -> Iterator[Breach]:
     selinux = context.get("seLinuxOptions", {})
     if selinux.get("type", "") not in SELINUX_TYPES or selinux.get("user") or selinux.get("role"):
         text = "is not allowed: Pod Security `restricted` allows only the types of containers, and no user or role"
-        yield Breach((*at, "seLinuxOptions"), text)
+        yield Violation((*at, "seLinuxOptions"), text)
 
 
-def _capabilities(at: Path, given: Object, policy: PodPolicy) -> Iterator[Breach]:
+def _capabilities(at: FieldPath, given: Object, policy: PodPolicy) -> Iterator[Violation]:
     if EVERY_CAPABILITY in policy.capabilities:
         return
     if "ALL" not in given.get("drop", ()):
@@ -207,17 +198,17 @@ def _capabilities(at: Path, given: Object, policy: PodPolicy) -> Iterator[Breach
             yield _not_allowed((*at, "add"), f"the capability {name}", "capabilities", policy.capabilities)
 
 
-def _handlers(at: Path, container: Object) -> Iterator[Breach]:
+def _handlers(at: FieldPath, container: Object) -> Iterator[Violation]:
     for path in HANDLERS:
         handler: Object = container
         for step in path:
             handler = handler.get(step, {})
         for kind in ("httpGet", "tcpSocket"):
             if handler.get(kind, {}).get("host"):
-                yield Breach((*at, *path, kind, "host"), "is not allowed: the node would connect to any host")
+                yield Violation((*at, *path, kind, "host"), "is not allowed: the node would connect to any host")
 
 
-def _app_armor_annotations(metadata: Object, policy: PodPolicy) -> Iterator[Breach]:
+def _app_armor_annotations(metadata: Object, policy: PodPolicy) -> Iterator[Violation]:
     kinds = {"": "RuntimeDefault", "runtime": "RuntimeDefault", "localhost": "Localhost"}
     for name, value in metadata.get("annotations", {}).items():
         kind = kinds.get(str(value).partition("/")[0], "Unconfined")
@@ -226,7 +217,7 @@ def _app_armor_annotations(metadata: Object, policy: PodPolicy) -> Iterator[Brea
             yield _not_allowed(at, f"the profile {value!r}", "appArmorProfiles", policy.app_armor_profiles)
 
 
-def _secrets(spec: Object) -> Iterator[tuple[Path, str]]:
+def _secrets(spec: Object) -> Iterator[tuple[FieldPath, str]]:
     """Secrets that a pod spec names."""
     for place, reference in enumerate(spec.get("imagePullSecrets", ())):
         yield ("spec", "imagePullSecrets", place), str(reference.get("name"))
@@ -262,6 +253,6 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _not_allowed(at: Path, what: str, value: str, allowed: Sequence[object] | None = None) -> Breach:
+def _not_allowed(at: FieldPath, what: str, value: str, allowed: Sequence[object] | None = None) -> Violation:
     now = "" if allowed is None else f", now {', '.join(map(str, allowed)) or 'empty'}"
-    return Breach(at, f"{what} is not allowed: the cluster's admin decides ({VALUE}.{value} of the chart{now})")
+    return Violation(at, f"{what} is not allowed: the cluster's admin decides ({VALUE}.{value} of the chart{now})")

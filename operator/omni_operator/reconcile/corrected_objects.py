@@ -14,7 +14,7 @@ from datetime import datetime
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import AlreadyExists, Forbidden, KindAbsent, Refused
 from omni_operator.cluster.field_managers import find_author
-from omni_operator.cluster.kinds import RAYCLUSTERS, Key, Kind, kind_of
+from omni_operator.cluster.kinds import RAYCLUSTERS, Kind, kind_of
 from omni_operator.cluster.protocol import Cluster, GroupChange
 from omni_operator.reconcile import owned_objects
 from omni_operator.reconcile.corrections import AT_ONCE, Change, change_of, describe
@@ -22,8 +22,8 @@ from omni_operator.reconcile.pass_memory import JobMemory, PassMemory
 from omni_operator.reconcile.pod_replacement import replace_pods
 from omni_operator.reconcile.refused_requests import BACKOFF_MOST
 from omni_operator.reconcile.spec_cache import ValidSpec
+from omni_operator.reconcile.subject import Subject
 from omni_operator.status.decisions.situation import ReplacementStep, ScaleGroup, Step
-from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import ObservedRayCluster
 from omni_operator.status.observed.running_pods import as_running
 
@@ -32,10 +32,10 @@ GROUPS = ("f:spec", "f:workerGroupSpecs")  # the field that says who changed a w
 log = logging.getLogger(__name__)
 
 
-def is_paused(step: Step, memory: JobMemory, facts: JobFacts, now: datetime) -> bool:
+def is_paused(step: Step, job: Subject) -> bool:
     """Whether a step is a correction that has to wait."""
     change = change_of(step)
-    return change is not None and memory.corrections.of(change).pause_end(now, facts.generation) is not None
+    return change is not None and job.pause_end(change) is not None
 
 
 @dataclass(slots=True)
@@ -47,17 +47,18 @@ class CorrectedObjects:
     memory: PassMemory
     clock: Callable[[], datetime]
 
-    async def ensure_shared(self, key: Key, spec: ValidSpec, facts: JobFacts) -> None:
+    async def ensure_shared(self, job: Subject, spec: ValidSpec) -> None:
         """Create shared objects that are missing, and correct those that differ. PodMonitors are optional.
 
         Nothing is compared while neither the generation nor any of these objects changes.
         """
-        memory = self.memory.of(key, facts.uid)
+        key = job.key
+        facts = job.facts
+        memory = job.memory
         if memory.ensured == (facts.uid, facts.generation, self.cache.shared_change(key)):
             return
         # No attempt starts without them.
-        pause_end = memory.corrections.of(SHARED).pause_end(self.clock(), facts.generation)
-        if pause_end and self.cache.observed(key, facts.uid).rayjobs:
+        if job.pause_end(SHARED) and self.cache.observed(key, facts.uid).rayjobs:
             memory.ensured = None
             return
         complete = True
@@ -80,15 +81,15 @@ class CorrectedObjects:
                 continue
             self.cache.put(kind, answer)
             if answer is not live:
-                self._add(key, memory, facts, SHARED, describe(f"{kind.kind} {name}", author))
+                self._add(job, SHARED, describe(f"{kind.kind} {name}", author))
         memory.ensured = (facts.uid, facts.generation, self.cache.shared_change(key)) if complete else None
 
-    async def protect(self, key: Key, spec: ValidSpec, facts: JobFacts, cluster: ObservedRayCluster) -> None:
+    async def protect(self, job: Subject, spec: ValidSpec, cluster: ObservedRayCluster) -> None:
         """Create the PodDisruptionBudget of an attempt, once: an administrator may delete it for a drain.
 
         Where a policy of the cluster refuses it, the attempt runs without.
         """
-        running = as_running(facts, self.cache.observed(key, facts.uid), cluster.attempt)
+        running = as_running(job.facts, self.cache.observed(job.key, job.facts.uid), cluster.attempt)
         body = spec.budget(cluster, running.trainer.pods)
         try:
             if body:
@@ -96,26 +97,24 @@ class CorrectedObjects:
         except AlreadyExists:
             pass
         except (Refused, KindAbsent) as error:
-            log.warning("%s/%s: no PodDisruptionBudget for attempt %d: %s", *key, cluster.attempt, error)
+            log.warning("%s/%s: no PodDisruptionBudget for attempt %d: %s", *job.key, cluster.attempt, error)
 
-    async def change_group(
-        self, key: Key, spec: ValidSpec | None, facts: JobFacts, step: ScaleGroup | ReplacementStep
-    ) -> None:
+    async def change_group(self, job: Subject, spec: ValidSpec | None, step: ScaleGroup | ReplacementStep) -> None:
         """Change a worker group of a running attempt."""
-        memory = self.memory.of(key, facts.uid)
+        namespace, _ = job.key
         change = change_of(step)
         name = step.cluster.name
         assert change is not None
-        author = await self._find_author(memory, change, RAYCLUSTERS, key[0], name, *GROUPS)
+        author = await self._find_author(job.memory, change, RAYCLUSTERS, namespace, name, *GROUPS)
         if isinstance(step, ScaleGroup):
             group = GroupChange(step.index, step.group, step.old, step.new, step.removed, step.limits)
-            answer = await self.cluster.scale_group(RAYCLUSTERS, key[0], name, step.cluster.uid, group)
+            answer = await self.cluster.scale_group(RAYCLUSTERS, namespace, name, step.cluster.uid, group)
         else:
             assert spec is not None
             rendered = spec.group(step.group.name, step.cluster.attempt)
-            answer = await replace_pods(self.cluster, key[0], step, rendered, self.clock())
+            answer = await replace_pods(self.cluster, namespace, step, rendered, self.clock())
         self.cache.put(RAYCLUSTERS, answer)
-        self._add(key, memory, facts, change, describe(_name(step), author))
+        self._add(job, change, describe(_name(step), author))
 
     async def _find_author(
         self, memory: JobMemory, change: Change, kind: Kind, namespace: str, name: str, *field: str
@@ -130,11 +129,12 @@ class CorrectedObjects:
             return ""
         return find_author(live, *field) if live else ""
 
-    def _add(self, key: Key, memory: JobMemory, facts: JobFacts, change: Change, text: str) -> None:
+    def _add(self, job: Subject, change: Change, text: str) -> None:
         now = self.clock()
-        memory.corrections.add(change, now, facts.generation, text)
-        if end := memory.corrections.of(change).pause_end(now, facts.generation):
-            log.warning("%s/%s: %s: until %s", *key, text, end)
+        corrections = job.memory.corrections
+        corrections.add(change, now, job.facts.generation, text)
+        if end := corrections.of(change).pause_end(now, job.facts.generation):
+            log.warning("%s/%s: %s: until %s", *job.key, text, end)
 
 
 def _name(step: ScaleGroup | ReplacementStep) -> str:

@@ -12,10 +12,11 @@ observed objects and the written status, so it can be repeated, interrupted anyw
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from omni_operator.api.status import Status
 from omni_operator.cluster.cache.job_parser import parse_job_facts, parse_metadata_facts, parse_status
@@ -37,11 +38,12 @@ from omni_operator.reconcile import owned_objects
 from omni_operator.reconcile.corrected_objects import CorrectedObjects, is_paused
 from omni_operator.reconcile.lost_children import recover_lost
 from omni_operator.reconcile.pass_errors import PassErrors
-from omni_operator.reconcile.pass_memory import JobMemory, PassMemory
+from omni_operator.reconcile.pass_memory import PassMemory
 from omni_operator.reconcile.queued_attempt import REREAD, REREAD_UNTRIED, ask_for_pods, read_queue_reason
 from omni_operator.reconcile.refused_requests import NO_REFUSALS, NO_SERVER_ERRORS
-from omni_operator.reconcile.spec_cache import InvalidSpec, SpecCache, ValidSpec
-from omni_operator.reconcile.status_writer import is_as_decided, write_status
+from omni_operator.reconcile.spec_cache import SpecCache, ValidSpec
+from omni_operator.reconcile.status_writer import APART, is_as_decided, next_write_time, write_status
+from omni_operator.reconcile.subject import Subject
 from omni_operator.status.decisions.decision import decide, needs_spec
 from omni_operator.status.decisions.rolling import hold_templates, replaces_missing
 from omni_operator.status.decisions.situation import (
@@ -57,21 +59,24 @@ from omni_operator.status.decisions.situation import (
 )
 from omni_operator.status.decisions.timeouts import Timeouts
 from omni_operator.status.decisions.verdict import InProgress, Stage
-from omni_operator.status.observed.job_facts import JobFacts, without_pods
+from omni_operator.status.observed.job_facts import without_pods
 from omni_operator.status.observed.observation import Observation, Refusal, TrainerReport
 from omni_operator.status.observed.running_pods import as_admitted
 from omni_operator.status.observed.timestamps import EARLIEST
 from omni_operator.status.report.events import find_events
-from omni_operator.status.report.job_status import Context, derive_invalid_status, derive_status, derive_unknown_status
+from omni_operator.status.report.job_status import (
+    Context,
+    derive_invalid_status,
+    derive_status,
+    derive_unknown_status,
+    find_deadlines,
+)
 from omni_operator.status.report.spec_applied import is_outdated
-from omni_operator.status.report.wake_times import find_deadlines
-from omni_operator.status.report.write_throttle import APART, next_write_time
 
 # pauses after conflicts in a row, doubled
 SOON = timedelta(seconds=1)
 LATEST = timedelta(minutes=1)
 WITHOUT_SPEC = (DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
-Answer = TypeVar("Answer")
 log = logging.getLogger(__name__)
 
 
@@ -101,24 +106,6 @@ class ReconcileResult:
     gone: bool = False
     wake: datetime | None = None
     result: str = "ok"
-
-
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """The job of a pass, as it was when the pass began."""
-
-    key: Key
-    body: Body
-    spec: ValidSpec | InvalidSpec
-    facts: JobFacts
-    status: Status
-    memory: JobMemory
-    now: datetime
-
-    @property
-    def refused_spec(self) -> str:
-        """Why the operator's settings refuse the spec; empty for a job that has ended."""
-        return "" if self.status.finished else self.spec.refused or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,30 +188,17 @@ class Reconciler:
         return replace(result, wake=now + wait)
 
     async def _reconcile(self, key: Key, body: Body, now: datetime) -> ReconcileResult:
-        if (facts := parse_metadata_facts(body)).deleting is not None:
-            return await self._delete(key, facts, now)
-        status = parse_status(body)
-        spec = self._specs.get(key, body, self.settings)
-        if spec.job is None:
-            return await self._without_spec(key, body, status, spec.refused or "", now)
-        if spec.job.spec.managed_by != "diffusionrl.io/operator":
+        if body["metadata"].get("deletionTimestamp"):
+            # Kubernetes deletes its objects by their owner references. What the spec and the status say is not read:
+            # nothing in them can prevent the deletion.
             return ReconcileResult()
-        facts = parse_job_facts(body, spec.job.spec)
+        spec = self._specs.get(key, body, self.settings)
+        if spec.job is not None and spec.job.spec.managed_by != "diffusionrl.io/operator":
+            return ReconcileResult()
+        facts = parse_job_facts(body, spec.job.spec) if spec.job else parse_metadata_facts(body)
         facts = facts if isinstance(spec, ValidSpec) else without_pods(facts)
-        memory = self._memory.of(key, facts.uid)
-        return await self._pass(_Subject(key, body, spec, facts, status, memory, now))
-
-    async def _delete(self, key: Key, facts: JobFacts, now: datetime) -> ReconcileResult:
-        """A pass over a job that is being deleted. It reads neither spec nor status, so neither can prevent it."""
-        decision = decide(facts, self._observe(key, facts.uid), Status(), self.timeouts, now)
-        memory = self._memory.of(key, facts.uid)
-        try:
-            for step in decision.steps:
-                await self._count_errors(memory, facts, self._perform(step, key, None, facts))
-        except (Conflict, NotFound) as error:
-            log.info("%s/%s: conflict: %s", *key, error)
-            return ReconcileResult(result="conflict")
-        return ReconcileResult(wake=decision.wake) if self.cache.job(key) else self._forget(key)
+        job = Subject(key, body, spec, facts, parse_status(body), self._memory.of(key, facts.uid), now)
+        return await self._pass(job) if spec.job else await self._without_spec(job, spec.refused or "")
 
     def _forget(self, key: Key) -> ReconcileResult:
         """Drop what is stored of a job that does not exist any more."""
@@ -233,14 +207,14 @@ class Reconciler:
         self.reports.forget(key)
         return ReconcileResult(gone=True, result="gone")
 
-    async def _pass(self, job: _Subject) -> ReconcileResult:
+    async def _pass(self, job: Subject) -> ReconcileResult:
         if not job.status.finished and (unknown := await self._recover(job)):
             return unknown
         job, observed = self._observe_attempts(job)
         decision = decide(job.facts, observed, job.status, self.timeouts, job.now)
         # The operator's settings may have become stricter: a running attempt continues to its end.
         if job.refused_spec and needs_spec(decision.situation, observed, job.status):
-            return await self._without_spec(job.key, job.body, job.status, job.refused_spec, job.now)
+            return await self._without_spec(job, job.refused_spec)
         decision = await self._explain_queue(job, decision, observed)
         applied = await self._apply(job, decision.steps)
         current = self.cache.job(job.key)
@@ -250,56 +224,51 @@ class Reconciler:
             return ReconcileResult(result="conflict")
         return await self._write_outcome(job, current, decision, applied)
 
-    async def _recover(self, job: _Subject) -> ReconcileResult | None:
+    async def _recover(self, job: Subject) -> ReconcileResult | None:
         """Look up objects that the watches have lost. The pass's result if it stays unknown which objects exist."""
-        memory = job.memory
-        generation = job.facts.generation
         try:
-            known = await recover_lost(self.cluster, self.cache, job.key, job.facts, job.status, memory, job.now)
+            if await recover_lost(self.cluster, self.cache, job):
+                return None
         except Refused as error:
             log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
-            memory.refusals = memory.refusals.add(error, generation, job.now)
-            known = False
-        if known:
-            return None
-        refusal = memory.refusals.standing(generation, job.now)
-        others = memory.corrections.changed_by_others(job.now, generation)
-        derived = derive_unknown_status(job.facts, job.status, refusal, others, job.now)
-        write = self._write(job.key, job.body, job.status, derived, memory, job.now)
-        await self._count_errors(memory, job.facts, write)
-        wakes = [memory.refusals.until] if refusal else memory.corrections.times(job.now, generation)
+            job.add_refusal(error)
+        refusal = job.standing_refusal
+        derived = derive_unknown_status(job.facts, job.status, refusal, job.changed_by_others, job.now)
+        await self._write(job, derived)
+        wakes = [job.memory.refusals.until] if refusal else job.correction_times()
         return ReconcileResult(wake=min(filter(None, wakes)), result="refused" if refusal else "conflict")
 
-    def _observe_attempts(self, job: _Subject) -> tuple[_Subject, Observation]:
+    def _observe_attempts(self, job: Subject) -> tuple[Subject, Observation]:
         """What exists of the job, and the job with the facts that depend on it."""
         observed = job.memory.with_times_seen(self._observe(job.key, job.facts.uid), job.now)
-        facts = hold_templates(job.facts, observed, lambda number: self._unchanged(job.spec, observed, number))
+        allowed = job.spec if isinstance(job.spec, ValidSpec) and not job.spec.refused else None
+        facts = hold_templates(job.facts, observed, allowed.has_rendered if allowed else None)
         facts = as_admitted(facts, observed)
-        if isinstance(job.spec, ValidSpec) and not job.spec.refused:
-            facts = replace(facts, outdated=is_outdated(facts, job.status, observed, job.spec.makes))
+        if allowed:
+            facts = replace(facts, outdated=is_outdated(facts, job.status, observed, allowed.makes))
         return replace(job, facts=facts), observed
 
-    async def _apply(self, job: _Subject, steps: Sequence[Step]) -> _Applied:
+    async def _apply(self, job: Subject, steps: Sequence[Step]) -> _Applied:
         """Carry out the steps up to the first that fails; none while a refused request waits to be repeated."""
-        memory = job.memory
-        if refusal := memory.refusals.standing(job.facts.generation, job.now):
+        if refusal := job.standing_refusal:
             return _Applied(refusal)
         valid = job.spec if isinstance(job.spec, ValidSpec) else None
         possible = [step for step in steps if valid or isinstance(step, WITHOUT_SPEC)]
-        for step in [step for step in possible if not is_paused(step, memory, job.facts, job.now)]:
+        for step in [step for step in possible if not is_paused(step, job)]:
             try:
-                await self._count_errors(memory, job.facts, self._perform(step, job.key, valid, job.facts))
+                with _counting_errors(job):
+                    await self._perform(step, job, valid)
             except (Conflict, NotFound) as error:
                 log.info("%s/%s: conflict: %s", *job.key, error)
                 return _Applied(conflict=True)
             except (Refused, KindAbsent) as error:
                 log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
-                memory.refusals = memory.refusals.add(error, job.facts.generation, job.now)
-                return _Applied(memory.refusals.last)
-        memory.refusals = NO_REFUSALS
+                job.add_refusal(error)
+                return _Applied(job.memory.refusals.last)
+        job.memory.refusals = NO_REFUSALS
         return _Applied()
 
-    async def _explain_queue(self, job: _Subject, decision: Decision, observed: Observation) -> Decision:
+    async def _explain_queue(self, job: Subject, decision: Decision, observed: Observation) -> Decision:
         """The decision with Kueue's reason, where a queue of Kueue has not admitted the attempt."""
         memory = job.memory
         match decision.situation:
@@ -319,11 +288,9 @@ class Reconciler:
         return replace(decision, situation=situation, wake=wake)
 
     async def _write_outcome(
-        self, job: _Subject, current: Body, decision: Decision, applied: _Applied
+        self, job: Subject, current: Body, decision: Decision, applied: _Applied
     ) -> ReconcileResult:
         """Derive the status from what exists after the steps, write it, and find the time of the next pass."""
-        memory = job.memory
-        generation = job.facts.generation
         after = self._observe(job.key, job.facts.uid)
         context = Context(
             timeouts=self.timeouts,
@@ -331,16 +298,15 @@ class Reconciler:
             listening=self._memory.listening,
             refusal=applied.refusal,
             refused_spec=job.refused_spec or None,
-            changed_by_others=memory.corrections.changed_by_others(job.now, generation),
+            changed_by_others=job.changed_by_others,
         )
         derived = derive_status(job.facts, after, job.status, decision.situation, context)
         replaced = replaces_missing(after, max(job.status.attempts, after.newest))
-        write = self._write(job.key, current, job.status, derived, memory, job.now, replaced=replaced)
-        written = await self._count_errors(memory, job.facts, write)
+        written = await self._write(replace(job, body=current), derived, replaced=replaced)
         wakes = [
             decision.wake,
-            memory.refusals.until if applied.refusal else None,
-            *memory.corrections.times(job.now, generation),
+            job.memory.refusals.until if applied.refusal else None,
+            *job.correction_times(),
             *find_deadlines(job.facts, decision.situation, derived, after, context),
         ]
         # What was due by now, this pass has done or could not do: only a written status is followed by a pass at once.
@@ -348,47 +314,23 @@ class Reconciler:
         result = "refused" if applied.refusal else "conflict" if applied.conflict else written.result
         return ReconcileResult(wake=min(filter(None, wakes), default=None), result=result)
 
-    async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> ReconcileResult:
+    async def _without_spec(self, job: Subject, text: str) -> ReconcileResult:
         """A pass over a job with an invalid spec: the status names the errors."""
-        facts = parse_metadata_facts(body)
-        memory = self._memory.of(key, facts.uid)
-        observed = self._observe(key, facts.uid)
-        context = Context(timeouts=self.timeouts, now=now, listening=now)
-        derived = derive_invalid_status(facts, observed, status, text, context)
-        return await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
-
-    def _unchanged(self, spec: ValidSpec | InvalidSpec, observed: Observation, number: int) -> bool:
-        """Whether the spec is allowed, and differs from the attempt's only in fields that can change while it runs."""
-        rayjob = observed.rayjob(number)
-        if isinstance(spec, InvalidSpec) or spec.refused or rayjob is None:
-            return False
-        return rayjob.digest == spec.digest(number)
+        observed = self._observe(job.key, job.facts.uid)
+        return await self._write(job, derive_invalid_status(job.facts, observed, job.status, text, job.now))
 
     def _observe(self, key: Key, uid: str) -> Observation:
         return replace(self.cache.observed(key, uid), report=self.reports.newest(key, uid))
 
-    async def _count_errors(self, memory: JobMemory, facts: JobFacts, request: Awaitable[Answer]) -> Answer:
-        """The answer of a request.
-
-        Raises:
-            ServerFailed: the API server has answered with 500, or not in time, too often in a row.
-        """
-        try:
-            return await request
-        except ServerError as error:
-            memory.server_errors = memory.server_errors.add(error, facts.generation)
-            if memory.server_errors.is_refusal:
-                raise ServerFailed(str(error)) from error
-            raise
-
-    async def _perform(self, step: Step, key: Key, spec: ValidSpec | None, facts: JobFacts) -> None:
+    async def _perform(self, step: Step, job: Subject, spec: ValidSpec | None) -> None:
         """Carry out one step and cache the API server's answer."""
+        key = job.key
         match step:
             case EnsureShared(new=cluster):
                 assert spec is not None
-                await self._objects.ensure_shared(key, spec, facts)
+                await self._objects.ensure_shared(job, spec)
                 if cluster:
-                    await self._objects.protect(key, spec, facts, cluster)
+                    await self._objects.protect(job, spec, cluster)
             case CreateAttempt(number=number):
                 assert spec is not None
                 answer = await owned_objects.create(self.cluster, spec.attempt(number))
@@ -400,47 +342,54 @@ class Reconciler:
             case DeleteRayJob(name=name, uid=uid):
                 await self.cluster.delete(RAYJOBS, key[0], name, uid)
             case DeleteSelf():
-                await self.cluster.delete(JOBS, *key, facts.uid)
+                await self.cluster.delete(JOBS, *key, job.facts.uid)
             case RequestCheckpoint(since=since):
                 self.reports.ask_checkpoint(key, since)
             case _:
-                await self._objects.change_group(key, spec, facts, step)
+                await self._objects.change_group(job, spec, step)
 
-    async def _write(
-        self,
-        key: Key,
-        body: Body,
-        status: Status,
-        derived: Status,
-        memory: JobMemory,
-        now: datetime,
-        *,
-        replaced: bool = False,
-    ) -> ReconcileResult:
+    async def _write(self, job: Subject, derived: Status, *, replaced: bool = False) -> ReconcileResult:
         """Write the status if it is due, then create events for what changed; `replaced` as in `find_events`."""
-        due = next_write_time(status, derived, memory.written, now)
+        memory = job.memory
+        due = next_write_time(job.status, derived, memory.written, job.now)
         if due and memory.altered and memory.written:
             due = max(due, memory.written + APART)
-        if due is None or due > now:
+        if due is None or due > job.now:
             return ReconcileResult(wake=due)
-        values = derived.body()
-        answer, written = await write_status(self.cluster, body, values)
+        with _counting_errors(job):
+            answer, written = await write_status(self.cluster, job.body, derived.body())
         if answer is None:
             # Deleted, and the watch is late. Garbage collection deletes what this pass created: its owner is gone.
-            self.cache.remove(JOBS, body)
-            return self._forget(key)
+            self.cache.remove(JOBS, job.body)
+            return self._forget(job.key)
         self.cache.put(JOBS, answer)
         if not written:
             return ReconcileResult(result="conflict")
         self.written(JOBS, answer)
+        memory.written = job.now
         # By an admission webhook, which would do so each time.
-        memory.written = now
         memory.altered = parse_status(answer) != derived
-        known = {failure.attempt for failure in status.failures}
+        known = {failure.attempt for failure in job.status.failures}
         for failure in derived.failures:
             if failure.attempt not in known:
                 self.failed(failure.reason)
-        for event in find_events(status, derived, replaced=replaced):
-            await self._events.create(body, event, now)
+        for event in find_events(job.status, derived, replaced=replaced):
+            await self._events.create(job.body, event, job.now)
         # The next pass follows at once: after a failure it creates the next attempt without waiting for the watch.
-        return ReconcileResult(wake=now + SOON if memory.altered else now, result="wrote")
+        return ReconcileResult(wake=job.now + SOON if memory.altered else job.now, result="wrote")
+
+
+@contextmanager
+def _counting_errors(job: Subject) -> Iterator[None]:
+    """Count the answers with 500, or none in time, that a job gets in a row.
+
+    Raises:
+        ServerFailed: there were too many.
+    """
+    try:
+        yield
+    except ServerError as error:
+        job.memory.server_errors = job.memory.server_errors.add(error, job.facts.generation)
+        if job.memory.server_errors.is_refusal:
+            raise ServerFailed(str(error)) from error
+        raise

@@ -76,18 +76,19 @@ class ValidSpec:
 
         Another version of the operator, or of its settings, may render the same specification otherwise.
         """
-        return rayjob.digest == self.digest(rayjob.attempt) or rayjob.made_of == self.made_of
+        return self.has_rendered(rayjob) or rayjob.made_of == self._made_of
 
-    @cached_property
-    def made_of(self) -> str:
-        """Hash of the spec fields that determine an attempt's pods."""
-        return digest_spec(self.job)
-
-    def digest(self, number: int) -> str:
-        """Digest of the RayJob of an attempt."""
+    def has_rendered(self, rayjob: ObservedRayJob) -> bool:
+        """Whether this operator renders an attempt from the specification, but for what may change while it runs."""
+        number = rayjob.attempt
         if number not in self._digests:
             self._digests[number] = digest_attempt(self.job, number, self._settings)
-        return self._digests[number]
+        return rayjob.digest == self._digests[number]
+
+    @cached_property
+    def _made_of(self) -> str:
+        """Hash of the spec fields that determine an attempt's pods."""
+        return digest_spec(self.job)
 
 
 @dataclass(frozen=True, slots=True)

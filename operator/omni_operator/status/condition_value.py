@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from omni_operator.api.status import Condition
+
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
@@ -31,6 +33,11 @@ def false_because(reason: str, message: str = "") -> ConditionValue:
 def unknown_because(reason: str, message: str = "") -> ConditionValue:
     """A condition with status Unknown."""
     return ConditionValue("Unknown", reason, message)
+
+
+def value_of(condition: Condition) -> ConditionValue:
+    """The value of a condition that was written before."""
+    return ConditionValue(condition.status, condition.reason, condition.message)
 
 
 Table = Mapping[str, ConditionValue]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,3 +33,15 @@ def chart(helm: Path) -> Callable[..., list[Body]]:
         return tool.rendered(helm, *options, namespace=namespace)
 
     return render
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Callable[[Body], str]:
+    """Writes values into a file; returns the option that gives them to Helm."""
+
+    def write(values: Body) -> str:
+        path = tmp_path / "values.json"
+        path.write_text(json.dumps(values))
+        return f"--values={path}"
+
+    return write

@@ -22,6 +22,7 @@ from omni_operator.settings import _READERS, PREFIX, Settings, from_environ
 pytestmark = pytest.mark.cluster
 
 Body = dict[str, Any]
+Given = Callable[[Body], str]
 Render = Callable[..., list[Body]]
 CRD = "diffusionrljobs.diffusionrl.io"
 # Setting of the operator -> the value that it comes from.
@@ -58,12 +59,6 @@ def environ(bodies: list[Body]) -> dict[str, str]:
 
 def settings(bodies: list[Body]) -> Settings:
     return from_environ(environ(bodies), "omni-system")
-
-
-def with_values(folder: Path, values: Body) -> str:
-    path = folder / "values.json"
-    path.write_text(json.dumps(values))
-    return f"--values={path}"
 
 
 def test_default_objects(chart: Render) -> None:
@@ -182,29 +177,27 @@ def test_probes_and_services_use_the_ports_of_the_operator(chart: Render) -> Non
     assert read.cluster.report_url == f"http://{service['metadata']['name']}.omni-system.svc:9002"
 
 
-def test_every_setting_of_the_operator_has_a_value(chart: Render, tmp_path: Path) -> None:
+def test_every_setting_of_the_operator_has_a_value(chart: Render, given: Given) -> None:
     schema = json.loads((tool.CHART / "values.schema.json").read_text())
     tuning = {
         name: part.get("maximum", schema["definitions"]["seconds"]["maximum"])
         for name, part in schema["properties"]["tuning"]["properties"].items()
     }
     options = [f"--set={text}" for texts in FROM.values() for text in texts]
-    found = environ(
-        chart(*options, with_values(tmp_path, {"tuning": tuning, "terminationGracePeriodSeconds": 86400001}))
-    )
+    found = environ(chart(*options, given({"tuning": tuning, "terminationGracePeriodSeconds": 86400001})))
     assert set(found) == {PREFIX + name for name in _READERS}
     # Helm reads numbers as floats; the operator expects integers.
     assert from_environ(found, "omni-system").jobs_shown == 1_000_000
 
 
-def test_the_chart_has_every_field_of_the_policy_and_the_operators_defaults(chart: Render, tmp_path: Path) -> None:
+def test_the_chart_has_every_field_of_the_policy_and_the_operators_defaults(chart: Render) -> None:
     schema = json.loads((tool.CHART / "values.schema.json").read_text())
     fields = schema["properties"]["jobs"]["properties"]["podPolicy"]["properties"]
     assert set(fields) == {field.alias for field in PodPolicy.model_fields.values()}
     assert settings(chart()).cluster.pod_policy == PodPolicy()
 
 
-def test_values_reach_the_operator(chart: Render, tmp_path: Path) -> None:
+def test_values_reach_the_operator(chart: Render, given: Given) -> None:
     values = {
         "jobs": {
             "image": "rollout:1",
@@ -216,7 +209,7 @@ def test_values_reach_the_operator(chart: Render, tmp_path: Path) -> None:
         "tuning": {"stallSeconds": 0.5, "passes": 3},
         "reports": {"enabled": False},
     }
-    read = settings(chart(with_values(tmp_path, values)))
+    read = settings(chart(given(values)))
     assert read.cluster.image == "rollout:1"
     assert read.cluster.ray_version == "2.61.0"
     assert read.cluster.resource_names == {"NVIDIA": "example.com/gpu", "Ascend": "huawei.com/Ascend910"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from omni_operator.api.spec.pod_schema import find_errors
 pytestmark = pytest.mark.cluster
 
 Body = dict[str, Any]
+Given = Callable[[Body], str]
 Render = Callable[..., list[Body]]
 
 
@@ -30,19 +30,13 @@ def pod_of(bodies: list[Body]) -> Body:
     return one(bodies, "Deployment")["spec"]["template"]["spec"]
 
 
-def given(folder: Path, values: Body) -> str:
-    path = folder / "values.json"
-    path.write_text(json.dumps(values))
-    return f"--values={path}"
-
-
 def test_the_chart_has_no_warning(helm: Path) -> None:
     said = run([str(helm), "lint", "--strict", str(tool.CHART)], deadline=deadlines.COMMAND)
     assert "1 chart(s) linted, 0 chart(s) failed" in said
     assert "WARNING" not in said
 
 
-def test_where_the_pod_runs_is_as_given(chart: Render, tmp_path: Path) -> None:
+def test_where_the_pod_runs_is_as_given(chart: Render, given: Given) -> None:
     spread = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
     other = {**spread, "labelSelector": {"matchLabels": {"team": "a"}}}
     values = {
@@ -51,7 +45,7 @@ def test_where_the_pod_runs_is_as_given(chart: Render, tmp_path: Path) -> None:
         "topologySpreadConstraints": [spread, other],
         "priorityClassName": "system-cluster-critical",
     }
-    bodies = chart(given(tmp_path, values))
+    bodies = chart(given(values))
     pod = pod_of(bodies)
     for name in ("nodeSelector", "tolerations", "priorityClassName"):
         assert pod[name] == values[name], name
@@ -61,14 +55,14 @@ def test_where_the_pod_runs_is_as_given(chart: Render, tmp_path: Path) -> None:
     assert not {*values} & {*pod_of(chart())}
 
 
-def test_variables_volumes_and_mounts_are_added(chart: Render, tmp_path: Path) -> None:
+def test_variables_volumes_and_mounts_are_added(chart: Render, given: Given) -> None:
     values = {
         "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/etc/ca/ca.crt"}],
         "extraEnvFrom": [{"configMapRef": {"name": "proxy"}}],
         "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
         "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca", "readOnly": True}],
     }
-    pod = pod_of(chart(given(tmp_path, values)))
+    pod = pod_of(chart(given(values)))
     (container,) = pod["containers"]
     assert container["env"][-1] == values["extraEnv"][0]
     assert container["envFrom"] == values["extraEnvFrom"]
@@ -97,17 +91,17 @@ EVERYTHING = {**tool.POD_VALUES, "priorityClassName": "high", "podAnnotations": 
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
-def test_the_pods_follow_the_schema_of_kubernetes(chart: Render, tmp_path: Path, values: Body) -> None:
+def test_the_pods_follow_the_schema_of_kubernetes(chart: Render, given: Given, values: Body) -> None:
     """The schema of pod templates that the operator ships: no unknown field, types, required fields, unique names."""
-    bodies = chart(given(tmp_path, values))
+    bodies = chart(given(values))
     for template in (one(bodies, "Deployment")["spec"]["template"], one(bodies, "Pod")):
         pod = {"metadata": {**template["metadata"], "name": "pod"}, "spec": template["spec"]}
         assert [f"{error.at}: {error.text}" for error in find_errors(pod, complete=True)] == []
 
 
-def test_a_wrong_field_of_an_added_volume_is_found(chart: Render, tmp_path: Path) -> None:
+def test_a_wrong_field_of_an_added_volume_is_found(chart: Render, given: Given) -> None:
     values = {"extraVolumes": [{"name": "v", "emptyDr": {}}]}
-    pod = one(chart(given(tmp_path, values)), "Deployment")["spec"]["template"]
+    pod = one(chart(given(values)), "Deployment")["spec"]["template"]
     (error,) = find_errors(pod, complete=True)
     assert error.at == ("spec", "volumes", 0, "emptyDr")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from e2e.cluster.processes import run
 pytestmark = pytest.mark.cluster
 
 Body = dict[str, Any]
+Given = Callable[[Body], str]
 # By the schema.
 WRONG: Body = {
     "nameOverride": "a" * 80,
@@ -101,21 +101,15 @@ PROBLEMS = (
 )
 
 
-def given(folder: Path, values: Body) -> str:
-    path = folder / "values.json"
-    path.write_text(json.dumps(values))
-    return f"--values={path}"
-
-
-def test_every_wrong_value_is_named_with_its_place(helm: Path, tmp_path: Path) -> None:
+def test_every_wrong_value_is_named_with_its_place(helm: Path, given: Given) -> None:
     names = [*WRONG]
     parts = (names[::3], names[1::3], names[2::3])  # of a long message, the end is read
-    said = "".join(tool.refusal(helm, given(tmp_path, {name: WRONG[name] for name in part})) for part in parts)
+    said = "".join(tool.refusal(helm, given({name: WRONG[name] for name in part})) for part in parts)
     assert [place for place in PLACES if f"at {place}" not in said] == [], said
 
 
-def test_values_that_contradict_one_another_are_all_named(helm: Path, tmp_path: Path) -> None:
-    said = tool.refusal(helm, given(tmp_path, CONTRADICTIONS))
+def test_values_that_contradict_one_another_are_all_named(helm: Path, given: Given) -> None:
+    said = tool.refusal(helm, given(CONTRADICTIONS))
     assert [problem for problem in PROBLEMS if problem not in said] == [], said
 
 
@@ -126,23 +120,23 @@ def test_a_release_whose_name_no_service_can_have_is_refused(helm: Path) -> None
     run([*command, "--set=fullnameOverride=first"], deadline=deadlines.COMMAND)
 
 
-def test_a_list_or_map_that_is_null_is_the_default(chart: Callable[..., list[Body]], tmp_path: Path) -> None:
+def test_a_list_or_map_that_is_null_is_the_default(chart: Callable[..., list[Body]], given: Given) -> None:
     names = ("imagePullSecrets", "tolerations", "nodeSelector", "tuning", "extraEnv", "commonLabels", "affinity")
-    assert chart(given(tmp_path, dict.fromkeys(names))) == chart()
+    assert chart(given(dict.fromkeys(names))) == chart()
 
 
-def test_a_repository_may_have_a_registry_with_a_port(chart: Callable[..., list[Body]], tmp_path: Path) -> None:
+def test_a_repository_may_have_a_registry_with_a_port(chart: Callable[..., list[Body]], given: Given) -> None:
     values = {
         "image": {"repository": "[::1]:5000/team/omni_x.y"},
         "resources": {"limits": {"memory": "1.5Gi", "a/c": 1}},
     }
-    (deployment,) = (body for body in chart(given(tmp_path, values)) if body["kind"] == "Deployment")
+    (deployment,) = (body for body in chart(given(values)) if body["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["image"].startswith("[::1]:5000/team/omni_x.y:")
     assert container["resources"]["limits"] == {"memory": "1.5Gi", "a/c": 1}
 
 
-def test_names_that_look_like_numbers_stay_names(helm: Path, tmp_path: Path) -> None:
+def test_names_that_look_like_numbers_stay_names(helm: Path, given: Given) -> None:
     """Kubernetes allows them, and YAML reads `2024` as a number, which the API server refuses."""
     values = {
         "nameOverride": "1",
@@ -160,7 +154,7 @@ def test_names_that_look_like_numbers_stay_names(helm: Path, tmp_path: Path) -> 
         f"--kube-version={tool.KUBERNETES}",
         "--set=networkPolicy.enabled=true,metrics.podMonitor.enabled=true,metrics.alerts.enabled=true,replicas=2",
         "--set=metrics.dashboards.enabled=true",
-        given(tmp_path, values),
+        given(values),
     ]
     bodies = [body for body in YAML(typ="safe").load_all(run(command, deadline=deadlines.COMMAND)) if body]
     assert {body["metadata"].get("namespace") for body in bodies} == {"4", "6", None}

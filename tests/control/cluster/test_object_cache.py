@@ -178,11 +178,11 @@ def test_missed_deletions_are_found_and_objects_newer_than_the_list_stay() -> No
     cache.put(RAYCLUSTERS, child(RAYCLUSTERS, "red-a01-x"))
     for name, version in (("a", 3), ("b", 4), ("c", 11)):
         cache.put(PODS, child(PODS, name, version))
-    alive = [child(PODS, "a", 3)["metadata"]]
-    assert cache.prune(PODS, alive, 10, "other") == set()
-    assert cache.prune(PODS, alive, 10) == {KEY}
+    alive = {child(PODS, "a", 3)["metadata"]["uid"]}
+    assert cache.remove_missing(PODS, alive, 10, "other") == set()
+    assert cache.remove_missing(PODS, alive, 10) == {KEY}
     assert {pod.name for pod in cache.observed(KEY, "j1").pods} == {"a", "c"}
-    assert cache.prune(JOBS, [], 10) == {KEY}
+    assert cache.remove_missing(JOBS, (), 10) == {KEY}
     assert cache.job(KEY) is None
 
 

@@ -12,10 +12,9 @@ import pytest
 from aiohttp import web
 
 from omni_operator.cluster.cache.object_cache import ObjectCache
-from omni_operator.handlers.connection_limit import find_surplus
-from omni_operator.handlers.http_server import BACKLOG, PROBE_CONNECTIONS, REPORT_CONNECTIONS, serve
+from omni_operator.handlers.http_server import BACKLOG, PROBE_CONNECTIONS, REPORT_CONNECTIONS, find_surplus, serve
+from omni_operator.main import raise_file_limit
 from omni_operator.metrics import JobMetrics, OperatorMetrics
-from omni_operator.operation import raise_file_limit
 
 MOST = 8
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -71,6 +72,32 @@ def deliver_jobs(watches: Watches, source: Gates) -> None:
         tell((JOBS, namespace))
 
 
+def watches_of(source: Gates, *namespaces: str, **calls: Any) -> Watches:
+    """Watches of these namespaces, else of all, with an empty cache and the test's own calls."""
+    calls.setdefault("wake", lambda key: None)
+    return Watches(
+        source,
+        namespaces,
+        ObjectCache(),
+        WatchLiveness(60.0),
+        watched=lambda resource: None,
+        own_namespace="system",
+        **calls,
+    )
+
+
+@asynccontextmanager
+async def running(watches: Watches) -> AsyncIterator[None]:
+    """The watches run while the context is open."""
+    tasks = [asyncio.create_task(run) for run in watches.runs()]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def quiet() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -79,60 +106,51 @@ async def quiet() -> None:
 async def test_new_jobs_wait_for_their_children_and_others_for_the_list_of_jobs_too() -> None:
     old = body_of(JOBS, "red", 1, spec={}, status={"attempts": 1})
     source = Gates({JOBS: [old, body_of(JOBS, "blue", 2, spec={})], RAYJOBS: [body_of(RAYJOBS, "red-a01", 3)]})
-    cache = ObjectCache()
-    liveness = WatchLiveness(60.0)
     woken = list[Key]()
-    watches = Watches(source, (), cache, liveness, woken.append, lambda resource: None, "system")
-    tasks = [asyncio.create_task(run) for run in watches.runs()]
-    for body in source.objects[JOBS]:
-        watches.handle(JOBS, "ADDED", body)
-    await quiet()
-    for kind in CHILDREN:
-        assert woken == [], f"{kind.plural} are not listed yet"
-        source.gates[kind].set()
+    watches = watches_of(source, wake=woken.append)
+    async with running(watches):
+        for body in source.objects[JOBS]:
+            watches.handle(JOBS, "ADDED", body)
         await quiet()
-    assert woken == [("ns", "blue")], "a new job does not wait for the list of jobs"
-    watches.synced((JOBS, None))
-    assert woken == [("ns", "blue"), ("ns", "red"), ("ns", "blue")]
-    assert cache.observed(("ns", "red"), "diffusionrljobs-red").rayjobs
-    source.later[RAYJOBS].put_nowait(("DELETED", source.objects[RAYJOBS][0]))
-    await quiet()
-    assert woken[3:] == [("ns", "red")], "from then on each change starts a pass"
+        for kind in CHILDREN:
+            assert woken == [], f"{kind.plural} are not listed yet"
+            source.gates[kind].set()
+            await quiet()
+        assert woken == [("ns", "blue")], "a new job does not wait for the list of jobs"
+        watches.synced((JOBS, None))
+        assert woken == [("ns", "blue"), ("ns", "red"), ("ns", "blue")]
+        assert watches.cache.observed(("ns", "red"), "diffusionrljobs-red").rayjobs
+        source.later[RAYJOBS].put_nowait(("DELETED", source.objects[RAYJOBS][0]))
+        await quiet()
+        assert woken[3:] == [("ns", "red")], "from then on each change starts a pass"
 
-    assert sorted(kind.plural for kind, _ in source.requests) == sorted(kind.plural for kind in source.gates)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        assert sorted(kind.plural for kind, _ in source.requests) == sorted(kind.plural for kind in source.gates)
 
 
 @pytest.mark.parametrize("last", [JOBS, LEASES], ids=lambda kind: kind.plural)
 async def test_readiness_needs_all_lists_and_the_operators_own_write(last: Kind) -> None:
     source = Gates({})
-    liveness = WatchLiveness(60.0)
-    watches = Watches(source, (), ObjectCache(), liveness, lambda key: None, lambda resource: None, "system")
-    tasks = [asyncio.create_task(run) for run in watches.runs()]
-    write = "MODIFIED", body_of(LEASES, "canary", 12)
-    for kind in CHILDREN:
-        source.gates[kind].set()
-    if last == JOBS:
-        source.gates[LEASES].set()
-        source.later[LEASES].put_nowait(write)
-    else:
-        deliver_jobs(watches, source)
-    await quiet()
-    assert not liveness.ready
-    if last == JOBS:
-        deliver_jobs(watches, source)
-    else:
-        source.gates[LEASES].set()
+    watches = watches_of(source)
+    async with running(watches):
+        write = "MODIFIED", body_of(LEASES, "canary", 12)
+        for kind in CHILDREN:
+            source.gates[kind].set()
+        if last == JOBS:
+            source.gates[LEASES].set()
+            source.later[LEASES].put_nowait(write)
+        else:
+            deliver_jobs(watches, source)
         await quiet()
-        assert not liveness.ready
-        source.later[LEASES].put_nowait(write)
-    await quiet()
-    assert liveness.ready
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        assert not watches.liveness.ready
+        if last == JOBS:
+            deliver_jobs(watches, source)
+        else:
+            source.gates[LEASES].set()
+            await quiet()
+            assert not watches.liveness.ready
+            source.later[LEASES].put_nowait(write)
+        await quiet()
+        assert watches.liveness.ready
 
 
 @pytest.mark.parametrize("kind", [JOBS, PODS, RAYJOBS], ids=lambda kind: kind.plural)
@@ -143,43 +161,33 @@ async def test_a_namespace_that_may_not_be_listed_waits_alone(monkeypatch: pytes
     jobs = [body_of(JOBS, "red", 1, spec={}), body_of(JOBS, "blue", 2, spec={})]
     jobs[1]["metadata"]["namespace"] = "shut"
     source = Gates({JOBS: jobs})
-    liveness = WatchLiveness(60.0)
     woken = list[Key]()
     source.denied = {(kind, "shut")}
-    watches = Watches(source, ("ns", "shut"), ObjectCache(), liveness, woken.append, lambda resource: None, "system")
+    watches = watches_of(source, "ns", "shut", wake=woken.append)
     for gate in source.gates.values():
         gate.set()
-    tasks = [asyncio.create_task(run) for run in watches.runs()]
-    deliver_jobs(watches, source)
-    watches.handle(LEASES, "ADDED", body_of(LEASES, "canary", 12))
-    await quiet()
-    assert liveness.ready and watches.children_listed.is_set()
-    assert {name for _, name in woken} == {"red"}
-    source.denied.clear()
-    deliver_jobs(watches, source)
-    await asyncio.wait_for(_until(lambda: ("shut", "blue") in woken), 5)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with running(watches):
+        deliver_jobs(watches, source)
+        watches.handle(LEASES, "ADDED", body_of(LEASES, "canary", 12))
+        await quiet()
+        assert watches.liveness.ready and watches.children_listed.is_set()
+        assert {name for _, name in woken} == {"red"}
+        source.denied.clear()
+        deliver_jobs(watches, source)
+        await asyncio.wait_for(_until(lambda: ("shut", "blue") in woken), 5)
 
 
 async def test_an_operator_that_may_list_no_namespace_is_not_ready() -> None:
     source = Gates({})
-    liveness = WatchLiveness(60.0)
     source.denied = {(PODS, "ns"), (PODS, "shut")}
-    watches = Watches(
-        source, ("ns", "shut"), ObjectCache(), liveness, lambda key: None, lambda resource: None, "system"
-    )
+    watches = watches_of(source, "ns", "shut")
     for gate in source.gates.values():
         gate.set()
-    tasks = [asyncio.create_task(run) for run in watches.runs()]
-    deliver_jobs(watches, source)
-    watches.handle(LEASES, "ADDED", body_of(LEASES, "canary", 12))
-    await quiet()
-    assert not liveness.ready and not watches.children_listed.is_set()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with running(watches):
+        deliver_jobs(watches, source)
+        watches.handle(LEASES, "ADDED", body_of(LEASES, "canary", 12))
+        await quiet()
+        assert not watches.liveness.ready and not watches.children_listed.is_set()
 
 
 async def _until(there: Callable[[], bool]) -> None:
@@ -188,9 +196,8 @@ async def _until(there: Callable[[], bool]) -> None:
 
 
 async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_no_watch() -> None:
-    cache = ObjectCache()
     woken = list[Key]()
-    watches = Watches(Gates({}), (), cache, WatchLiveness(60.0), woken.append, lambda resource: None, "system")
+    watches = watches_of(Gates({}), wake=woken.append)
     watches.children_listed.set()
     watches.handle(JOBS, "ADDED", body_of(JOBS, "red", 1))
     for name, version in (("red-a01", 3), ("red-a02", 20)):
@@ -200,7 +207,7 @@ async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_n
     woken.clear()
     watches.compare(RAYJOBS, None, {}, 10)
     assert woken == [("ns", "red")]
-    assert [one.name for one in cache.observed(("ns", "red"), "diffusionrljobs-red").rayjobs] == ["red-a02"], (
+    assert [one.name for one in watches.cache.observed(("ns", "red"), "diffusionrljobs-red").rayjobs] == ["red-a02"], (
         "it is newer than the list"
     )
 
@@ -213,16 +220,7 @@ async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_n
 async def test_a_list_with_an_older_object_than_before_is_reported(version: int, listed: int, told: bool) -> None:
     """etcd was restored; objects that are newer than the list are what the operator has written meanwhile."""
     restored: list[str] = []
-    watches = Watches(
-        Gates({}),
-        (),
-        ObjectCache(),
-        WatchLiveness(60.0),
-        lambda key: None,
-        lambda resource: None,
-        "system",
-        restored=lambda: restored.append("restored"),
-    )
+    watches = watches_of(Gates({}), restored=lambda: restored.append("restored"))
     body = body_of(RAYJOBS, "red-a01", 7)
     watches.handle(RAYJOBS, "ADDED", body)
     watches.compare(RAYJOBS, None, {body["metadata"]["uid"]: version}, listed)

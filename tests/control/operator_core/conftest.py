@@ -231,6 +231,12 @@ class Simulation:
             status={"jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "startTime": started},
         )
 
+    async def submit_starting(self, **spec: Any) -> None:
+        """A new job; KubeRay has created the cluster of its first attempt since the last pass."""
+        self.submit(**spec)
+        await self.settle()
+        self.start(1)
+
     async def submit_running(self, **spec: Any) -> None:
         """A new job whose first attempt runs."""
         self.submit(**spec)

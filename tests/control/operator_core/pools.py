@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS
+from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS
+from omni_operator.status.decisions.timeouts import Timeouts
 
 KEY = ("team-a", "red")
 CLUSTER = "red-a01-x1"
 ROLLOUT = {"placement": "Separate", "replicas": 3, "minReplicas": 2}
 READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+# A pod whose container was killed for memory, and restarted as often as one attempt allows.
+FAILING = {
+    "phase": "Running",
+    "containerStatuses": [
+        {
+            "name": "ray",
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137, "message": ""}},
+            "restartCount": Timeouts().restarts,
+        }
+    ],
+}
 
 
 class Pools:
@@ -43,6 +56,36 @@ class Pools:
         meta = {"namespace": KEY[0], "name": f"{CLUSTER}-{group}-{self.made}", "labels": labels}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": {**meta, "ownerReferences": [owner]}, "status": status}
         return str(self.simulation.cluster.make(body)["metadata"]["name"])
+
+    async def report(self, version: int = 1, **others: int) -> None:
+        """The trainer reports the replicas in all ready pods, and the operator makes its passes.
+
+        Args:
+            version: weight version of the replicas in rollout pods; a judge's is 0.
+            others: by the address of a rollout pod, those with another version.
+        """
+        serving: dict[str, dict[str, int]] = {"rollout": {}, "reward": {}}
+        for body in self.simulation.cluster.all(PODS):
+            group = body["metadata"]["labels"].get("ray.io/group")
+            if group in serving and body["status"].get("conditions") == READY["conditions"]:
+                serving[group][body["status"]["podIP"]] = version if group == "rollout" else 0
+        serving["rollout"] |= others
+        reported = {
+            f"{group}/replica_versions": found for group, found in serving.items() if found or group == "rollout"
+        }
+        self.simulation.report("heartbeat", **reported)
+        await self.simulation.settle()
+
+    def replace_named(self, group: str = "rollout", status: Any = READY) -> list[str]:
+        """KubeRay deletes the pods of a group that are named, and starts others; the names."""
+        there = {body["metadata"]["name"] for body in self.simulation.cluster.all(PODS)}
+        groups = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
+        (strategy,) = (found.get("scaleStrategy", {}) for found in groups if found["groupName"] == group)
+        named = [name for name in strategy.get("workersToDelete", ()) if name in there]
+        for name in named:
+            self.simulation.cluster.remove(PODS, KEY[0], name)
+            self.add(group, status)
+        return named
 
     def groups(self) -> list[tuple[str, int]]:
         body = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)

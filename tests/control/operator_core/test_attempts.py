@@ -131,10 +131,7 @@ async def test_creation_takes_few_requests_and_idle_passes_none(simulation: Any)
 
 
 async def test_an_edit_takes_effect_in_the_next_attempt_with_a_condition(simulation: Any) -> None:
-    simulation.submit(backoffLimit=1)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(backoffLimit=1)
     simulation.edit(trainer={"totalSteps": 20})
     await simulation.settle()
     assert simulation.condition("Updated").reason == "NextAttempt"
@@ -146,9 +143,7 @@ async def test_an_edit_takes_effect_in_the_next_attempt_with_a_condition(simulat
 
 
 async def test_deadlines(simulation: Any) -> None:
-    simulation.submit(activeDeadlineSeconds=100, preRunningDeadlineSeconds=50, backoffLimit=5)
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting(activeDeadlineSeconds=100, preRunningDeadlineSeconds=50, backoffLimit=5)
     await simulation.after(51)
     assert simulation.status().failures[0].reason == "PreRunningDeadlineExceeded"
     await simulation.after(10)
@@ -189,10 +184,7 @@ async def test_the_job_is_deleted_after_its_time_to_live(simulation: Any) -> Non
 
 async def test_a_status_that_rests_on_an_old_one_is_not_written(simulation: Any) -> None:
     """As after a change of the leader: another replica wrote, and the watch has not delivered it yet."""
-    simulation.submit(backoffLimit=3)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(backoffLimit=3)
     simulation.frozen = {JOBS}
     before = simulation.cluster.get(JOBS, *KEY)
     written = await simulation.cluster.apply_status(JOBS, before, {**before["status"], "failuresCounted": 2})
@@ -220,10 +212,7 @@ async def test_what_a_pass_saw_is_recorded_while_the_watch_of_jobs_delivers_noth
 
 async def test_the_number_of_an_attempt_that_the_status_never_had_is_not_used_again(simulation: Any) -> None:
     """Others change the job all the time, so each status is a conflict; then it is suspended."""
-    simulation.submit(backoffLimit=1, suspendPolicy={"mode": "Immediate"})
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(backoffLimit=1, suspendPolicy={"mode": "Immediate"})
     simulation.lose_head(1)
 
     created = False

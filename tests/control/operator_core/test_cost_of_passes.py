@@ -64,10 +64,7 @@ def new_valid_specs() -> Callable[[], int]:
 
 async def start(simulation: Simulation) -> None:
     accelerator = {"vendor": "NVIDIA", "count": 2}
-    simulation.submit(trainer={"totalSteps": 10, "accelerator": accelerator, "podTemplate": TEMPLATE})
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(trainer={"totalSteps": 10, "accelerator": accelerator, "podTemplate": TEMPLATE})
     for step in range(1, 4):
         simulation.report(step=step)
         await simulation.after(20)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
-from omni_operator.cluster.kinds import PODS, RAYCLUSTERS
+from control.operator_core.pools import ROLLOUT, Pools
 
 IMAGE = {"podTemplate": {"spec": {"containers": [{"name": "ray", "image": "image:2"}]}}}
 GROUPS = {"rollout": 1, "reward": 2}  # by name, their places
@@ -28,18 +27,7 @@ async def start(pools: Pools, pool: str) -> None:
     await pools.run(**spec(pool))
     for _ in range(3):
         pools.add("reward")
-    await report(pools.simulation)
-
-
-async def report(simulation: Any) -> None:
-    """The trainer reports that the replicas in all ready pods serve."""
-    found: dict[str, dict[str, int]] = {pool: {} for pool in GROUPS}
-    for body in simulation.cluster.all(PODS):
-        pool = body["metadata"]["labels"].get("ray.io/group")
-        if pool in GROUPS and body["status"].get("conditions") == READY["conditions"]:
-            found[pool][body["status"]["podIP"]] = 0
-    simulation.report("heartbeat", **{f"{pool}/replica_versions": versions for pool, versions in found.items()})
-    await simulation.settle()
+    await pools.report()
 
 
 @pytest.mark.parametrize("pool", GROUPS)
@@ -52,7 +40,13 @@ async def test_a_change_of_the_number_takes_two_requests(
     simulation.edit(**spec(pool, replicas=replicas))
     await simulation.settle()
     assert pools.groups()[GROUPS[pool]] == (pool, replicas)
+    assert getattr(simulation.status(), pool).desired == replicas
     assert simulation.cluster.counts() == Counter({("patch", "rayclusters"): 1, ("apply_status", "diffusionrljobs"): 1})
+    updated = simulation.condition("Updated")
+    assert (updated.status, updated.reason) == ("True", "AsRequested"), "it is no change for the next attempt"
+    before = pools.patches()
+    await simulation.after(3600)
+    assert (pools.patches(), simulation.attempts()) == (before, ["red-a01"])
 
 
 @pytest.mark.parametrize("pool", GROUPS)
@@ -64,12 +58,8 @@ async def test_a_roll_reads_and_writes_the_cluster_once_for_each_pod_and_twice_m
     simulation.edit(**spec(pool, **IMAGE))
     await simulation.settle()
     for _ in range(3):
-        body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-        there = {pod["metadata"]["name"] for pod in simulation.cluster.all(PODS)}
-        (leaving,) = there & set(body["spec"]["workerGroupSpecs"][GROUPS[pool]]["scaleStrategy"]["workersToDelete"])
-        simulation.cluster.remove(PODS, KEY[0], leaving)
-        pools.add(pool)
-        await report(simulation)
+        assert len(pools.replace_named(pool)) == 1
+        await pools.report()
     assert simulation.condition("Updated").reason == "AsRequested"
     # The template, each pod, and the end, each on what was read before; the beginning and the end are events.
     rayclusters = {("get", "rayclusters"): 3 + 2, ("patch", "rayclusters"): 3 + 2}

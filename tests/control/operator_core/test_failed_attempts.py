@@ -12,11 +12,17 @@ from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS
 KEY = ("team-a", "red")
 
 
+def unscheduled(message: str) -> dict[str, Any]:
+    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]}
+
+
+def waits(reason: str, message: str) -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"containerStatuses": [{"name": "ray-worker", "state": state}]}
+
+
 async def test_a_lost_head_ends_the_attempt_and_the_next_waits_until_its_objects_are_deleted(simulation: Any) -> None:
-    simulation.submit(backoffLimit=2)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(backoffLimit=2)
     simulation.report("checkpoint", path="/ckpt/red/checkpoints/step_000004")
     simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": ["ray.io/slow"]})
     simulation.lose_head(1)
@@ -36,10 +42,7 @@ async def test_a_lost_head_ends_the_attempt_and_the_next_waits_until_its_objects
 
 
 async def test_a_head_that_is_briefly_not_ready_is_not_lost(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running()
     simulation.head(1, False, "ContainersNotReady")
     await simulation.after(50)
     assert simulation.condition("Ready").reason == "HeadNotReady"
@@ -69,9 +72,7 @@ async def test_the_clock_of_kuberay_ends_no_attempt(simulation: Any, seconds: in
 
 
 async def test_a_head_that_was_never_ready_is_not_lost(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting()
     simulation.cluster.change(
         RAYCLUSTERS,
         KEY[0],
@@ -135,11 +136,8 @@ async def test_only_the_last_failures_are_kept_and_all_are_counted(simulation: A
 
 
 async def test_an_image_that_cannot_be_pulled_is_named_within_two_minutes(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.start(1)
-    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "nope:1"'}}
-    simulation.pod(1, "worker", {"containerStatuses": [{"name": "ray-worker", "state": waiting}]})
+    await simulation.submit_starting()
+    simulation.pod(1, "worker", waits("ImagePullBackOff", 'Back-off pulling image "nope:1"'))
     await simulation.settle()
     assert simulation.condition("Ready").reason == "ImagePullBackOff"
     assert "nope:1" in simulation.condition("Ready").message
@@ -153,44 +151,17 @@ async def test_an_image_that_cannot_be_pulled_is_named_within_two_minutes(simula
     ("status", "reason", "said"),
     [
         (
-            {
-                "conditions": [
-                    {
-                        "type": "PodScheduled",
-                        "status": "False",
-                        "reason": "Unschedulable",
-                        "message": '0/3 nodes are available: persistentvolumeclaim "ckpt" not found.',
-                    }
-                ]
-            },
+            unscheduled('0/3 nodes are available: persistentvolumeclaim "ckpt" not found.'),
             "ClaimNotFound",
             'persistentvolumeclaim "ckpt" not found; create it',
         ),
         (
-            {
-                "conditions": [
-                    {
-                        "type": "PodScheduled",
-                        "status": "False",
-                        "reason": "Unschedulable",
-                        "message": "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
-                    }
-                ]
-            },
+            unscheduled("0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
             "ClaimNotBound",
             "unbound immediate PersistentVolumeClaims.; kubectl get persistentvolumeclaims names",
         ),
         (
-            {
-                "containerStatuses": [
-                    {
-                        "name": "ray-worker",
-                        "state": {
-                            "waiting": {"reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}
-                        },
-                    }
-                ]
-            },
+            waits("CreateContainerConfigError", 'secret "wandb" not found'),
             "CreateContainerConfigError",
             'container ray-worker: secret "wandb" not found',
         ),
@@ -199,9 +170,7 @@ async def test_an_image_that_cannot_be_pulled_is_named_within_two_minutes(simula
 async def test_a_missing_claim_or_secret_is_named(
     simulation: Any, status: dict[str, Any], reason: str, said: str
 ) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting()
     simulation.pod(1, "worker", status)
     await simulation.settle()
     assert simulation.condition("Ready").reason == reason
@@ -210,10 +179,7 @@ async def test_a_missing_claim_or_secret_is_named(
 
 
 async def test_a_trainer_warning_is_one_event_per_attempt_and_reason(simulation: Any) -> None:
-    simulation.submit(backoffLimit=1)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(backoffLimit=1)
     for step in (3, 4):
         simulation.report(
             "warning", reason="SamplesCollapsed", message=f"step {step}: all samples of a prompt are alike"
@@ -255,34 +221,14 @@ async def test_a_trainer_warning_is_one_event_per_attempt_and_reason(simulation:
     ],
 )
 async def test_the_log_decides_the_reason_of_a_failure(simulation: Any, message: str, reason: str) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running()
     simulation.end(1, "FAILED", "AppFailed", message)
     await simulation.after(61 if reason == "WorkerLost" else 0)
     assert simulation.condition("Failed").reason == reason
 
 
-async def test_the_last_status_of_a_deleted_pod_explains_the_failure(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
-    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "by urgent"}
-    simulation.pod(1, "worker", {"conditions": [target]})
-    simulation.cluster.remove(PODS, KEY[0], "red-a01-x1-worker")
-    await simulation.settle()
-    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
-    await simulation.settle()
-    assert simulation.status().failures[0].reason == "Preempted"
-
-
 async def test_a_deleted_rayjob_is_followed_by_a_new_attempt(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running()
     simulation.cluster.remove(RAYJOBS, KEY[0], "red-a01")
     await simulation.after(60)
     assert simulation.attempts() == ["red-a02"]

@@ -49,9 +49,7 @@ async def queued(simulation: Simulation) -> None:
 
 
 async def starting(simulation: Simulation) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting()
     await simulation.settle()
 
 

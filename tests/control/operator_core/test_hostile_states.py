@@ -123,10 +123,7 @@ WRITTEN = hostile.optional(
 def test_no_earlier_status_of_the_job_stops_the_passes(new_simulation: Any, written: Any, restarts: bool) -> None:
     async def run() -> None:
         simulation = new_simulation()
-        simulation.submit(backoffLimit=1)
-        await simulation.settle()
-        simulation.run(1)
-        await simulation.settle()
+        await simulation.submit_running(backoffLimit=1)
         job = simulation.cluster.get(JOBS, *KEY)
         await simulation.cluster.apply_status(JOBS, job, {**job["status"], **written})
         if restarts:
@@ -159,10 +156,7 @@ async def test_the_clock_of_kuberay_does_not_delete_a_job(simulation: Any, ended
 
 
 async def test_a_head_that_was_lost_in_the_future_is_lost_a_minute_after_the_operator_sees_it(simulation: Any) -> None:
-    simulation.submit(backoffLimit=1)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(backoffLimit=1)
     now = simulation.now
     simulation.now = simulation.now + timedelta(days=300_000)
     simulation.head(1, False, "ContainersNotReady")

@@ -119,10 +119,7 @@ async def test_a_deletion_of_pods_that_is_refused_is_named_until_it_is_allowed(s
     def refused(verb: str, kind: Kind, name: str) -> Refused | None:
         return Refused("denied by a policy") if (verb, kind) == ("delete", RAYJOBS) else None
 
-    simulation.submit(suspendPolicy={"mode": "Immediate"}, backoffLimit=1)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(suspendPolicy={"mode": "Immediate"}, backoffLimit=1)
     simulation.cluster.failures = refused
     simulation.edit(suspend=True)
     await simulation.after(60)

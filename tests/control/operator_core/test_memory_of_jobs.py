@@ -31,10 +31,7 @@ POD_LIMIT = 1024
 
 
 async def test_a_cached_job_takes_less_than_20_kib_and_a_deleted_one_nothing(simulation: Simulation) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running()
     simulation.report(step=3, **{"reward/mean": 0.25, "weights/version": 3, "samples": 96})
     await simulation.settle()
     texts = [(kind, json.dumps(body)) for kind in (*KINDS, PODS) for body in simulation.cluster.all(kind)]

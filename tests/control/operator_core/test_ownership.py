@@ -80,10 +80,7 @@ async def test_strays_with_the_labels_of_a_job_change_nothing(simulation: Any) -
             }
         ),
     ]
-    simulation.submit(backoffLimit=1)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(backoffLimit=1)
     assert simulation.condition("Ready").status == "True"
     simulation.end(1, "FAILED", "AppFailed", "exit code 1")
     await simulation.after(60)
@@ -98,10 +95,7 @@ async def test_strays_with_the_labels_of_a_job_change_nothing(simulation: Any) -
 
 
 async def test_a_rayjob_without_its_labels_is_found_again(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running()
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"labels": dict.fromkeys(LABELS)})
     await simulation.after(120)
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
@@ -278,10 +272,7 @@ async def test_a_suspended_job_waits_for_its_own_pods_only(simulation: Any) -> N
 
 
 async def test_a_deleted_rayjob_is_read_once(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running()
     simulation.cluster.remove(RAYJOBS, KEY[0], "red-a01")
     simulation.cluster.counts()
     await simulation.after(60)
@@ -305,10 +296,7 @@ async def test_pauses_grow_while_a_user_deletes_the_rayjob_of_every_attempt(simu
 
 
 async def test_drift_of_a_selector_is_corrected_and_labels_of_others_stay(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running()
     policy = simulation.cluster.get(NETWORK_POLICIES, *KEY)["spec"]
     wider = [*policy["ingress"], {}]
     simulation.cluster.change(
@@ -330,10 +318,7 @@ async def test_drift_of_a_selector_is_corrected_and_labels_of_others_stay(simula
 async def test_an_object_whose_labels_name_another_job_stays_that_of_its_controllers(
     simulation: Any, kind: Kind
 ) -> None:
-    simulation.submit(suspendPolicy={"mode": "Immediate"})
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(suspendPolicy={"mode": "Immediate"})
     name = "red-a01-x1" if kind == RAYCLUSTERS else "red-a01-x1-worker"
     simulation.cluster.change(kind, KEY[0], name, metadata={"labels": {"diffusionrl.io/job": "blue"}})
     await simulation.settle()
@@ -344,10 +329,7 @@ async def test_an_object_whose_labels_name_another_job_stays_that_of_its_control
 
 async def test_a_raycluster_without_its_labels_is_found_again(simulation: Any) -> None:
     """The next attempt waits for it."""
-    simulation.submit(suspendPolicy={"mode": "Immediate"})
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(suspendPolicy={"mode": "Immediate"})
     change = {"labels": dict.fromkeys(LABELS), "finalizers": ["ray.io/slow"]}
     simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata=change)
     simulation.edit(suspend=True)

@@ -13,13 +13,6 @@ from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS, Kind
 KEY = ("team-a", "red")
 
 
-async def running(simulation: Any, **spec: Any) -> None:
-    simulation.submit(**spec)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
-
-
 def disrupted(reason: str, message: str) -> dict[str, Any]:
     target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
     return {"phase": "Failed", "conditions": [target]}
@@ -44,7 +37,7 @@ def ended(reason: str, code: int, message: str = "") -> dict[str, Any]:
 async def test_the_state_of_a_pod_is_the_reason_of_the_failure(
     simulation: Any, pod: dict[str, Any], reason: str, said: str
 ) -> None:
-    await running(simulation, backoffLimit=1)
+    await simulation.submit_running(backoffLimit=1)
     simulation.pod(1, "worker", pod)
     await simulation.settle()
     simulation.cluster.remove(PODS, KEY[0], "red-a01-x1-worker")
@@ -58,7 +51,7 @@ async def test_the_state_of_a_pod_is_the_reason_of_the_failure(
 
 async def test_pods_of_a_lost_node_delay_the_next_attempt_at_most_ten_minutes(simulation: Any) -> None:
     """The node's kubelet cannot confirm the deletion, so the pod stays until someone removes the node."""
-    await running(simulation, backoffLimit=1)
+    await simulation.submit_running(backoffLimit=1)
     simulation.cluster.change(PODS, KEY[0], "red-a01-x1-head", metadata={"finalizers": ["kubelet"]})
     simulation.lose_head(1)
     await simulation.after(540)
@@ -80,9 +73,7 @@ async def test_pods_of_a_lost_node_delay_the_next_attempt_at_most_ten_minutes(si
 async def test_an_image_that_cannot_be_pulled_ends_the_attempt(
     simulation: Any, reason: str, message: str, fails_at_once: bool
 ) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting()
     waiting = {"name": "ray-worker", "state": {"waiting": {"reason": reason, "message": message}}}
     simulation.pod(1, "worker", {"containerStatuses": [waiting]})
     await simulation.settle()
@@ -95,9 +86,7 @@ async def test_an_image_that_cannot_be_pulled_ends_the_attempt(
 
 
 async def test_pods_that_cannot_be_scheduled_are_named_until_the_deadline(simulation: Any) -> None:
-    simulation.submit(preRunningDeadlineSeconds=600)
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting(preRunningDeadlineSeconds=600)
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: 3 no GPU"}
     simulation.pod(1, "worker", {"conditions": [refused]})
     await simulation.settle()
@@ -111,7 +100,7 @@ async def test_a_pod_that_is_preempted_before_the_trainer_starts_is_waited_for_u
     simulation: Any,
 ) -> None:
     """All pods were ready and KubeRay says Running, but Ray waits for the pod that KubeRay creates instead."""
-    await running(simulation, preRunningDeadlineSeconds=600, backoffLimit=1)
+    await simulation.submit_running(preRunningDeadlineSeconds=600, backoffLimit=1)
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "PENDING"})
     simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", status={"readyWorkerReplicas": 0})
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: 3 no GPU"}
@@ -128,7 +117,7 @@ async def test_a_pod_that_is_preempted_before_the_trainer_starts_is_waited_for_u
 async def test_a_pod_that_was_replaced_before_the_trainer_started_is_no_reason_of_its_failure(
     simulation: Any, waited: bool, reason: str
 ) -> None:
-    await running(simulation, preRunningDeadlineSeconds=600)
+    await simulation.submit_running(preRunningDeadlineSeconds=600)
     if waited:
         simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "PENDING"})
     simulation.pod(1, "worker", disrupted("PreemptionByScheduler", "preempting to accommodate urgent"))
@@ -145,7 +134,7 @@ async def test_a_pod_that_was_replaced_before_the_trainer_started_is_no_reason_o
 
 
 async def test_a_pod_that_was_lost_before_the_trainer_started_is_the_reason_if_it_never_does(simulation: Any) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "PENDING"})
     simulation.pod(1, "worker", disrupted("PreemptionByScheduler", "preempting to accommodate urgent"))
     await simulation.settle()
@@ -168,9 +157,7 @@ async def test_a_pod_that_was_lost_before_the_trainer_started_is_the_reason_if_i
     ],
 )
 async def test_pods_that_are_refused_are_named(simulation: Any, failure: str, reason: str) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting()
     condition = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": failure}
     simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", status={"conditions": [condition]})
     await simulation.settle()
@@ -196,7 +183,7 @@ async def test_a_container_that_keeps_restarting_ends_the_attempt(simulation: An
 
 
 async def test_a_full_volume_ends_the_attempt_with_the_trainers_error(simulation: Any) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     simulation.report("error", message="OSError: [Errno 28] No space left on device: '/ckpt/step_000004'")
     simulation.end(1, "FAILED", "AppFailed", "Job entrypoint command failed with exit code 1")
     await simulation.settle()
@@ -205,7 +192,7 @@ async def test_a_full_volume_ends_the_attempt_with_the_trainers_error(simulation
 
 
 async def test_rayjobs_that_a_user_keeps_deleting_are_created_one_after_the_other(simulation: Any) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     for attempt in range(1, 6):
         simulation.cluster.remove(RAYJOBS, KEY[0], f"red-a{attempt:02d}")
         await simulation.settle()
@@ -218,7 +205,7 @@ async def test_rayjobs_that_a_user_keeps_deleting_are_created_one_after_the_othe
 
 async def test_a_rayjob_that_is_there_again_after_its_attempt_is_deleted(simulation: Any) -> None:
     """etcd is restored from a snapshot before the operator has observed it, so two attempts exist."""
-    await running(simulation, backoffLimit=1)
+    await simulation.submit_running(backoffLimit=1)
     saved = simulation.cluster.save()
     simulation.lose_head(1)
     await simulation.settle()
@@ -241,7 +228,7 @@ async def test_a_rayjob_that_is_there_again_after_its_attempt_is_deleted(simulat
 @pytest.mark.parametrize("seconds", [-300, 300], ids=["behind", "ahead"])
 async def test_a_clock_that_differs_from_the_api_servers_delays_and_does_no_harm(simulation: Any, seconds: int) -> None:
     simulation.skew = timedelta(seconds=seconds)
-    await running(simulation, backoffLimit=1)
+    await simulation.submit_running(backoffLimit=1)
     simulation.report(step=1)
     assert simulation.condition("Ready").status == "True"
     simulation.lose_head(1)
@@ -256,7 +243,7 @@ async def test_a_clock_that_differs_from_the_api_servers_delays_and_does_no_harm
 
 async def test_a_clock_that_is_set_back_makes_no_pause_between_attempts_longer(simulation: Any) -> None:
     simulation.skew = timedelta(hours=1)
-    await running(simulation, backoffLimit=1)
+    await simulation.submit_running(backoffLimit=1)
     simulation.lose_head(1)
     await simulation.settle()
     assert simulation.attempts() == []
@@ -295,7 +282,7 @@ async def test_a_clock_that_is_set_back_makes_no_wait_for_a_checkpoint_longer(si
 
 @pytest.mark.parametrize("seconds", [-3600, 3600], ids=["back", "forwards"])
 async def test_a_clock_that_jumps_fails_no_job_without_a_deadline(simulation: Any, seconds: int) -> None:
-    await running(simulation, backoffLimit=0, activeDeadlineSeconds=7200, ttlSecondsAfterFinished=7200)
+    await simulation.submit_running(backoffLimit=0, activeDeadlineSeconds=7200, ttlSecondsAfterFinished=7200)
     for skew in (seconds, 0):
         simulation.skew = timedelta(seconds=skew)
         simulation.wakes[KEY] = simulation.now

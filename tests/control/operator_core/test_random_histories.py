@@ -160,7 +160,8 @@ class History:
             case "relist":
                 for kind in (JOBS, PODS) if simulation.cluster.absent else (JOBS, RAYJOBS, RAYCLUSTERS, PODS):
                     listing = await simulation.cluster.list_metadata(kind, None, "" if kind == JOBS else SELECTOR)
-                    for key in simulation.cache.prune(kind, listing.items, listing.version):
+                    alive = {str(meta["uid"]) for meta in listing.items}
+                    for key in simulation.cache.remove_missing(kind, alive, listing.version):
                         simulation.wakes[key] = simulation.now
 
     def _of_kuberay(self, *, there: bool) -> None:

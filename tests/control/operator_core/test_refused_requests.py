@@ -22,10 +22,7 @@ async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(si
     def refused(verb: str, kind: Kind, name: str) -> Refused | None:
         return Forbidden("jobs are kept here") if (verb, kind) == ("delete", JOBS) else None
 
-    simulation.submit(ttlSecondsAfterFinished=60)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(ttlSecondsAfterFinished=60)
     simulation.cluster.failures = refused
     simulation.end(1, ends)
     await simulation.settle()
@@ -110,10 +107,7 @@ async def test_without_the_right_to_look_for_its_attempt_a_job_says_so_and_start
     def refused(verb: str, of: Kind, name: str) -> Refused | None:
         return Forbidden(f"cannot get {of.plural}") if (verb, of) == ("get", kind) else None
 
-    simulation.submit()
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running()
     simulation.cluster.failures = refused
     name = "red-a01" if kind == RAYJOBS else "red-a01-x1"
     body = simulation.cluster.get(kind, KEY[0], name)

@@ -60,9 +60,7 @@ EDITS: dict[str, dict[str, Any]] = {
 
 async def stuck(simulation: Any, cause: str, **job: Any) -> None:
     """A job whose first attempt does not run."""
-    simulation.submit(**job)
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting(**job)
     reason, said = CAUSES[cause]
     if "cluster" in said:
         simulation.cluster.change(RAYCLUSTERS, KEY[0], f"{RED}-x1", **said["cluster"])
@@ -124,9 +122,7 @@ async def test_pods_that_could_be_replaced_while_the_trainer_runs_are_repaired_t
 ) -> None:
     judge = {"base": "owner/judge", "placement": "Separate", "replicas": 1}
     reward = {"scorers": [{"name": "genrm_ocr"}], "model": judge}
-    simulation.submit(rollout=ROLLOUT, reward=reward)
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting(rollout=ROLLOUT, reward=reward)
     body = simulation.cluster.get(RAYJOBS, KEY[0], RED)
     simulation.cluster.change(RAYCLUSTERS, KEY[0], f"{RED}-x1", spec=body["spec"]["rayClusterSpec"], **refused(QUOTA))
     await simulation.settle()

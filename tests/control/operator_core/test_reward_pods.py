@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
+from control.operator_core.pools import CLUSTER, FAILING, KEY, ROLLOUT, Pools
 from omni_operator.cluster.kinds import PODS, RAYCLUSTERS
-from omni_operator.status.decisions.timeouts import Timeouts
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-LOOPING = {"waiting": {"reason": "CrashLoopBackOff"}}
-KILLED = {"terminated": {"reason": "OOMKilled", "exitCode": 137, "message": ""}}
 
 
 def reward(replicas: int) -> dict[str, Any]:
@@ -64,8 +58,7 @@ async def test_a_reward_pod_that_keeps_failing_fails_the_attempt_only_without_an
     await pools.run(reward=reward(1 + others), backoffLimit=0)
     for _ in range(others):
         pools.add("reward")
-    container = {"name": "ray", "state": LOOPING, "lastState": KILLED, "restartCount": Timeouts().restarts}
-    pools.add("reward", {"phase": "Running", "containerStatuses": [container]})
+    pools.add("reward", FAILING)
     await simulation.settle()
     assert [failure.reason for failure in simulation.status().failures] == ([] if others else ["WorkerLost"])
 
@@ -79,35 +72,8 @@ def changed(**fields: Any) -> dict[str, Any]:
     return {**made, "model": {**made["model"], **fields}}
 
 
-async def report(simulation: Any) -> None:
-    """The trainer reports all ready reward pods, and all rollout pods."""
-    bodies = [body for body in simulation.cluster.all(PODS) if body["status"].get("conditions") == READY["conditions"]]
-    simulation.report(
-        "heartbeat",
-        **{
-            f"{pool}/replica_versions": {
-                body["status"]["podIP"]: version
-                for body in bodies
-                if body["metadata"]["labels"]["ray.io/group"] == pool
-            }
-            for pool, version in (("rollout", 7), ("reward", 0))
-        },
-    )
-    await simulation.settle()
-
-
 def group_of(simulation: Any, index: int) -> dict[str, Any]:
     found: dict[str, Any] = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"][index]
-    return found
-
-
-def replace_named(simulation: Any, pools: Pools) -> list[str]:
-    """KubeRay deletes the reward pods that are named, and starts others; the names."""
-    there = {body["metadata"]["name"] for body in simulation.cluster.all(PODS)}
-    named = group_of(simulation, 2).get("scaleStrategy", {}).get("workersToDelete", [])
-    for name in (found := [name for name in named if name in there]):
-        simulation.cluster.remove(PODS, KEY[0], name)
-        pools.add("reward")
     return found
 
 
@@ -125,7 +91,7 @@ async def test_a_change_of_what_reward_pods_are_made_of_replaces_them_one_by_one
     simulation: Any, pools: Pools, fields: dict[str, Any]
 ) -> None:
     names = await start(pools, 2, backoffLimit=0)
-    await report(simulation)
+    await pools.report()
     trainer, rollout, _ = (group_of(simulation, index) for index in range(3))
     simulation.edit(reward=changed(**fields))
     await simulation.settle()
@@ -133,10 +99,10 @@ async def test_a_change_of_what_reward_pods_are_made_of_replaces_them_one_by_one
     for _ in names:
         updated = simulation.condition("Updated")
         assert (updated.status, updated.reason) == ("False", "RollingUpdate")
-        order += replace_named(simulation, pools)
+        order += pools.replace_named("reward")
         await simulation.after(15)
-        assert not replace_named(simulation, pools), "the new judge does not serve"
-        await report(simulation)
+        assert not pools.replace_named("reward"), "the new judge does not serve"
+        await pools.report()
     assert order == names
     assert simulation.condition("Updated").reason == "AsRequested"
     assert pools.events("PodsUpdated") == ["all pods have the current spec"]
@@ -146,7 +112,7 @@ async def test_a_change_of_what_reward_pods_are_made_of_replaces_them_one_by_one
 
 async def test_another_model_of_the_judge_is_for_the_next_attempt(simulation: Any, pools: Pools) -> None:
     await start(pools, 2)
-    await report(simulation)
+    await pools.report()
     before = pools.patches()
     simulation.edit(reward=changed(**IMAGE, base="org/other"))
     await simulation.settle()
@@ -156,9 +122,9 @@ async def test_another_model_of_the_judge_is_for_the_next_attempt(simulation: An
 
 async def test_rollout_and_reward_pods_are_replaced_at_the_same_time(simulation: Any, pools: Pools) -> None:
     await start(pools, 2)
-    await report(simulation)
+    await pools.report()
     simulation.edit(reward=changed(**IMAGE), rollout={**ROLLOUT, **IMAGE})
     await simulation.settle()
-    assert len(pools.leaving(1)) == len(replace_named(simulation, pools)) == 1
+    assert len(pools.leaving(1)) == len(pools.replace_named("reward")) == 1
     said = simulation.condition("Updated").message
     assert "0 of 3 rollout pods" in said and "0 of 2 reward pods" in said

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
+from control.operator_core.pools import CLUSTER, KEY, ROLLOUT, Pools
 from omni_operator.api.names import PAUSE_ANNOTATION, ROLLOUT_GROUP, rolling_names
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS
@@ -22,21 +22,10 @@ def rollout_pods(simulation: Any) -> dict[str, str]:
     return {meta["name"]: meta["labels"][rolling_names(ROLLOUT_GROUP).template] for meta in pods}
 
 
-async def report(simulation: Any, version: int = 1, **missing: int) -> None:
-    """The trainer reports the version of all ready pods but those in `missing`, which have others."""
-    found = {
-        body["status"]["podIP"]: version
-        for body in simulation.cluster.all(PODS)
-        if body["status"].get("conditions") == READY["conditions"]
-    }
-    simulation.report("heartbeat", **{"rollout/replica_versions": {**found, **missing}})
-    await simulation.settle()
-
-
 async def roll(simulation: Any, pools: Pools, strategy: dict[str, int] | None = None) -> None:
     """Change the image of the rollout pods of an attempt, all of which serve."""
     await pools.run(backoffLimit=0)
-    await report(simulation)
+    await pools.report()
     simulation.edit(rollout={**NEW, "updateStrategy": strategy} if strategy else NEW)
     await simulation.settle()
 
@@ -47,21 +36,12 @@ def image(simulation: Any) -> str:
     return str(body["spec"]["workerGroupSpecs"][1]["template"]["spec"]["containers"][0]["image"])
 
 
-def replace_named(simulation: Any, pools: Pools, status: Any = READY) -> list[str]:
-    """KubeRay deletes the pods that are named, and starts others; the names."""
-    named = [name for name in pools.leaving() if name in rollout_pods(simulation)]
-    for name in named:
-        simulation.cluster.remove(PODS, KEY[0], name)
-        pools.add("rollout", status)
-    return named
-
-
 async def test_a_change_of_the_image_replaces_pods_one_by_one_those_with_the_oldest_weights_first(
     simulation: Any, pools: Pools
 ) -> None:
     await pools.run(backoffLimit=0)
     old = rollout_pods(simulation)
-    await report(simulation, 5, **{"10.0.0.3": 3})
+    await pools.report(5, **{"10.0.0.3": 3})
     simulation.edit(rollout=NEW)
     await simulation.settle()
     assert (image(simulation), pools.groups()[1]) == ("rollout:2", ("rollout", 3))
@@ -70,11 +50,11 @@ async def test_a_change_of_the_image_replaces_pods_one_by_one_those_with_the_old
     assert updated.message == "0 of 3 rollout pods have the current spec and serve"
     order = []
     for count in (1, 2, 3):
-        order += replace_named(simulation, pools)
+        order += pools.replace_named()
         await simulation.after(15)
-        assert not replace_named(simulation, pools), "the new pod does not serve"
+        assert not pools.replace_named(), "the new pod does not serve"
         assert (simulation.status().rollout.updated, len(rollout_pods(simulation))) == (count, 3)
-        await report(simulation, 5, **({"10.0.0.3": 3} if count < 2 else {}))
+        await pools.report(5, **({"10.0.0.3": 3} if count < 2 else {}))
     assert order == [f"{CLUSTER}-rollout-3", f"{CLUSTER}-rollout-2", f"{CLUSTER}-rollout-4"]
     assert not {*old.values()} & {*rollout_pods(simulation).values()}
     updated = simulation.condition("Updated")
@@ -107,11 +87,11 @@ async def test_fields_that_only_rollout_pods_read_replace_them(
     simulation: Any, pools: Pools, changed: dict[str, Any]
 ) -> None:
     await pools.run()
-    await report(simulation)
+    await pools.report()
     body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
     simulation.edit(rollout={**ROLLOUT, **changed})
     await simulation.settle()
-    assert len(replace_named(simulation, pools)) == 1
+    assert len(pools.replace_named()) == 1
     assert simulation.condition("Updated").reason == "RollingUpdate"
     trainer, rollout = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
     assert trainer == body[0] and rollout["template"] != body[1]["template"]
@@ -137,7 +117,7 @@ async def test_what_the_trainer_reads_too_is_for_the_next_attempt_and_replaces_n
     simulation: Any, pools: Pools, changed: dict[str, Any]
 ) -> None:
     await pools.run()
-    await report(simulation)
+    await pools.report()
     before = pools.patches()
     simulation.edit(**changed)
     await simulation.settle()
@@ -148,7 +128,7 @@ async def test_what_the_trainer_reads_too_is_for_the_next_attempt_and_replaces_n
 
 async def test_a_spec_that_the_cluster_refuses_replaces_no_pod(simulation: Any, pools: Pools) -> None:
     await pools.run()
-    await report(simulation)
+    await pools.report()
     before = pools.patches()
     privileged = {"spec": {"containers": [{"name": "ray", "securityContext": {"privileged": True}}]}}
     simulation.edit(rollout={**ROLLOUT, "podTemplate": privileged})
@@ -159,7 +139,7 @@ async def test_a_spec_that_the_cluster_refuses_replaces_no_pod(simulation: Any, 
 
 async def test_in_a_queue_the_change_is_for_the_next_attempt(simulation: Any, pools: Pools) -> None:
     await pools.run()
-    await report(simulation)
+    await pools.report()
     simulation.cluster.change(JOBS, *KEY, metadata={"labels": {"kueue.x-k8s.io/queue-name": "q"}})
     simulation.edit(rollout=NEW)
     await simulation.settle()
@@ -172,9 +152,9 @@ async def test_a_pod_that_is_replaced_is_not_said_to_be_lost_and_another_one_is(
 ) -> None:
     await roll(simulation, pools, {"progressDeadlineSeconds": 600})
     if state == "RolledBack":
-        replace_named(simulation, pools, {"phase": "Pending"})
+        pools.replace_named(status={"phase": "Pending"})
         await simulation.after(610)
-        await report(simulation)
+        await pools.report()
     elif state == "RollingUpdatePaused":
         simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {PAUSE_ANNOTATION: "true"}})
     await simulation.settle()
@@ -199,9 +179,9 @@ async def test_a_pod_that_is_replaced_is_not_said_to_be_lost_and_another_one_is(
 async def test_an_annotation_pauses_the_replacement(simulation: Any, pools: Pools) -> None:
     await roll(simulation, pools)
     simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {PAUSE_ANNOTATION: "true"}})
-    replace_named(simulation, pools)
-    await report(simulation)
-    assert not replace_named(simulation, pools)
+    pools.replace_named()
+    await pools.report()
+    assert not pools.replace_named()
     updated = simulation.condition("Updated")
     assert (updated.status, updated.reason) == ("False", "RollingUpdatePaused")
     assert updated.message.startswith("1 of 3 rollout pods have the current spec and serve") and PAUSE_ANNOTATION in (
@@ -210,14 +190,14 @@ async def test_an_annotation_pauses_the_replacement(simulation: Any, pools: Pool
     await simulation.after(7200)
     assert simulation.condition("Updated").reason == "RollingUpdatePaused"
     simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {PAUSE_ANNOTATION: "false"}})
-    await report(simulation)
-    assert len(replace_named(simulation, pools)) == 1
+    await pools.report()
+    assert len(pools.replace_named()) == 1
     assert simulation.condition("Updated").reason == "RollingUpdate"
 
 
 async def test_as_many_pods_are_replaced_as_may_be_unavailable(simulation: Any, pools: Pools) -> None:
     await roll(simulation, pools, {"maxUnavailable": 2})
-    assert len(replace_named(simulation, pools)) == 2
+    assert len(pools.replace_named()) == 2
 
 
 async def test_new_pods_that_do_not_serve_in_time_are_replaced_by_pods_of_the_spec_before(
@@ -225,7 +205,7 @@ async def test_new_pods_that_do_not_serve_in_time_are_replaced_by_pods_of_the_sp
 ) -> None:
     await roll(simulation, pools, {"progressDeadlineSeconds": 600})
     container = {"name": "ray", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "rollout:2 not found"}}}
-    replace_named(simulation, pools, {"phase": "Pending", "containerStatuses": [container]})
+    pools.replace_named(status={"phase": "Pending", "containerStatuses": [container]})
     await simulation.after(599)
     assert simulation.condition("Updated").reason == "RollingUpdate"
     await simulation.after(1)
@@ -234,12 +214,12 @@ async def test_new_pods_that_do_not_serve_in_time_are_replaced_by_pods_of_the_sp
     assert "did not serve within 600 s" in updated.message and "rollout:2 not found" in updated.message
     assert pools.events("RolledBack") == [updated.message]
     assert image(simulation) == "rollout:1"
-    assert replace_named(simulation, pools) == [f"{CLUSTER}-rollout-5"]
-    await report(simulation)
+    assert pools.replace_named() == [f"{CLUSTER}-rollout-5"]
+    await pools.report()
     assert len({*rollout_pods(simulation).values()}) == 1
     before = pools.patches()
     simulation.start_operator()
-    await report(simulation)
+    await pools.report()
     await simulation.after(7200)
     assert (simulation.condition("Updated").message, pools.patches()) == (updated.message, before), "not tried again"
     assert simulation.status().rollout.updated == 0
@@ -254,7 +234,7 @@ async def test_a_template_before_that_is_none_stops_no_pass(simulation: Any, poo
     await roll(simulation, pools, {"progressDeadlineSeconds": 600})
     before = rolling_names(ROLLOUT_GROUP).before
     simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, metadata={"annotations": {before: written}})
-    replace_named(simulation, pools, {"phase": "Pending"})
+    pools.replace_named(status={"phase": "Pending"})
     requests = pools.patches()
     await simulation.after(3600)
     conditions = {found["type"]: found for found in simulation.cluster.get(JOBS, *KEY)["status"]["conditions"]}
@@ -266,12 +246,12 @@ async def test_a_template_before_that_is_none_stops_no_pass(simulation: Any, poo
 
 async def test_an_operator_that_starts_again_continues_the_replacement(simulation: Any, pools: Pools) -> None:
     await roll(simulation, pools)
-    replace_named(simulation, pools)
+    pools.replace_named()
     simulation.start_operator()
     await simulation.settle()
-    assert not replace_named(simulation, pools), "it has no report yet"
-    await report(simulation)
-    assert len(replace_named(simulation, pools)) == 1
+    assert not pools.replace_named(), "it has no report yet"
+    await pools.report()
+    assert len(pools.replace_named()) == 1
 
 
 async def test_the_number_of_pods_can_change_during_the_replacement(simulation: Any, pools: Pools) -> None:
@@ -282,15 +262,15 @@ async def test_the_number_of_pods_can_change_during_the_replacement(simulation: 
     for _ in range(2):
         pools.add("rollout")
     for _ in range(5):
-        replace_named(simulation, pools)
-        await report(simulation)
+        pools.replace_named()
+        await pools.report()
     assert simulation.condition("Updated").reason == "AsRequested"
     assert len({*rollout_pods(simulation).values()}) == 1 and len(rollout_pods(simulation)) == 5
 
 
 async def test_an_operator_without_the_right_to_read_clusters_says_so(simulation: Any, pools: Pools) -> None:
     await pools.run()
-    await report(simulation)
+    await pools.report()
     simulation.cluster.failures = lambda verb, kind, name: (
         Forbidden("rayclusters is forbidden") if (verb, kind) == ("get", RAYCLUSTERS) else None
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.operator_core.pools import CLUSTER, KEY, ROLLOUT, Pools
+from control.operator_core.pools import CLUSTER, FAILING, KEY, ROLLOUT, Pools
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
 from omni_operator.status.decisions.scaling import leaving_pods
@@ -50,10 +50,7 @@ async def test_a_lost_trainer_pod_is_not_hidden_by_rollout_pods(simulation: Any,
 
 async def test_a_rollout_pod_that_keeps_failing_is_not_the_reason_of_a_failure(simulation: Any, pools: Pools) -> None:
     await pools.run(backoffLimit=0)
-    killed = {"terminated": {"reason": "OOMKilled", "exitCode": 137, "message": ""}}
-    looping = {"waiting": {"reason": "CrashLoopBackOff"}}
-    container = {"name": "ray", "state": looping, "lastState": killed, "restartCount": Timeouts().restarts}
-    pools.add("rollout", {"phase": "Running", "containerStatuses": [container]})
+    pools.add("rollout", FAILING)
     await simulation.settle()
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
     simulation.report("error", message="2 rollout replicas are left", reason="WorkerLost")
@@ -61,23 +58,6 @@ async def test_a_rollout_pod_that_keeps_failing_is_not_the_reason_of_a_failure(s
     await simulation.after(61)
     (failure,) = simulation.status().failures
     assert (failure.reason, failure.message) == ("WorkerLost", "2 rollout replicas are left")
-
-
-@pytest.mark.parametrize("replicas", [5, 2])
-async def test_a_change_of_replicas_scales_the_running_attempt_with_one_request(
-    simulation: Any, pools: Pools, replicas: int
-) -> None:
-    await pools.run()
-    before = pools.patches()
-    simulation.edit(rollout={**ROLLOUT, "replicas": replicas})
-    await simulation.settle()
-    assert pools.groups() == [("trainer", 1), ("rollout", replicas)]
-    assert pools.patches() - before == 1
-    assert simulation.status().rollout.desired == replicas
-    updated = simulation.condition("Updated")
-    assert (updated.status, updated.reason) == ("True", "AsRequested"), "it is no change for the next attempt"
-    await simulation.after(3600)
-    assert (pools.patches() - before, simulation.attempts()) == (1, ["red-a01"])
 
 
 async def test_a_scale_down_names_the_pods_that_leave(simulation: Any, pools: Pools) -> None:
@@ -110,9 +90,7 @@ WITHOUT_A_NODE = {
 
 async def starting(simulation: Any, pools: Pools, ready: int, **rollout: Any) -> list[str]:
     """An attempt whose pods are ready but for rollout pods that find no node; their names."""
-    simulation.submit(rollout={**ROLLOUT, **rollout})
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting(rollout={**ROLLOUT, **rollout})
     rayjob = simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
     simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=rayjob["spec"]["rayClusterSpec"])
     pools.add("trainer")

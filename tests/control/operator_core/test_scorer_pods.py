@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from control.operator_core.pools import KEY, READY, ROLLOUT, Pools
+from control.operator_core.pools import FAILING, KEY, READY, ROLLOUT, Pools
 from omni_operator.cluster.kinds import PODS
-from omni_operator.status.decisions.timeouts import Timeouts
 
-LOOPING = {"waiting": {"reason": "CrashLoopBackOff"}}
-KILLED = {"terminated": {"reason": "OOMKilled", "exitCode": 137, "message": ""}}
 GROUP = "scorer-sharp"
 
 
@@ -49,8 +46,7 @@ async def test_a_scorer_pod_that_keeps_failing_fails_the_attempt_only_without_an
     await pools.run(reward=reward(1 + others), backoffLimit=0)
     for _ in range(others):
         pools.add(GROUP)
-    container = {"name": "ray", "state": LOOPING, "lastState": KILLED, "restartCount": Timeouts().restarts}
-    pools.add(GROUP, {"phase": "Running", "containerStatuses": [container]})
+    pools.add(GROUP, FAILING)
     await simulation.settle()
     assert [failure.reason for failure in simulation.status().failures] == ([] if others else ["WorkerLost"])
 

@@ -124,9 +124,7 @@ async def test_how_rays_container_ended_is_a_reason_next_to_a_sidecar_that_ended
 
 async def test_an_attempt_that_waits_for_a_sidecar_says_so_and_can_be_repaired(simulation: Any) -> None:
     """Ray's container runs, but KubeRay starts no training before all containers are ready."""
-    simulation.submit()
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting()
     simulation.pod(1, "worker", not_ready(RAY, container(**wait("ErrImagePull"))))
     await simulation.after(3600)
     assert (simulation.status().state, simulation.condition("Ready").reason) == ("Starting", SIDECAR)
@@ -148,9 +146,7 @@ async def test_an_attempt_that_waits_for_a_sidecar_says_so_and_can_be_repaired(s
 async def test_before_ray_starts_a_container_that_it_waits_for_decides_by_its_own_restarts(
     simulation: Any, containers: tuple[dict[str, Any], ...], reason: str
 ) -> None:
-    simulation.submit()
-    await simulation.settle()
-    simulation.start(1)
+    await simulation.submit_starting()
     simulation.pod(1, "worker", not_ready(container("ray", **wait("PodInitializing")), init=containers))
     await simulation.settle()
     assert simulation.condition("Failed").reason == reason

@@ -9,8 +9,7 @@ import pytest
 from e2e.fake_cluster import FakeCluster
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Kind
-from omni_operator.reconcile.status_writer import TRIES
-from omni_operator.status.report.write_throttle import APART
+from omni_operator.reconcile.status_writer import APART, TRIES
 
 KEY = ("team-a", "red")
 
@@ -114,10 +113,7 @@ async def test_a_webhook_that_alters_each_status_is_not_answered_with_a_status_e
             rest["conditions"] = [{**found, "reason": "Approved"} for found in status["conditions"]]
         return await stored(cluster, kind, body, rest)
 
-    simulation.submit(backoffLimit=1)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.submit_running(backoffLimit=1)
     with monkeypatch.context() as patch:
         patch.setattr(FakeCluster, "apply_status", alter)
         simulation.lose_head(1)

@@ -13,14 +13,11 @@ from omni_operator.status.decisions.situation import (
     Active,
     BetweenAttempts,
     Creating,
-    Deleting,
     Failing,
-    Finished,
-    Invalid,
-    Situation,
     Succeeding,
     Suspended,
     Suspending,
+    Unfinished,
 )
 from omni_operator.status.decisions.verdict import InProgress, Stage
 from omni_operator.status.observed.job_facts import JobFacts
@@ -50,7 +47,7 @@ def failing(final: bool) -> Failing:
 
 
 def state(
-    situation: Situation,
+    situation: Unfinished,
     *,
     refusal: Refusal | None = None,
     clusters: tuple[ObservedRayCluster, ...] = (SERVING,),
@@ -61,7 +58,6 @@ def state(
     heartbeat = Heartbeat(NOW - timedelta(hours=1) if silent else NOW, timedelta(minutes=10))
     observed = Observation(clusters=clusters, report=reported)
     table = derive_conditions(situation, FACTS, observed, refusal, UP_TO_DATE, heartbeat, NOW)
-    assert table is not None
     status = Status(attempts=1, failures=failures)
     made = with_state(
         status.model_copy(update={"conditions": update_conditions(status, {**table, **review_spec(None)}, 1, NOW)})
@@ -71,7 +67,6 @@ def state(
 
 RUNNING = Active(1, InProgress(Stage.RUNNING))
 CASES = {
-    "invalid": (Invalid("no"), {}, "Pending", "InvalidSpec"),
     "creating": (Creating(1), {}, "Starting", "Starting"),
     "refused": (Creating(1), {"refusal": QUOTA}, "Pending", "QuotaExceeded"),
     "refused again": (Creating(2), {"refusal": QUOTA, "failures": (FAILURE,)}, "Pending", "QuotaExceeded"),
@@ -102,8 +97,7 @@ def test_each_situation_has_one_state_and_its_reason(name: str) -> None:
 
 
 def test_every_situation_and_every_state_is_one_of_the_cases() -> None:
-    # The others keep the conditions that were written before.
-    assert {type(case[0]) for case in CASES.values()} == {*get_args(Situation)} - {Finished, Deleting}
+    assert {type(case[0]) for case in CASES.values()} == {*get_args(Unfinished)}
     assert {case[2] for case in CASES.values()} == set(get_args(JobState))
 
 

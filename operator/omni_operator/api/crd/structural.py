@@ -82,7 +82,10 @@ def _node(given: Schema, definitions: Schema, at: str) -> Schema:
         structural_node["items"] = _node(structural_node["items"], definitions, f"{at}[]")
     if structural_node.get("default", "") is None:
         del structural_node["default"]
-    return _named(structural_node)
+    if structural_node.get("type") == "array":
+        # Server-side apply replaces lists as a whole, unless they have keys.
+        structural_node.setdefault("x-kubernetes-list-type", "atomic")
+    return structural_node
 
 
 def _keys_of_a_map(node: Schema, made: Schema) -> None:
@@ -111,10 +114,3 @@ def _merged(node: Schema, definitions: Schema, at: str) -> Schema:
 def _joined(inner: Schema, outer: Schema) -> Schema:
     both = [*inner.get(VALIDATIONS, []), *outer.get(VALIDATIONS, [])]
     return {**inner, **outer, **({VALIDATIONS: both} if both else {})}
-
-
-def _named(node: Schema) -> Schema:
-    """Lists are atomic unless they have keys: server-side apply replaces them as a whole."""
-    if node.get("type") == "array":
-        node.setdefault("x-kubernetes-list-type", "atomic")
-    return node

@@ -152,5 +152,5 @@ def _ahead(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, st
         )
 
 
-def _value(given: dict[str, _Given], name: str, default: Any = None) -> Any:
-    return given[name].value if name in given else default
+def _value(given: dict[str, _Given], name: str) -> Any:
+    return given[name].value if name in given else None

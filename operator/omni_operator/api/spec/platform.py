@@ -172,13 +172,9 @@ class Tracking(StrictModel):
     @property
     def shown_images(self) -> int:
         """Held-out samples that trackers show; 0 where none can."""
-        if not self._shows_images:
+        if not set(self.loggers) & set(WITH_IMAGES):
             return 0
         return 8 if self.images is None else self.images
-
-    @property
-    def _shows_images(self) -> bool:
-        return bool(set(self.loggers) & set(WITH_IMAGES))
 
 
 class Observability(StrictModel):

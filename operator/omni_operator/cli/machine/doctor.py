@@ -144,7 +144,7 @@ def _packages(here: Machine) -> Iterator[Finding]:
         pinned = here.pinned.get(name)
         if found is None:
             yield Finding("missing", f"{name} is not installed", INSTALL)
-        elif pinned and _release(found) != pinned:
+        elif pinned and found.partition("+")[0] != pinned:  # any build of the release will do: `0.30.0+cpu`
             yield Finding("missing", f"{name} {found} is installed, {pinned} is needed", INSTALL)
         else:
             yield Finding("ok", f"{name} {found}")
@@ -154,11 +154,6 @@ def _packages(here: Machine) -> Iterator[Finding]:
             f"verl-omni {here.reference} is installed too, and both are `import verl_omni`",
             f"remove verl-omni, or delete .venv and {INSTALL}",
         )
-
-
-def _release(found: str) -> str:
-    """`0.30.0+cpu` -> `0.30.0`: any build of the release will do."""
-    return found.partition("+")[0]
 
 
 def _gib(size: int) -> str:

@@ -73,6 +73,7 @@ class View(Protocol):
 
     def note(self, text: str) -> None:
         """Print a line."""
+        console.note(text)
 
 
 def _follow(client: Client, name: str, view: View) -> str:
@@ -122,10 +123,6 @@ class DisplayView(View):
     def event(self, event: Event) -> None:
         self._display.note(f"{event.time}  {event.reason}: {event.message}")
 
-    @override
-    def note(self, text: str) -> None:
-        console.note(text)
-
 
 class JsonView(View):
     """One JSON object per line: `status` where it has changed, and `event`."""
@@ -166,10 +163,6 @@ class JsonView(View):
             "count": event.count,
         }
         console.say(json.dumps(line, ensure_ascii=False))
-
-    @override
-    def note(self, text: str) -> None:
-        console.note(text)
 
 
 def describe_state(status: Status) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
@@ -34,21 +35,16 @@ def parse_metadata_facts(body: Body) -> JobFacts:
         uid=str(meta.get("uid") or ""),
         generation=int(meta.get("generation") or 0),
         created=parse_timestamp(meta.get("creationTimestamp")) or _EPOCH,
-        deleting=parse_timestamp(meta.get("deletionTimestamp")),
     )
 
 
 def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     """Facts from a job's metadata and spec."""
-    bare = parse_metadata_facts(body)
     patient = spec.suspend_policy.mode == "CheckpointThenSuspend"
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
     trainer, rollouts, judges = _pools(spec, body["metadata"].get("labels") or {})
-    return JobFacts(
-        uid=bare.uid,
-        generation=bare.generation,
-        created=bare.created,
-        deleting=bare.deleting,
+    return replace(
+        parse_metadata_facts(body),
         suspend=spec.suspend,
         grace=timedelta(seconds=spec.suspend_policy.grace_seconds) if patient else None,
         active_deadline=_span(spec.active_deadline_seconds),

@@ -12,9 +12,10 @@ Invariants:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from omni_operator.api.names import (
     JOB_LABEL,
@@ -23,18 +24,73 @@ from omni_operator.api.names import (
     job_of_raycluster,
     job_of_rayjob,
 )
-from omni_operator.cluster.kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
+from omni_operator.cluster.kinds import (
+    ATTEMPT_KINDS,
+    JOBS,
+    PODS,
+    RAYCLUSTERS,
+    RAYJOBS,
+    Body,
+    Key,
+    Kind,
+    Meta,
+    version_of,
+)
 from omni_operator.status.observed import evidence
-from omni_operator.status.observed.observation import Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
+from omni_operator.status.observed.observation import (
+    Evidence,
+    Observation,
+    ObservedPod,
+    ObservedRayCluster,
+    ObservedRayJob,
+)
 
 from . import object_parser
-from .cached_job import CachedJob, Child, Seen
 from .job_summary import JobSummary, summarize
 from .object_parser import Owner, owner_of
 from .read_fields import keep_read_fields
 
 NONE_DELETED: Mapping[str, int] = {}
 EVIDENCE_KEPT = ATTEMPTS_KEPT = 8
+Seen: TypeAlias = ObservedRayJob | ObservedRayCluster | ObservedPod | Body
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A child of a job: a parsed value if decisions read it, the object if only its content is compared.
+
+    Attributes:
+        owner: its controller.
+    """
+
+    uid: str
+    version: int
+    owner: Owner | None
+    seen: Seen
+
+
+@dataclass(slots=True)
+class CachedJob:
+    """Cache entry of one job; `body` and `summary` are None while only its children are known.
+
+    Attributes:
+        body: the fields of the job that passes read. It is never changed: an event replaces it.
+        shared: changes with each object that all attempts share; no two entries ever have the same number.
+        lineage: uids of the job's RayJobs and RayClusters, also of deleted ones, with the number of the attempt.
+    """
+
+    key: Key
+    uid: str = ""
+    version: int = 0
+    body: Body | None = None
+    summary: JobSummary | None = None
+    shared: int = 0
+    children: dict[tuple[Kind, str], Child] = field(default_factory=dict)
+    lineage: dict[str, int] = field(default_factory=dict)
+    evidence: tuple[tuple[int, Evidence], ...] = ()
+
+
+NOTHING = CachedJob(("", ""))
 
 
 class ObjectCache:
@@ -61,7 +117,7 @@ class ObjectCache:
             return None
         meta = body["metadata"]
         uid = str(meta.get("uid", ""))
-        version = _version(meta)
+        version = version_of(meta)
         if version < self._deleted.get(key, NONE_DELETED).get(uid, 0):  # one that only lost its labels is newer
             return None
         entry = self._jobs.get(key)
@@ -101,7 +157,7 @@ class ObjectCache:
         uid = str(body["metadata"].get("uid", ""))
         name = body["metadata"]["name"]
         if key in self._deleted:
-            self._deleted[key][uid] = _version(body["metadata"])
+            self._deleted[key][uid] = version_of(body["metadata"])
         entry = self._jobs.get(key) if key else None
         if key is None or entry is None:
             return None
@@ -124,15 +180,6 @@ class ObjectCache:
             del self._jobs[key]
         return entry.key
 
-    def forget(self, kind: Kind, key: Key, name: str, uid: str) -> Key | None:
-        """Remove an object of a job for which no deletion event arrived."""
-        meta: Meta = {"namespace": key[0], "name": name, "uid": uid, "labels": {JOB_LABEL: key[1]}}
-        return self.remove(kind, {"metadata": meta})
-
-    def prune(self, kind: Kind, alive: Iterable[Meta], listed: int, namespace: str | None = None) -> set[Key]:
-        """Remove objects that are missing from a list, which is given by the metadata of its objects."""
-        return self.remove_missing(kind, {str(meta["uid"]) for meta in alive}, listed, namespace)
-
     def remove_missing(self, kind: Kind, alive: Collection[str], listed: int, namespace: str | None = None) -> set[Key]:
         """Remove objects that are missing from a list at version `listed`. Return the jobs that changed.
 
@@ -148,7 +195,8 @@ class ObjectCache:
                 continue
             for name, uid, version in list(self._cached(entry, kind)):
                 if uid not in alive and version <= listed:
-                    self.forget(kind, key, name, uid)
+                    meta: Meta = {"namespace": key[0], "name": name, "uid": uid, "labels": {JOB_LABEL: key[1]}}
+                    self.remove(kind, {"metadata": meta})
                     touched.add(key)
         return touched
 
@@ -170,13 +218,12 @@ class ObjectCache:
 
     def job(self, key: Key) -> Body | None:
         """The job's object, or None. Do not change it."""
-        entry = self._jobs.get(key)
-        return entry.body if entry else None
+        return self._entry(key).body
 
     def uid(self, key: Key) -> str | None:
         """The job's uid; None if there is no job of that name."""
-        entry = self._jobs.get(key)
-        return entry.uid if entry and entry.body is not None else None
+        entry = self._entry(key)
+        return entry.uid if entry.body is not None else None
 
     def jobs(self) -> list[Key]:
         """All jobs."""
@@ -184,16 +231,15 @@ class ObjectCache:
 
     def summary(self, key: Key) -> JobSummary | None:
         """The job's summary, or None."""
-        entry = self._jobs.get(key)
-        return entry.summary if entry else None
+        return self._entry(key).summary
 
     def summarized_jobs(self) -> list[tuple[Key, JobSummary, Body]]:
         """All jobs with their summaries and objects, none of which changes afterwards: other threads may read them."""
         return [(key, job.summary, job.body) for key, job in self._jobs.items() if job.summary and job.body]
 
     def observed(self, key: Key, uid: str) -> Observation:
-        """Children of the job with this uid, without the trainer's report and refusals."""
-        entry = self._jobs.get(key) or CachedJob(key)
+        """Children of the job with this uid, without the trainer's report."""
+        entry = self._entry(key)
         attempts = [(kind, child) for (kind, _), child in entry.children.items() if kind in ATTEMPT_KINDS]
         mine: list[ObservedRayJob | ObservedRayCluster | ObservedPod] = []
         leftovers = 0
@@ -217,14 +263,16 @@ class ObjectCache:
 
     def shared(self, key: Key, kind: Kind, name: str) -> Body | None:
         """An object that all attempts of a job share (NetworkPolicy, PodMonitor), or None. Do not change it."""
-        entry = self._jobs.get(key)
-        child = entry.children.get((kind, name)) if entry else None
+        child = self._entry(key).children.get((kind, name))
         return child.seen if child and isinstance(child.seen, dict) else None
 
     def shared_change(self, key: Key) -> int:
         """Number of the last change of an object that all attempts of a job share."""
-        entry = self._jobs.get(key)
-        return entry.shared if entry else 0
+        return self._entry(key).shared
+
+    def _entry(self, key: Key) -> CachedJob:
+        """What is cached of a job, to be read only; an empty entry if nothing is."""
+        return self._jobs.get(key, NOTHING)
 
     def _key(self, kind: Kind, body: Body) -> Key | None:
         meta = body["metadata"]
@@ -334,8 +382,3 @@ def _job_of(owner: Owner | None) -> str | None:
             return job_of_raycluster(owner.name)
         case _:
             return None
-
-
-def _version(meta: Body) -> int:
-    text = str(meta.get("resourceVersion") or "")
-    return int(text) if text.isdigit() else 0

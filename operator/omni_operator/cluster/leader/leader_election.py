@@ -23,7 +23,7 @@ from datetime import datetime
 from omni_operator.api.names import MANAGED_BY_LABEL, MANAGER
 from omni_operator.cluster.errors import ClusterError, Conflict, NotFound
 from omni_operator.cluster.event_writer import EventWriter
-from omni_operator.cluster.kinds import LEASES, Body
+from omni_operator.cluster.kinds import LEASES, Body, version_of
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.status.report.events import Event
 
@@ -116,7 +116,7 @@ class LeaderElection:
             return
         if change != "DELETED":
             self._see(body)
-        elif self._seen is None or _version(body) >= _version(self._seen):
+        elif self._seen is None or version_of(body["metadata"]) >= version_of(self._seen["metadata"]):
             if _holder(body) not in ("", self.identity):  # it may go on writing for a while
                 self._free_at = self.fence.clock() + self.times.duration
             self._seen = None
@@ -127,7 +127,8 @@ class LeaderElection:
         """Take part until cancelled; then release the Lease."""
         try:
             while True:
-                await self._acquire()
+                while (pause := await self._try()) is not None:
+                    await self._wait(pause)
                 await self._keep()
                 await self._lose()
         except EtcdRestored as error:
@@ -138,10 +139,6 @@ class LeaderElection:
             await asyncio.Event().wait()
         finally:
             await self._resign()
-
-    async def _acquire(self) -> None:
-        while (pause := await self._try()) is not None:
-            await self._wait(pause)
 
     async def _wait(self, seconds: float) -> None:
         """Wait, or until the Lease changes."""
@@ -262,15 +259,15 @@ class LeaderElection:
 
     def _require_growth(self, answer: Body, newest: int) -> None:
         """Raise EtcdRestored if the answer to a request is older than what was seen before the request."""
-        if (version := _version(answer)) < newest:
+        if (version := version_of(answer["metadata"])) < newest:
             raise EtcdRestored(
                 f"Lease {self.namespace}/{self.name} has version {version}, and had {newest} before: etcd was restored "
                 "from an older snapshot; observing everything anew"
             )
 
     def _see(self, lease: Body) -> None:
-        self._newest = max(self._newest, _version(lease))
-        if self._seen is None or _version(lease) > _version(self._seen):
+        self._newest = max(self._newest, version_of(lease["metadata"]))
+        if self._seen is None or version_of(lease["metadata"]) > version_of(self._seen["metadata"]):
             self._seen = lease
             self._seen_at = self.fence.clock()
 
@@ -320,7 +317,3 @@ class LeaderElection:
 
 def _holder(lease: Body) -> str:
     return str((lease.get("spec") or {}).get("holderIdentity") or "")
-
-
-def _version(lease: Body) -> int:
-    return int(lease["metadata"]["resourceVersion"])

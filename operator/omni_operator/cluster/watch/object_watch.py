@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from omni_operator.cluster.errors import ClusterError, Expired, Forbidden, KindAbsent, Refused, Unavailable
-from omni_operator.cluster.kinds import Body, Kind
+from omni_operator.cluster.kinds import Body, Kind, as_number, version_of
 
 from .watch_client import is_end_of_list
 
@@ -131,15 +131,10 @@ class ObjectWatch:
             self._pause = PAUSE_FIRST
             for body in page:
                 self.handle(self.kind, "ADDED", body)
-                alive[str(body["metadata"].get("uid"))] = as_number(str(body["metadata"].get("resourceVersion") or ""))
+                alive[str(body["metadata"].get("uid"))] = version_of(body["metadata"])
         self._complete(alive, version)
 
     def _complete(self, alive: dict[str, int], version: str) -> None:
         self._version = version
         self.listed(self.kind, self.namespace, alive, as_number(version))
         self.synced()
-
-
-def as_number(version: str) -> int:
-    """A resourceVersion as a number; 0 if it is none."""
-    return int(version) if version.isdigit() else 0

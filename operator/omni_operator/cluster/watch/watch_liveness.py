@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from omni_operator.cluster.kinds import JOBS, LEASES, RAYJOBS, Body, Key, Kind
+from omni_operator.cluster.kinds import JOBS, LEASES, RAYJOBS, Body, Key, Kind, version_of
 
 TRACKED = (LEASES, RAYJOBS, JOBS)  # kinds whose writes are expected
 MAX_TRACKED = 4096
@@ -34,7 +34,7 @@ class WatchLiveness:
     def expect(self, kind: Kind, body: Body, at: float) -> None:
         """Track a write that succeeded at `at`; `body` is the API server's answer."""
         place = _place(kind, body)
-        version = _version(body)
+        version = version_of(body["metadata"])
         if self._newest.get(place, 0) >= version or len(self._waiting) >= MAX_TRACKED:
             return
         # The oldest undelivered write counts, so that a stream of writes cannot hide a dead watch.
@@ -46,7 +46,7 @@ class WatchLiveness:
         if kind not in TRACKED:
             return
         place = _place(kind, body)
-        version = _version(body)
+        version = version_of(body["metadata"])
         waited = self._waiting.get(place)
         if waited is None:
             self._newest.pop(place, None)
@@ -71,8 +71,3 @@ class WatchLiveness:
 
 def _place(kind: Kind, body: Body) -> Place:
     return kind, str(body["metadata"].get("namespace") or ""), str(body["metadata"]["name"])
-
-
-def _version(body: Body) -> int:
-    text = str(body["metadata"].get("resourceVersion") or "")
-    return int(text) if text.isdigit() else 0

@@ -80,8 +80,9 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
     if pool.group == TRAINER_GROUP:
         template = add_output(add_run_folder(template, job), job)
         parts += [_job_folder(), _tracking(job), _reports(job, settings), protect_pod(job)]
-    else:
-        parts.append(_drain(pool))
+    elif pool.drain_seconds:
+        # However the pod is deleted, it finishes what it does.
+        parts.append(pre_stop(DRAIN_PROGRAM, pool.drain_seconds))
     if pool.group == ROLLOUT_GROUP:
         template = add_prompt_cache(template, job)
     template = add_models(template, job, pool)
@@ -129,11 +130,6 @@ def _placement(pool: Pool, needs: AcceleratorNeeds) -> Object:
     levels = {"required": scheduling.topology.required, "preferred": scheduling.topology.preferred}
     annotations = {f"kueue.x-k8s.io/podset-{how}-topology": level for how, level in levels.items() if level}
     return {"spec": spec, **({"metadata": {"annotations": annotations}} if annotations else {})}
-
-
-def _drain(pool: Pool) -> Object:
-    """The hook by which a pod that is deleted, for whatever reason, finishes what it does."""
-    return pre_stop(DRAIN_PROGRAM, pool.drain_seconds) if pool.drain_seconds else {}
 
 
 def _job_folder() -> Object:

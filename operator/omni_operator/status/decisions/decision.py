@@ -34,7 +34,6 @@ from .situation import (
     Decision,
     DeleteRayJob,
     DeleteSelf,
-    Deleting,
     EnsureShared,
     Failing,
     Finished,
@@ -57,24 +56,6 @@ def decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Tim
     Args:
         status: the last written status.
     """
-    return Decision(Deleting()) if facts.deleting else _decide(facts, observed, status, timeouts, now)
-
-
-def needs_spec(situation: Situation, observed: Observation, status: Status) -> bool:
-    """Whether a job can only wait while its spec is refused: its next step would be an attempt."""
-    suspended = status.condition("Suspended")
-    match situation:
-        case Creating():
-            return True
-        case BetweenAttempts():
-            return observed.empty
-        case Suspended():  # a suspension that is under way is recorded first
-            return suspended is None or suspended.status != "Unknown"
-        case _:
-            return False
-
-
-def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Timeouts, now: datetime) -> Decision:
     if status.finished:
         return _finished(facts, observed, status, now)
     current = max(status.attempts, observed.newest)
@@ -108,6 +89,20 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
     cluster = observed.cluster(current)
     new = cluster if cluster and not cluster.deleting and cluster.uid != status.children.ray_cluster_uid else None
     return Decision(Active(current, verdict), (*earlier, EnsureShared(new), *steps), wake)
+
+
+def needs_spec(situation: Situation, observed: Observation, status: Status) -> bool:
+    """Whether a job can only wait while its spec is refused: its next step would be an attempt."""
+    suspended = status.condition("Suspended")
+    match situation:
+        case Creating():
+            return True
+        case BetweenAttempts():
+            return observed.empty
+        case Suspended():  # a suspension that is under way is recorded first
+            return suspended is None or suspended.status != "Unknown"
+        case _:
+            return False
 
 
 def _verdict(

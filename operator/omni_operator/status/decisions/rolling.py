@@ -19,7 +19,13 @@ from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 from omni_operator.status.condition_value import ConditionValue, false_because
 from omni_operator.status.observed import evidence
 from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
-from omni_operator.status.observed.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
+from omni_operator.status.observed.observation import (
+    Observation,
+    ObservedPod,
+    ObservedRayCluster,
+    ObservedRayJob,
+    PodGroup,
+)
 
 from .situation import (
     FinishReplacement,
@@ -68,21 +74,25 @@ class Pods:
     current: int
 
 
-def hold_templates(facts: JobFacts, observed: Observation, unchanged: Callable[[int], bool]) -> JobFacts:
+def hold_templates(
+    facts: JobFacts, observed: Observation, unchanged: Callable[[ObservedRayJob], bool] | None
+) -> JobFacts:
     """The facts with the running attempt's templates, where the attempt must not get the spec's templates.
 
     Args:
-        unchanged: whether the spec differs from an attempt's spec only in the templates of replaceable pods.
+        unchanged: whether the spec differs from an attempt's spec only in the templates of replaceable pods. None: the
+            spec is refused, and no attempt gets anything from it.
     """
     cluster = observed.cluster(observed.newest)
+    rayjob = observed.rayjob(observed.newest)
     if cluster is None:
         return facts
     held = {group.name: group.template for group in cluster.groups if group.template}
     differ = any(held.get(policy.group, policy.template) != policy.template for policy in facts.rolling)
-    if not differ or unchanged(observed.newest):
+    if not differ or (unchanged and rayjob and unchanged(rayjob)):
         return facts
     kept = (replace(policy, template=held.get(policy.group, policy.template)) for policy in facts.rolling)
-    return replace(facts, rolling=tuple(kept), held=observed.rayjob(observed.newest) is not None)
+    return replace(facts, rolling=tuple(kept), held=rayjob is not None)
 
 
 def has_other_templates(facts: JobFacts, observed: Observation) -> bool:

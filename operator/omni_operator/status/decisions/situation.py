@@ -155,18 +155,6 @@ Step = (
 
 
 @dataclass(frozen=True, slots=True)
-class Invalid:
-    """The spec is invalid; a running attempt continues."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Deleting:
-    """The job is being deleted."""
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     """The job succeeded or finally failed in an earlier pass."""
 
@@ -239,9 +227,8 @@ class Failing:
     why: str = ""
 
 
-Situation = (
-    Invalid | Deleting | Finished | Creating | Active | BetweenAttempts | Suspending | Suspended | Succeeding | Failing
-)
+Unfinished = Creating | Active | BetweenAttempts | Suspending | Suspended | Succeeding | Failing
+Situation = Finished | Unfinished
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from enum import Enum
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, ends_no_attempt, is_scorer_group
 from omni_operator.status.observed import evidence
 from omni_operator.status.observed.job_facts import JobFacts
-from omni_operator.status.observed.observation import HEAD, Observation, ObservedRayCluster, ObservedRayJob
+from omni_operator.status.observed.observation import HEAD, Observation, ObservedRayJob
 from omni_operator.status.reasons.names import FailureReason
 
 from .timeouts import Timeouts
@@ -139,7 +139,9 @@ def _head_lost(
 ) -> AttemptFailed | tuple[str, datetime] | None:
     """Verdict on a head that was ready and is not; message and time of the next pass while it may recover."""
     cluster = observed.cluster(rayjob.attempt)
-    if cluster is None or cluster.head_ready is not False or not _head_once_ready(rayjob, cluster):
+    # KubeRay submits a job, and marks a cluster provisioned, only after the head was ready.
+    once_ready = cluster is not None and (cluster.provisioned or rayjob.deployment == "Running")
+    if cluster is None or cluster.head_ready is not False or not once_ready:
         return None
     if cluster.head_reason != "HeadPodNotFound" and observed.head_ready(rayjob.attempt):
         return None  # only a container that is not Ray's is not ready
@@ -150,11 +152,6 @@ def _head_lost(
     if cluster.head_reason == "HeadPodNotFound" or ended or now >= since + timeouts.head:
         return _lost_pod(observed, rayjob.attempt) or AttemptFailed("HeadLost", text)
     return text, since + timeouts.head
-
-
-def _head_once_ready(rayjob: ObservedRayJob, cluster: ObservedRayCluster) -> bool:
-    """KubeRay submits a job, and marks a cluster provisioned, only after the head was ready."""
-    return cluster.provisioned or rayjob.deployment == "Running"
 
 
 def _running(observed: Observation, attempt: int, timeouts: Timeouts) -> Verdict:

@@ -83,7 +83,6 @@ class JobFacts:
     A running attempt keeps what it was created with; `running_pods.as_running` has the facts about its pods.
 
     Attributes:
-        deleting: `metadata.deletionTimestamp`.
         grace: how long a suspension waits for a checkpoint; None: it requests none.
         trainer: the trainer's pods.
         rollouts, judges: the pods that a running attempt may gain and lose.
@@ -106,7 +105,6 @@ class JobFacts:
     uid: str
     generation: int
     created: datetime
-    deleting: datetime | None = None
     suspend: bool = False
     grace: timedelta | None = None
     active_deadline: timedelta | None = None

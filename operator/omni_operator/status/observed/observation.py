@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from omni_operator.api.names import REWARD_GROUP
@@ -327,7 +327,6 @@ class Observation:
     last: int = 0
     evidence: tuple[tuple[int, Evidence], ...] = ()
     report: TrainerReport | None = None
-    refusal: Refusal | None = field(default=None)
 
     def rayjob(self, attempt: int) -> ObservedRayJob | None:
         return next((observed for observed in self.rayjobs if observed.attempt == attempt), None)

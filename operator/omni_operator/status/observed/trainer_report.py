@@ -179,7 +179,8 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         values.update(checkpoint=name, checkpoint_at=now, checkpoint_step=step)
         values.pop("step", None)  # the step of the checkpoint, which may be older
     if event.event == "output":
-        values.update(output=_describe_output(event), output_failed=None)
+        what = "report" if event.step is None else f"results of step {event.step}"
+        values.update(output=f"{what} in {event.url or 'the store'}", output_failed=None)
         values.pop("step", None)
     if event.event == "done":
         values["eta_seconds"] = 0.0
@@ -191,11 +192,6 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
     if event.event in ("warning", "error") and event.reason == OUTPUT_NOT_SENT:
         values["output_failed"] = evidence.shorten(event.message or "the trainer reported no message")
     return replace(base, at=now, **values)
-
-
-def _describe_output(event: ReportEvent) -> str:
-    what = "report" if event.step is None else f"results of step {event.step}"
-    return f"{what} in {event.url or 'the store'}"
 
 
 def _add_warning(

@@ -8,20 +8,24 @@ from datetime import datetime, timedelta
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.status import CONDITION_TYPES, Condition, Status
-from omni_operator.status.condition_value import ConditionValue, Table, false_because, true_because, unknown_because
+from omni_operator.status.condition_value import (
+    ConditionValue,
+    Table,
+    false_because,
+    true_because,
+    unknown_because,
+    value_of,
+)
 from omni_operator.status.decisions.partial_admission import describe_admission, describe_request
 from omni_operator.status.decisions.situation import (
     Active,
     BetweenAttempts,
     Creating,
-    Deleting,
     Failing,
-    Finished,
-    Invalid,
-    Situation,
     Succeeding,
     Suspended,
     Suspending,
+    Unfinished,
 )
 from omni_operator.status.decisions.verdict import InProgress, Stage
 from omni_operator.status.observed.evidence import without_control
@@ -57,25 +61,22 @@ class Heartbeat:
 
 
 def derive_conditions(
-    situation: Situation,
-    facts: JobFacts | None,
+    situation: Unfinished,
+    facts: JobFacts,
     observed: Observation,
     refusal: Refusal | None,
     updated: ConditionValue,
     heartbeat: Heartbeat,
     now: datetime,
-) -> Table | None:
-    """All conditions; None if they do not change. `facts` is None for an invalid spec."""
+) -> Table:
+    """All conditions of a job with a valid spec that has not ended."""
     match situation:
-        case Finished() | Deleting():
-            return None
-        case Invalid(text=text):
-            refused = false_because("InvalidSpec", text)
-            return _table(refused, refused, unknown_because("InvalidSpec"), updated=refused)
         case Creating(attempt=attempt):
-            return _creating(attempt, refusal, updated)
+            if refused := _refused(refusal):
+                return _table(refused, refused, unknown_because(refused.reason), updated=updated)
+            creating = unknown_because("AttemptCreated", f"attempt {attempt}")
+            return _table(creating, false_because("Starting"), creating, updated=updated)
         case Active(attempt=attempt, going=going):
-            assert facts is not None
             return _active(attempt, going, facts, observed, refusal, updated, heartbeat, now)
         case BetweenAttempts(text=text):
             between = unknown_because("BetweenAttempts", text)
@@ -143,6 +144,12 @@ def _table(
     }
 
 
+def refuse_spec(text: str) -> Table:
+    """All conditions of a job without an attempt whose spec is invalid."""
+    refused = false_because("InvalidSpec", text)
+    return {**_table(refused, refused, unknown_because("InvalidSpec"), updated=refused), **review_spec(None)}
+
+
 def review_spec(facts: JobFacts | None) -> Table:
     """Conditions that warn of a spec before any pod runs; `facts` is None for an invalid spec."""
     if facts is None:
@@ -169,7 +176,7 @@ def review_output(facts: JobFacts, report: TrainerReport | None, before: Conditi
     if report is not None and report.output:
         return true_because("Sent", report.output)
     if before is not None and before.reason in ("Sent", "OutputNotSent"):
-        return ConditionValue(before.status, before.reason, before.message)
+        return value_of(before)
     return unknown_because("NothingSent")
 
 
@@ -191,13 +198,6 @@ def review_end(previous: Status, refusal: Refusal | None, generation: int, now: 
 
 def _refused(refusal: Refusal | None) -> ConditionValue | None:
     return false_because(refusal.kind, refusal.text) if refusal else None
-
-
-def _creating(attempt: int, refusal: Refusal | None, updated: ConditionValue) -> Table:
-    if refused := _refused(refusal):
-        return _table(refused, refused, unknown_because(refused.reason), updated=updated)
-    creating = unknown_because("AttemptCreated", f"attempt {attempt}")
-    return _table(creating, false_because("Starting"), creating, updated=updated)
 
 
 def _active(

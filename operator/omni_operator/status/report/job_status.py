@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -21,7 +22,7 @@ from omni_operator.api.status import (
     TrainerWarning,
     Weights,
 )
-from omni_operator.status.condition_value import ConditionValue, Table, false_because
+from omni_operator.status.condition_value import ConditionValue, Table, false_because, value_of
 from omni_operator.status.decisions.rolling import count_updated
 from omni_operator.status.decisions.scaling import review_scaling
 from omni_operator.status.decisions.situation import (
@@ -29,10 +30,8 @@ from omni_operator.status.decisions.situation import (
     CHECKPOINT_REQUESTED,
     Active,
     Creating,
-    Deleting,
     Failing,
     Finished,
-    Invalid,
     Situation,
     Succeeding,
     Suspended,
@@ -49,6 +48,7 @@ from omni_operator.status.observed.trainer_report import add_warning
 from omni_operator.status.report.conditions import (
     Heartbeat,
     derive_conditions,
+    refuse_spec,
     review_end,
     review_output,
     review_spec,
@@ -86,8 +86,6 @@ def derive_status(
     facts: JobFacts, observed: Observation, previous: Status, situation: Situation, context: Context
 ) -> Status:
     """Status of a job; `previous` is the last written one."""
-    if isinstance(situation, Deleting):
-        return previous
     if isinstance(situation, Finished):
         return _finished(facts, observed, previous, context)
     now = context.now
@@ -100,7 +98,6 @@ def derive_status(
     report = observed.report_of(attempt)
     heartbeat = find_heartbeat(facts, base, observed, attempt, context)
     table = derive_conditions(situation, facts, observed, context.refusal, updated, heartbeat, now)
-    assert table is not None  # the other situations returned above
     sent = review_output(facts, report, previous.condition("OutputSent"))
     table = {**table, **review_spec(facts), **review_scaling(facts, observed, attempt, now), "OutputSent": sent}
     if not facts.complete:
@@ -108,7 +105,7 @@ def derive_status(
     weights = base.condition("WeightsInSync")
     if report is None and heartbeat.at and weights and table["ProgressStalled"].reason != "NotRunning":
         # An earlier process received the last report: its result stays until the next report.
-        table = {**table, "WeightsInSync": ConditionValue(weights.status, weights.reason, weights.message)}
+        table = {**table, "WeightsInSync": value_of(weights)}
     running = _running_since(base, observed, attempt, situation, now)
     accelerators = count_accelerators(facts, observed.cluster(attempt))
     counting = _counting(base, situation, report, running, accelerators, now)
@@ -134,9 +131,8 @@ def derive_status(
 
 def _keep(previous: Status, table: Table) -> Table:
     """Conditions as they were, or as in `table` where there were none."""
-    kept = {kind: previous.condition(kind) for kind in table}
     return {
-        kind: ConditionValue(old.status, old.reason, old.message) if old else table[kind] for kind, old in kept.items()
+        kind: value_of(written) if (written := previous.condition(kind)) else value for kind, value in table.items()
     }
 
 
@@ -154,6 +150,28 @@ def find_heartbeat(facts: JobFacts, status: Status, observed: Observation, attem
     if at and started:  # by a queue, after the report
         at = max(at, started)
     return Heartbeat(at, silence, facts.max_lag, facts.max_age, started)
+
+
+def find_deadlines(
+    facts: JobFacts, situation: Situation, status: Status, observed: Observation, context: Context
+) -> Iterator[datetime]:
+    """When a running job is stalled, its weights are too old, or it has started by a clock that is ahead.
+
+    Args:
+        status: as derived from the situation.
+    """
+    if not isinstance(situation, Active):
+        return
+    rayjob = observed.rayjob(status.attempts)
+    if rayjob and rayjob.started and rayjob.started > context.now:
+        yield rayjob.started
+    report = observed.report_of(status.attempts)
+    stalled = status.condition("ProgressStalled")
+    heartbeat = find_heartbeat(facts, status, observed, status.attempts, context)
+    if heartbeat.at and stalled and stalled.status == "False":
+        yield heartbeat.at + heartbeat.silence
+    if report and report.synced_at and status.is_true("WeightsInSync"):
+        yield heartbeat.synced(report.synced_at) + heartbeat.max_age
 
 
 def derive_unknown_status(
@@ -381,27 +399,19 @@ def _updated(
     return review_update(facts, observed, attempt, others)
 
 
-def derive_invalid_status(
-    facts: JobFacts, observed: Observation, previous: Status, text: str, context: Context
-) -> Status:
+def derive_invalid_status(facts: JobFacts, observed: Observation, previous: Status, text: str, now: datetime) -> Status:
     """Status of a job with an invalid spec.
 
     While an attempt runs, only `Updated` changes, because the attempt continues. A suspended job stays suspended.
     """
     if previous.finished:
         return with_state(previous.model_copy(update={"observed_generation": facts.generation}))
-    situation = Invalid(text)
-    table = derive_conditions(
-        situation, None, observed, None, false_because("InvalidSpec", text), Heartbeat(None, timedelta()), context.now
-    )
-    assert table is not None
-    table = {**table, **review_spec(None)}
+    table = refuse_spec(text)
     suspended = previous.condition("Suspended")
     if suspended and suspended.status != "False":
         # The operator deleted the attempt. Without this record, it would count as deleted by someone else.
-        table["Suspended"] = ConditionValue(suspended.status, suspended.reason, suspended.message)
+        table = {**table, "Suspended": value_of(suspended)}
     if observed.rayjobs and previous.conditions:
-        kept = {found.type: ConditionValue(found.status, found.reason, found.message) for found in previous.conditions}
-        table = {kind: table[kind] if kind == "Updated" else kept.get(kind, table[kind]) for kind in table}
-    conditions = update_conditions(previous, table, facts.generation, context.now)
+        table = {**_keep(previous, table), "Updated": table["Updated"]}
+    conditions = update_conditions(previous, table, facts.generation, now)
     return with_state(previous.model_copy(update={"observed_generation": facts.generation, "conditions": conditions}))

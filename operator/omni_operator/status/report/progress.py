@@ -113,7 +113,8 @@ def update_usage(previous: Status, report: TrainerReport | None, counting: Count
     """
     usage = previous.usage
     until = counting.until
-    counted = _counted(previous)
+    # Up to when the running attempt is counted.
+    counted = parse_timestamp(usage.counted_time) if previous.running_time else None
     seconds = usage.accelerator_seconds
     if counting.running is not None and until is not None:
         since = max(counting.running, counted) if counted else counting.running
@@ -136,8 +137,3 @@ def update_usage(previous: Status, report: TrainerReport | None, counting: Count
         samples=samples,
         accelerator_seconds_per_thousand_samples=price,
     )
-
-
-def _counted(status: Status) -> datetime | None:
-    """Time up to which the running attempt is counted."""
-    return parse_timestamp(status.usage.counted_time) if status.running_time else None
