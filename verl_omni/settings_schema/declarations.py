@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from verl_omni.settings_schema import engine_settings
-from verl_omni.settings_schema.setting import Kind, Limit, Setting, is_number
+from verl_omni.settings_schema.setting import Kind, Limit, Setting, broken_limit
 
 ACTOR = "actor_rollout_ref.actor"
 FSDP = f"{ACTOR}.fsdp_config"
@@ -353,6 +353,4 @@ def may_be_null(name: str) -> bool:
 def out_of_range(name: str, value: object) -> str | None:
     """What is wrong with a number; None: nothing, or it is no number."""
     setting = SETTINGS.get(name)
-    if setting is None or not is_number(value):
-        return None
-    return next((text for limit in setting.limits if (text := limit.problem(value))), None)  # type: ignore[arg-type]
+    return None if setting is None else broken_limit(setting.limits, value)

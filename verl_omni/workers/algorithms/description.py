@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_omni.algos import rejection_settings
-from verl_omni.settings_schema.setting import Limit, is_number, plain_value
+from verl_omni.settings_schema.setting import Limit, broken_limit, plain_value
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -96,10 +96,8 @@ class RegisteredAlgorithm:
             loss: settings as attributes.
         """
         for name, limits in self.limits.items():
-            value = getattr(
-                loss, name, None
-            )  # an algorithm of the user's may have other settings than the one it is like
-            if is_number(value) and (text := next((text for each in limits if (text := each.problem(value))), None)):
+            # An algorithm of the user's may have other settings than the one that it is like.
+            if text := broken_limit(limits, getattr(loss, name, None)):
                 yield f"{name} {text}"
 
     def problems(self, config: DictConfig) -> list[str]:
