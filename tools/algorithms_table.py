@@ -45,11 +45,14 @@ def _paragraphs() -> Iterator[str]:
 
 
 def render_settings() -> str:
-    """The settings that only some algorithms have, each with its default and its comment in the algorithm's file."""
+    """The settings that only some algorithms have, each with its default and its comment in the algorithms' files."""
+    algorithms: dict[tuple[str, str, str], list[str]] = {}
+    for algorithm in registered.ALGORITHMS:
+        for setting in _settings(algorithm):
+            algorithms.setdefault(setting, []).append(f"`{algorithm}`")
     rows = [
-        f"| `{algorithm}` | `{setting}` | {default} | {meaning} |"
-        for algorithm in registered.ALGORITHMS
-        for setting, default, meaning in _settings(algorithm)
+        f"| {', '.join(names)} | `{setting}` | {default} | {meaning} |"
+        for (setting, default, meaning), names in algorithms.items()
     ]
     return "\n".join(["| algorithm | setting | default | meaning |", "| --- | --- | --- | --- |", *rows])
 
