@@ -154,7 +154,7 @@ def test_no_file_is_overwritten(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("sd3",), "no model family 'sd3'; choose flux, flux2-klein, qwen-image, qwen-image-edit, sd35, wan22-5b"),
+        (("sd3",), f"no model family 'sd3'; choose {', '.join(sorted(FAMILIES))}"),
         (("sd35", "--reward", "jpg"), "no scorer 'jpg'; choose brightness"),
         (("wan22-5b", "--reward", "ocr"), "the scorer ocr cannot judge samples of wan22-5b; choose"),
         (("sd35", "--reward", "videoalign"), "the scorer videoalign cannot judge samples of sd35; choose"),

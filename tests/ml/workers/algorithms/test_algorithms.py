@@ -85,7 +85,7 @@ def test_settings_of_other_algorithms_are_accepted_and_named(loss: str) -> None:
     config = configuration.load(written)
     names = [name.lstrip("+") for name in of_others]
     unread = [name for name in names if OmegaConf.select(config, name, default="absent") == "absent"]
-    assert 0 < len(unread) < len(names)
+    assert unread, "no algorithm has the settings of all others"
     assert configuration.without_effect(written, config) == dict.fromkeys(unread, f"loss_mode={loss} does not read it")
     assert configuration.without_effect(given, config) == {}
 
