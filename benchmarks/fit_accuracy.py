@@ -16,7 +16,7 @@ import fit_page
 import page_tables
 from results import arguments, results_file, table, write
 
-from verl_omni.pipelines.registry import FOLDERS
+from verl_omni.pipelines.registry import FOLDERS, family_sizes
 from verl_omni.trainer.device_checks.measured_update import compare
 
 ACTOR = "actor_rollout_ref.actor"
@@ -31,17 +31,9 @@ ALGORITHMS = [
 KL = ("KL", f"{ACTOR}.use_kl_loss=true")
 BFLOAT16 = ("bfloat16", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bfloat16")
 CHECKPOINTING = ("checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=true")
-# On a GPU: transformers with layers as wide as those of SD3.5-medium, Qwen-Image and Wan 2.1 1.3B.
-WIDE: dict[str, dict[str, Any]] = {
-    "sd3": {"attention_head_dim": 64, "num_attention_heads": 24, "caption_projection_dim": 1536, "num_layers": 12},
-    "qwen_image": {"attention_head_dim": 128, "num_attention_heads": 24, "axes_dims_rope": [16, 56, 56]},
-    "qwen_image_edit": {"attention_head_dim": 128, "num_attention_heads": 24, "axes_dims_rope": [16, 56, 56]},
-    "wan": {"attention_head_dim": 128, "num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 12},
-}
 FIRST = "sd3"
 SIZES = [f"{ROLLOUT}.pipeline.height=512", f"{ROLLOUT}.pipeline.width=512"]
-# Frames of a video; its other dimensions are those of an image.
-FRAMES = {"wan": [f"{ROLLOUT}.pipeline.num_frames=5"]}
+FRAMES = f"{ROLLOUT}.pipeline.num_frames=5"  # of a video; its other dimensions are those of an image
 
 
 def variants(family: str) -> list[list[tuple[str, str]]]:
@@ -65,11 +57,13 @@ def variants(family: str) -> list[list[tuple[str, str]]]:
 def measure(*, gpu: bool) -> list[dict[str, Any]]:
     """A row per family and variant."""
     rows = []
-    device, widths, sizes = ("cuda", WIDE, SIZES) if gpu else ("cpu", {}, [])
+    device, sizes = ("cuda", SIZES) if gpu else ("cpu", [])
     for family in (FIRST, *sorted(FOLDERS.keys() - {FIRST})):
+        wide = family_sizes(family).WIDE if gpu else None
+        frames = [FRAMES] if FOLDERS[family].videos else []
         for variant in variants(family):
-            settings = [setting for _, setting in variant] + FRAMES.get(family, []) + sizes
-            found = compare(family, settings, device, widths.get(family))
+            settings = [setting for _, setting in variant] + frames + sizes
+            found = compare(family, settings, device, wide)
             rows.append({**found, "variant": ", ".join(name for name, _ in variant)})
             print(f"{family}, {rows[-1]['variant']}: {found['ratio']:.3f}", flush=True)
     return rows

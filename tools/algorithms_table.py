@@ -1,18 +1,25 @@
-"""The table of algorithms in docs/reference/algorithms.md, from the descriptions of the algorithms."""
+"""The tables in docs/reference/algorithms.md, from the descriptions of the algorithms and their settings files."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.generated_file import with_part
+from tools.generated_file import replace_part, with_part
 from verl_omni.workers.algorithms import registered
 
 PAGE = Path("docs/reference/algorithms.md")
 BEGIN = "<!-- algorithms: written by `make crds` -->"
 END = "<!-- end of algorithms -->"
+BEGIN_SETTINGS = "<!-- settings of algorithms: written by `make crds` -->"
+END_SETTINGS = "<!-- end of settings of algorithms -->"
+FILES = Path("verl_omni/trainer/config/loss")
+_LINE = re.compile(r" *(?P<name>\w+):(?: (?P<default>\S+))?(?: +# (?P<meaning>.+))?")  # a group has no default
+_GROUPS = ("diffusion_loss", "algorithm")
+_NAMES = ("_target_", "loss_mode")  # of the algorithm and its type, which are no settings
 
 
 def render() -> str:
@@ -37,6 +44,40 @@ def _paragraphs() -> Iterator[str]:
             yield f"\n### `{algorithm}`\n\n{more}"
 
 
+def render_settings() -> str:
+    """The settings that only some algorithms have, each with its default and its comment in the algorithms' files."""
+    algorithms: dict[tuple[str, str, str], list[str]] = {}
+    for algorithm in registered.ALGORITHMS:
+        for setting in _settings(algorithm):
+            algorithms.setdefault(setting, []).append(f"`{algorithm}`")
+    rows = [
+        f"| {', '.join(names)} | `{setting}` | {default} | {meaning} |"
+        for (setting, default, meaning), names in algorithms.items()
+    ]
+    return "\n".join(["| algorithm | setting | default | meaning |", "| --- | --- | --- | --- |", *rows])
+
+
+def _settings(algorithm: str) -> Iterator[tuple[str, str, str]]:
+    """(name, default, meaning) of each setting of `_GROUPS`.
+
+    Raises:
+        LookupError: one has no comment.
+    """
+    group = ""
+    for line in (FILES / f"{algorithm}.yaml").read_text(encoding="utf-8").splitlines():
+        found = _LINE.fullmatch(line)
+        if found is None:
+            continue
+        if found["default"] is None:
+            group = found["name"]
+        elif group in _GROUPS and found["name"] not in _NAMES:
+            if found["meaning"] is None:
+                raise LookupError(f"loss/{algorithm}.yaml: {found['name']} has no comment, which documents it")
+            name = found["name"] if group == _GROUPS[0] else f"{group}.{found['name']}"
+            yield name, found["default"], found["meaning"]
+
+
 def generated() -> dict[Path, str]:
-    """The page with a new table."""
-    return with_part(PAGE, BEGIN, END, render())
+    """The page with new tables."""
+    page = with_part(PAGE, BEGIN, END, render())[PAGE]
+    return {PAGE: replace_part(page, BEGIN_SETTINGS, END_SETTINGS, render_settings())}

@@ -7,8 +7,13 @@ from pathlib import Path
 
 def with_part(page: Path, begin: str, end: str, part: str) -> dict[Path, str]:
     """The page and its text with `part` between the lines `begin` and `end`; the rest stays."""
-    head, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    return {page: f"{head}{begin}\n\n{part}\n\n{end}{rest.partition(end)[2]}"}
+    return {page: replace_part(page.read_text(encoding="utf-8"), begin, end, part)}
+
+
+def replace_part(text: str, begin: str, end: str, part: str) -> str:
+    """The text with `part` between the lines `begin` and `end`."""
+    head, _, rest = text.partition(begin)
+    return f"{head}{begin}\n\n{part}\n\n{end}{rest.partition(end)[2]}"
 
 
 def write(files: dict[Path, str]) -> None:

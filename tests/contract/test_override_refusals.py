@@ -37,6 +37,8 @@ CASES = [
     ([], ["algorithm.timestep_fraction=0"], "must be above 0 and at most 1: 0"),
     ([], ["trainer.resume_from_path=/runs/a/checkpoints/step_000020"], "is not read: "),
     (NFT, ["algorithm.old_policy_update_interval=0.5"], "must be a whole number from 1: 0.5"),
+    (NFT, [f"{ACTOR}.diffusion_loss.old_decay_max=1"], "must be at least 0 and less than 1: 1"),
+    ([], [f"{ACTOR}.diffusion_loss.clip_ratio=0"], "must be positive: 0"),
     (NFT, [f"{ROLLOUT}.algo.init_same_noise=true"], "all samples of a prompt would be the same"),
     (["spec.model.lora.enabled=false"], [f"{ENGINE}.quantization=fp8"], "train an adapter"),
     (MIX, [f"{ROLLOUT}.algo.sde_contiguous=False"], "a progressive window is contiguous"),

@@ -140,9 +140,7 @@ def test_the_message_names_the_override_and_what_to_write(line: str, text: str) 
 @pytest.mark.parametrize(
     "lines",
     [
-        [f"{ACTOR}.grad_clip=0", f"{ACTOR}.grad_clip=inf"],  # the last one counts
-        ["data.shuffle=maybe", "data.shuffle=${trainer.val_before_train}"],
-        ["ray_kwargs.ray_init=1", "ray_kwargs={ray_init: {num_cpus: 2}}"],  # replaced with its group
+        ["data.shuffle=${trainer.val_before_train}"],
         [f"{ACTOR}.optim.betas=[0.9, 1e-3]", "data.shuffle=1"],
         [f"{ACTOR}.diffusion_loss.mix_beta=text"],  # of another algorithm, so it is not read
     ],
@@ -151,6 +149,37 @@ def test_values_that_the_trainer_does_not_read_are_not_refused(lines: list[str])
     assert refused_in_job(lines) == {}
 
 
+GRAD_CLIP = f"{ACTOR}.grad_clip"
+SAMPLED = "actor_rollout_ref.rollout.val_kwargs.pipeline"
+ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni"
+
+
+@pytest.mark.parametrize(
+    ("lines", "setting"),
+    [
+        ([f"{GRAD_CLIP}=0.5", f"+{GRAD_CLIP}=1"], GRAD_CLIP),
+        ([f"{GRAD_CLIP}=0.5", f"{GRAD_CLIP}=0.5"], GRAD_CLIP),
+        ([f"{GRAD_CLIP}=0.5", f"{GRAD_CLIP}=${{actor_rollout_ref.actor.optim.eps}}"], GRAD_CLIP),
+        ([f"{GRAD_CLIP}=0.5", f"{ACTOR}.optim.clip_grad=1"], GRAD_CLIP),  # a name of the reference
+        (
+            [f"{ENGINE}.enable-multithread-weight-load=true", f"{ENGINE}={{enable_multithread_weight_load: false}}"],
+            f"{ENGINE}.enable_multithread_weight_load",
+        ),
+        ([f"{SAMPLED}.height=64", f"{SAMPLED}={{width: 64, height: 32}}"], f"{SAMPLED}.height"),
+        (["ray_kwargs.ray_init={}", "ray_kwargs={ray_init: {num_cpus: 2}}"], "ray_kwargs.ray_init.num_cpus"),
+    ],
+)
+def test_a_setting_that_two_overrides_set_is_refused(lines: list[str], setting: str) -> None:
+    found = refused_in_job(["data.shuffle=true", *lines])
+    assert found == {"overrides[2]": f"{setting}: already set by overrides[1]; remove one of the two"}
+    assert [refused_in_job([line]) for line in lines] == [{}, {}], "each alone is accepted"
+
+
+def test_settings_of_a_group_may_be_in_several_overrides() -> None:
+    assert refused_in_job([f"{SAMPLED}={{width: 64}}", f"{SAMPLED}.height=32", "ray_kwargs.ray_init.num_cpus=2"]) == {}
+
+
 def test_another_entry_point_has_settings_of_its_own() -> None:
-    changes = ['spec.algorithm.entrypoint=["my-trainer"]', 'spec.algorithm.overrides=["data.shuffle=maybe"]']
+    lines = ["data.shuffle=maybe", "data.shuffle=true"]
+    changes = ['spec.algorithm.entrypoint=["my-trainer"]', f"spec.algorithm.overrides={json.dumps(lines)}"]
     load_job(EXAMPLE, changes)

@@ -63,10 +63,11 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "    'Mean difference of neighbouring pixels.'\n"
         "    return scale * float(solution_image.float().diff(dim=-1).abs().mean())\n"
     )
+    (tmp_path / "endless.py").write_text("def compute_score(solution_image):\n    yield 1.0\n")
     folder = tmp_path / "sharp-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: sharp\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text("[verl_omni.scorers]\nsharpness = sharp\n")
+    (folder / "entry_points.txt").write_text("[verl_omni.scorers]\nsharpness = sharp\nendless = endless\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
@@ -84,6 +85,17 @@ def test_a_job_names_a_scorer_of_an_installed_package(tmp_path: Path, settings: 
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (found.returncode == 0) is (problem is None), found.stderr
     assert (problem or "") in found.stderr
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_generator_of_an_installed_package_is_refused(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    example = EXAMPLE.with_stem("red-grpo-cluster").read_text(encoding="utf-8")
+    job.write_text(example.replace("name: color\n      settings: {color: red}", "name: endless", 1))
+    command = [sys.executable, "-m", "omni_operator.cli", "validate", "--cluster", str(job)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "spec.reward.scorers[0].name: the scorer endless cannot score: it has a `yield`" in found.stderr
 
 
 @pytest.mark.usefixtures("_installed")

@@ -74,10 +74,12 @@ class Example:
     Attributes:
         name: the family's name in `drl init`.
         job: name of the file in `examples/`, without `.yaml`; `make crds` copies it to `EXAMPLE_FILE` in the folder.
+        lent: whether `drl init` begins with it for families without one, whose samples are of the same kind.
     """
 
     name: str
     job: str
+    lent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +105,15 @@ class FamilySizes(Protocol):
     """Interface of the module `sizes` of a family's folder.
 
     Attributes:
-        RELEASED: released models, by Hugging Face model id, whose memory `drl fit` estimates offline.
+        RELEASED: released models, by Hugging Face model id, whose memory `drl fit` estimates offline. `drl init` writes
+            the first one into a job.
         MEASURED: a transformer that is large enough for its layers, and not its embeddings, to need the memory.
+        WIDE: changes of its configuration for an accelerator, to layers as wide as those of a released model.
     """
 
     RELEASED: Mapping[str, ReleasedModel]
     MEASURED: Component
+    WIDE: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +126,9 @@ class FamilyDescription:
         tiny_models: function of the module `tiny_model` that makes a tiny random model, by the model's name in
             `drl model tiny`. The folder's own name is among them.
         generates: what a sample is, for that table.
-        example: what `drl init` begins with; None: it has nothing for the family.
+        example: what `drl init` begins with; None: with the example of another family.
         guided: whether guidance runs the transformer on a negative prompt as well; otherwise its scale is an input.
+        pipeline: fields of `spec.rollout.pipeline` with the family's values, for a job from another one's example.
     """
 
     architectures: Mapping[str, Family]
@@ -131,6 +137,7 @@ class FamilyDescription:
     example: Example | None = None
     generates: str = "images"
     guided: bool = True
+    pipeline: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def videos(self) -> bool:

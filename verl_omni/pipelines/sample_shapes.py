@@ -49,6 +49,7 @@ class SampleShapes(Protocol):
     # pixels of one token of the transformer, and with a table of positions `longest_side(configs) -> int`, in pixels.
     # A family whose engine divides its transformer over accelerators also has `DIVIDED_BY_ENGINES`: the keys of the
     # transformer's config.json whose numbers the tensor parallel size must divide, and what they count.
+    # A family whose prompts are split over ranks too, and must not be padded for it, also has `SPLITS_PROMPT = True`.
     # A family with input images also has `encoder_input(configs, pipeline) -> torch.Size`: the shape of the pixels of
     # one sample that the VAE encodes, without a batch dimension.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-# Its modules: the name here, and its function there. `choice` and `imagebind` are refused with the reason.
-PUBLISHED = {
+# Its modules: the name here, and its function there, None if that is not known. Those that are not available here
+# (`rewards.UNAVAILABLE`) are refused with the reason.
+PUBLISHED: dict[str, tuple[str, str | None]] = {
     "choice_reward": ("choice", "compute_score"),
     "clap": ("clap", "compute_score"),
     "genrm_ocr": ("genrm_ocr", "compute_score_ocr"),
@@ -17,6 +18,7 @@ PUBLISHED = {
     "latent_http_scorer_client": ("latent_http", "compute_score"),
     "pickscore_reward": ("pickscore", "compute_score_pickscore"),
     "unified_reward": ("unified_reward", "compute_score_unified_reward"),
+    "videoalign_native": ("videoalign_native", None),
 }
 # Settings that have another name here.
 RENAMED = {"hpsv3": {"reward_scale": "score_scale"}}

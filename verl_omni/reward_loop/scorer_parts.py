@@ -82,18 +82,34 @@ def resolve(name: str, settings: dict[str, Any]) -> tuple[Callable[..., Any], di
     """The scorer called `name` and its settings; of `python`, the user's own function, which may take lists.
 
     Raises:
-        ValueError: the scorer, or the function that `python` names, does not exist.
+        ValueError: the scorer, or the function that `python` names, does not exist, or cannot score.
     """
     if name != "python":
         return get_scorer(name), settings
-    return load(settings["function"]), {key: value for key, value in settings.items() if key != "function"}
+    function = load(settings["function"])
+    check_function(function, settings["function"])
+    return function, {key: value for key, value in settings.items() if key != "function"}
 
 
 def check_settings(scorer: Callable[..., Any], given: Collection[str], where: str) -> None:
-    """Refuse settings that the scorer does not take.
+    """Refuse settings that the scorer does not take, and a function that cannot score.
 
     Raises:
-        ValueError: a name is unknown or missing; the message has a line for each.
+        ValueError: a name is unknown or missing, or as of `check_function`; the message has a line for each.
     """
+    check_function(scorer, where)
     if problems := signature_of(scorer).problems(given):
         raise ValueError("\n".join(f"{where}.{problem}" for problem in problems))
+
+
+def check_function(scorer: Callable[..., Any], where: str) -> None:
+    """Refuse a function of which no call would give a score.
+
+    Args:
+        where: the setting that names it, for the message.
+
+    Raises:
+        ValueError: it is a generator, or has parameters that a call by name cannot give.
+    """
+    if problems := signature_of(scorer).function_problems():
+        raise ValueError("\n".join(f"{where}: {problem}" for problem in problems))

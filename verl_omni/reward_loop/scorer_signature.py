@@ -7,7 +7,7 @@ import difflib
 import inspect
 import re
 import tokenize
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,8 @@ OF_OTHERS = {
         ("metadata", PLURAL["extra_info"]),
     )
 }
+BEFORE_SLASH = "are before a `/`, and a scorer gets its arguments by name; remove the `/`"
+GENERATES = "it has a `yield`, so a call returns a generator; return the score, or a list of scores"
 NEEDS_LISTS = f"is given to scorers of lists; name the parameters {', '.join(PLURAL.values())}"
 # An integer is a number, but a text is not, and neither are true, infinity and NaN.
 _EXACT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -57,6 +59,8 @@ class Signature:
         open_ended: it has `**kwargs`, so it takes any setting.
         group_wise: it has a parameter `groups`, so it gets all samples of a prompt together.
         of_lists: it has a parameter `solution_images`.
+        positional: parameters before a `/`, which a call by name cannot give.
+        generates: it has a `yield`, so a call returns a generator.
     """
 
     settings: frozenset[str]
@@ -64,6 +68,15 @@ class Signature:
     open_ended: bool
     group_wise: bool = False
     of_lists: bool = False
+    positional: tuple[str, ...] = ()
+    generates: bool = False
+
+    def function_problems(self) -> list[str]:
+        """PURE: why no call of the function would give a score, whatever its settings are."""
+        return [
+            *([f"the parameters {', '.join(self.positional)} {BEFORE_SLASH}"] if self.positional else ()),
+            *([GENERATES] if self.generates else ()),
+        ]
 
     def problems(self, given: Collection[str]) -> list[str]:
         """PURE: messages about missing and unknown settings; for unknown names, with the nearest valid one."""
@@ -121,7 +134,15 @@ def signature_of(scorer: Callable[..., Any]) -> Signature:
     return _signature(
         {each.name: each.default is not each.empty for each in named},
         open_ended=any(each.kind is each.VAR_KEYWORD for each in known),
+        positional=[each.name for each in known if each.kind is each.POSITIONAL_ONLY],
+        generates=_generates(scorer),
     )
+
+
+def _generates(scorer: Callable[..., Any]) -> bool:
+    """Whether a function, or the one in verl's wrapper, is a generator."""
+    function = scorer.args[0] if isinstance(scorer, partial) and scorer.args and callable(scorer.args[0]) else scorer
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def setting_fields(scorer: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
@@ -180,12 +201,27 @@ def signature_in_source(text: str, name: str) -> Signature | None:
     if not defined or defined[-1].decorator_list:
         return None
     arguments = defined[-1].args
-    plain = [*arguments.posonlyargs, *arguments.args]
-    without_default = len(plain) - len(arguments.defaults)
-    has_default = {each.arg: place >= without_default for place, each in enumerate(plain)}
+    without_default = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
+    places = enumerate(arguments.args, start=len(arguments.posonlyargs))
+    has_default = {each.arg: place >= without_default for place, each in places}
     keyword_only = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     has_default |= {each.arg: default is not None for each, default in keyword_only}
-    return _signature(has_default, open_ended=arguments.kwarg is not None)
+    return _signature(
+        has_default,
+        open_ended=arguments.kwarg is not None,
+        positional=[each.arg for each in arguments.posonlyargs],
+        generates=_yields(defined[-1].body),
+    )
+
+
+def _yields(body: Sequence[ast.AST]) -> bool:
+    """Whether there is a `yield` in the body of a function, outside of functions and classes that it defines."""
+    inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    return any(
+        isinstance(node, (ast.Yield, ast.YieldFrom))
+        or (not isinstance(node, inner) and _yields(list(ast.iter_child_nodes(node))))
+        for node in body
+    )
 
 
 def signature_in_file(file: Path, name: str) -> Signature | None:
@@ -220,7 +256,9 @@ def may_define(text: str, name: str) -> bool:
     return name in words or bool(words & {"globals", "exec", "__getattr__"}) or "import *" in text
 
 
-def _signature(has_default: Mapping[str, bool], *, open_ended: bool) -> Signature:
+def _signature(
+    has_default: Mapping[str, bool], *, open_ended: bool, positional: Sequence[str], generates: bool
+) -> Signature:
     own = {name: default for name, default in has_default.items() if name not in FILLED_IN}
     return Signature(
         frozenset(own),
@@ -228,4 +266,6 @@ def _signature(has_default: Mapping[str, bool], *, open_ended: bool) -> Signatur
         open_ended,
         group_wise=GROUPS in has_default,
         of_lists=PLURAL["solution_image"] in has_default,
+        positional=tuple(positional),
+        generates=generates,
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from verl_omni.settings_schema import engine_settings
-from verl_omni.settings_schema.setting import Kind, Limit, Setting, is_number
+from verl_omni.settings_schema.setting import Kind, Limit, Setting, broken_limit
 
 ACTOR = "actor_rollout_ref.actor"
 FSDP = f"{ACTOR}.fsdp_config"
@@ -150,12 +150,16 @@ _DECLARED = (
         Kind.NUMBER,
         limits=(NOT_NEGATIVE,),
     ),
+    Setting(f"{ACTOR}.max_skipped_steps", limits=(NOT_NEGATIVE,)),
+    Setting(
+        f"{ACTOR}.ema_decay",
+        kind=Kind.NUMBER,
+        limits=(Limit("must be between 0 and 1, or null", lambda value: 0 < value < 1),),
+    ),
     # At 0 nothing would be learned, and a negative one would turn the gradient round.
     Setting(f"{ACTOR}.grad_clip", limits=(positive("for gradients that are not clipped, write inf"),)),
     Setting(f"{ACTOR}.kl_loss_coef", limits=(NOT_NEGATIVE,)),
     Setting(f"{LOSS}.loss_mode", "spec.algorithm.name"),
-    Setting(f"{LOSS}.adv_clip_max", limits=(POSITIVE,)),
-    Setting(f"{LOSS}.clip_ratio", limits=(POSITIVE,)),
     Setting(f"{OPTIM}.lr", "spec.trainer.learningRate", limits=(NOT_NEGATIVE,)),
     Setting(f"{OPTIM}.eps", limits=(NOT_NEGATIVE,)),
     Setting(f"{OPTIM}.betas", kind=Kind.PAIR, advice="[0.9,0.999]"),
@@ -194,6 +198,7 @@ _DECLARED = (
         values=("auto", "safetensors", "dummy"),
         advice="the engine loads the model's own weights",
     ),
+    Setting(f"{ROLLOUT}.deadline_seconds", limits=(SECONDS,)),
     Setting(f"{ROLLOUT}.max_num_seqs", "spec.rollout.engine.maxBatchSize"),
     Setting(f"{ROLLOUT}.max_concurrent_requests", "spec.rollout.engine.maxConcurrentRequests", Kind.NUMBER),
     Setting(f"{ROLLOUT}.max_prompt_embed_length", kind=Kind.NUMBER),
@@ -348,6 +353,4 @@ def may_be_null(name: str) -> bool:
 def out_of_range(name: str, value: object) -> str | None:
     """What is wrong with a number; None: nothing, or it is no number."""
     setting = SETTINGS.get(name)
-    if setting is None or not is_number(value):
-        return None
-    return next((text for limit in setting.limits if (text := limit.problem(value))), None)  # type: ignore[arg-type]
+    return None if setting is None else broken_limit(setting.limits, value)

@@ -77,6 +77,12 @@ def algorithm_defaults(loss: str) -> dict[str, Any]:
     return found
 
 
+def loss_defaults(loss: str) -> dict[str, Any]:
+    """Defaults of the settings `actor_rollout_ref.actor.diffusion_loss` of an algorithm of this package."""
+    found: dict[str, Any] = algorithm_defaults(loss)["actor_rollout_ref"]["actor"]["diffusion_loss"]
+    return found
+
+
 def defaults(own: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults of all settings. References to other settings are not resolved.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -38,6 +38,13 @@ class Limit:
         # The engine's settings are converted to floats before this, and a job's are not.
         shown = int(value) if isinstance(value, float) and value.is_integer() else value
         return f"{self.text}: {shown}" + (f"; {self.advice}" if self.advice else "")
+
+
+def broken_limit(limits: Iterable[Limit], value: Any) -> str | None:
+    """What is wrong with a number, by the first limit that does not hold; None: nothing, or the value is no number."""
+    if not is_number(value):
+        return None
+    return next((text for limit in limits if (text := limit.problem(value))), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import struct
+import zlib
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +16,8 @@ import typer
 from omni_operator.api import JobError, read_job
 from omni_operator.api.spec.scorers import asks_judge, builtin_scorers, is_builtin, settings_model
 from verl_omni import pipelines
-from verl_omni.pipelines.description import EXAMPLE_FILE
-from verl_omni.pipelines.registry import FOLDERS
+from verl_omni.pipelines.description import EXAMPLE_FILE, FamilyDescription
+from verl_omni.pipelines.registry import FOLDERS, family_sizes
 from verl_omni.reward_loop.rewards import modality
 
 from . import console
@@ -26,17 +28,33 @@ TEXTS = ("Open", "Second Chance", "Slow Down", "Summer Sale", "The Long Road", "
 SCENES = {"train": ("a shop sign that says", "a birthday cake with the words"), "validation": ("a book cover titled",)}
 
 
-# Families with a tested example (tools/init_jobs.py), by the names of their models.
-FAMILIES = {each.example.name: (folder, each) for folder, each in FOLDERS.items() if each.example}
+INPUT_IMAGE = "input.png"
+
+
+def _family_name(folder: str, description: FamilyDescription) -> str:
+    return description.example.name if description.example else folder.replace("_", "-")
+
+
+# Folders by the names of the families: those of their examples' models, or of the folders.
+FAMILIES = {_family_name(folder, each): folder for folder, each in FOLDERS.items()}
+
+
+def _rewards() -> list[str]:
+    """Scorers to complete, of all families."""
+    return sorted({name for family in FAMILIES for name in offered_scorers(family)})
 
 
 def init(
-    family: Annotated[str, typer.Argument(help=f"Model family: {', '.join(sorted(FAMILIES))}.")],
+    family: Annotated[
+        str,
+        typer.Argument(help=f"Model family: {', '.join(sorted(FAMILIES))}.", autocompletion=lambda: sorted(FAMILIES)),
+    ],
     reward: Annotated[
         str | None,
         typer.Option(
             help="A built-in scorer, or a Python file with compute_score. Default: ocr; for videos pickscore.",
             metavar="SCORER|FILE.py",
+            autocompletion=_rewards,
         ),
     ] = None,
     model: Annotated[
@@ -65,16 +83,20 @@ def init(
         model = _from_folder(path.parent, model)
     text = _job(family, name, scorer, model)
     try:
-        read_job(text, str(path))
+        pipeline = read_job(text, str(path)).job.spec.rollout.pipeline
     except JobError as error:
         console.refuse(console.format_problems(error.problems))
-    written = {path: text, **{path.parent / file: _prompts(use) for use, file in PROMPTS.items()}}
+    images = FOLDERS[FAMILIES[family]].input_images
+    written = {path: text.encode()}
+    written |= {path.parent / file: _prompts(use, images=images).encode() for use, file in PROMPTS.items()}
+    if images:
+        written[path.parent / INPUT_IMAGE] = _gray_image(pipeline.width, pipeline.height)
     for file, content in written.items():
         if file.exists():
             console.note(f"{file} exists, and is kept")
             continue
         try:
-            file.write_text(content, encoding="utf-8")
+            file.write_bytes(content)
         except OSError as error:
             console.refuse(f"cannot write {file}: {error.strerror}")
     console.say(f"wrote {path}; its prompts are {' and '.join(PROMPTS.values())}: replace the samples with your own")
@@ -87,12 +109,11 @@ def _scorer(reward: str, family: str) -> dict[str, Any]:
     """The entry of `spec.reward.scorers`."""
     if reward.endswith(".py"):
         return {"name": "own", "function": {"path": reward}}
-    taken = modalities(family)
-    offered = [name for name in builtin_scorers() if modality(name) in taken and not _required_settings(name)]
+    offered = offered_scorers(family)
     if reward not in offered:
         if not is_builtin(reward):
             problem = f"no scorer {reward!r}"
-        elif modality(reward) not in taken:
+        elif modality(reward) not in modalities(family):
             problem = f"the scorer {reward} cannot judge samples of {family}"
         else:
             problem = f"the scorer {reward} needs {', '.join(_required_settings(reward))}: write it into the job later"
@@ -114,8 +135,13 @@ def _from_folder(folder: Path, path: str) -> str:
 
 def modalities(family: str) -> tuple[str, ...]:
     """Modalities of scorers that judge the samples of a family."""
-    _, description = FAMILIES[family]
-    return ("pixels", "video" if description.videos else "image")
+    return ("pixels", "video" if FOLDERS[FAMILIES[family]].videos else "image")
+
+
+def offered_scorers(family: str) -> list[str]:
+    """Built-in scorers that judge the samples of a family, and need no settings."""
+    taken = modalities(family)
+    return [name for name in builtin_scorers() if modality(name) in taken and not _required_settings(name)]
 
 
 def _required_settings(scorer: str) -> list[str]:
@@ -129,11 +155,15 @@ def _job(family: str, name: str, scorer: dict[str, Any], model: str | None) -> s
     yaml = YAML()
     yaml.width = 120
     yaml.indent(mapping=2, sequence=2, offset=0)
-    folder, _ = FAMILIES[family]
-    example = (files(pipelines) / folder / EXAMPLE_FILE).read_text(encoding="utf-8")
+    folder = FAMILIES[family]
+    begun_with = _example_folder(folder)
+    example = (files(pipelines) / begun_with / EXAMPLE_FILE).read_text(encoding="utf-8")
     job = yaml.load(example)
     job["metadata"]["name"] = name
     spec = job["spec"]
+    if begun_with != folder:
+        spec["model"]["base"] = next(iter(family_sizes(folder).RELEASED))
+        spec["rollout"]["pipeline"].update(FOLDERS[folder].pipeline)
     if model is not None:
         spec["model"]["base"] = model
         for of_the_hub in ("tokenSecretRef", "cache"):
@@ -147,14 +177,46 @@ def _job(family: str, name: str, scorer: dict[str, Any], model: str | None) -> s
     spec["reward"]["scorers"] = [scorer]
     text = io.StringIO()
     yaml.dump(job, text)
-    return f"# Made by `drl init {family}`. Every field: docs/reference/job.md\n{text.getvalue()}"
+    header = f"# Made by `drl init {family}`. Every field: docs/reference/job.md\n"
+    if begun_with != folder:
+        header += (
+            f"# The settings are those of a recipe for {FOLDERS[begun_with].models}, and not tuned for this model.\n"
+        )
+    return header + text.getvalue()
 
 
-def _prompts(use: str) -> str:
-    """Sample prompts, each with a text to show, which rewards that read no text ignore."""
+def _example_folder(folder: str) -> str:
+    """Folder of the example that a family's job begins with: its own, or one that is lent for such samples."""
+    own = FOLDERS[folder]
+    if own.example:
+        return folder
+    return next(
+        name for name, each in FOLDERS.items() if each.example and each.example.lent and each.videos == own.videos
+    )
+
+
+def _prompts(use: str, *, images: bool) -> str:
+    """Sample prompts, each with a text to show, which rewards that read no text ignore.
+
+    Args:
+        images: whether each has an input image.
+    """
+    image = {"images": [INPUT_IMAGE]} if images else {}
     rows = [
-        {"prompt": f'{scene} "{text}"', "data_source": "samples", "ground_truth": text}
+        {"prompt": f'{scene} "{text}"', **image, "data_source": "samples", "ground_truth": text}
         for scene in SCENES[use]
         for text in TEXTS
     ]
     return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def _gray_image(width: int, height: int) -> bytes:
+    """A PNG file of one color."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    gray_rows = (b"\0" + b"\x80" * width) * height  # each row begins with its filter, 0: none
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)  # 8 bits of gray
+    parts = {b"IHDR": header, b"IDAT": zlib.compress(gray_rows), b"IEND": b""}
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(kind, data) for kind, data in parts.items())

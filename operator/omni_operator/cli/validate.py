@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ from omni_operator.api.validation_messages import format_path
 
 from . import console
 from .local import preflight
-from .options import CLUSTER_ONLY, Cluster, ClusterView, Image, Json, Settings, cluster_view, job_folder
+from .options import CLUSTER_ONLY, Assignments, Cluster, ClusterView, Image, Json, Settings, cluster_view, job_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ def validate(
     jobs: Annotated[
         list[Path], typer.Argument(help="Files with a DiffusionRLJob each; - is standard input.", metavar="JOB.yaml")
     ],
+    assignments: Assignments = None,
     as_json: Json = False,
     cluster: Cluster = False,
     settings: Settings = None,
@@ -56,10 +58,12 @@ def validate(
     """
     if not cluster:
         console.refuse_given(context, ("settings", "image"), CLUSTER_ONLY)
+    if assignments and len(jobs) > 1:
+        console.refuse("--set is for one job; give the others in another command")
     if len(set(jobs)) < len(jobs):
         console.refuse("a file is named twice")
     view = cluster_view(settings, image) if cluster else None
-    verdicts = [_check(path, view) for path in jobs]
+    verdicts = [_check(path, assignments or (), view) for path in jobs]
     if all(verdict.has_image for verdict in verdicts):
         console.refuse_given(context, ("image",), "because every job names an image")
     if as_json:
@@ -70,9 +74,9 @@ def validate(
         raise typer.Exit(console.USAGE)
 
 
-def _check(path: Path, view: ClusterView | None) -> Verdict:
+def _check(path: Path, assignments: Sequence[str], view: ClusterView | None) -> Verdict:
     try:
-        loaded = load_job(path)
+        loaded = load_job(path, assignments)
     except JobError as error:
         return Verdict(source_name(path), None, error.problems)
     job = loaded.job

@@ -39,7 +39,7 @@ def published_scorer(path: str, function: Any = None) -> str | None:
             return None
         raise Refusal(f"{path} does not exist; the reference's modules of scorers are {', '.join(PUBLISHED)}")
     scorer, own_function = published
-    if match["package"] is None and function not in (None, own_function):
+    if match["package"] is None and own_function is not None and function not in (None, own_function):
         return None
     if why := UNAVAILABLE.get(scorer):
         raise Refusal(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from omni_operator.api import load_job
-from omni_operator.cli.init import FAMILIES, PROMPTS, modalities
+from omni_operator.cli.init import FAMILIES, INPUT_IMAGE, PROMPTS, modalities
 from omni_operator.cli.main import app
+from verl_omni.pipelines.registry import FOLDERS, family_sizes
 
 JUDGED = ("genrm_ocr", "unified_reward")
 
@@ -39,7 +45,11 @@ def test_the_written_job_is_valid_and_has_its_prompts(family: str, reward: str, 
     assert (spec.reward.model is not None) == (reward in JUDGED)
     for use, file in PROMPTS.items():
         assert getattr(spec.data, use) == (file,)
-        assert len((folder / file).read_text().splitlines()) >= 6
+        rows = [json.loads(line) for line in (folder / file).read_text().splitlines()]
+        assert len(rows) >= 6
+        edits = FOLDERS[FAMILIES[family]].input_images
+        assert all(row.get("images") == ([INPUT_IMAGE] if edits else None) for row in rows)
+        assert (folder / INPUT_IMAGE).exists() is edits
     cluster = CliRunner().invoke(app, ["validate", "--cluster", f"{name}.yaml"])
     assert cluster.exit_code == 0, cluster.stderr
 
@@ -50,6 +60,57 @@ def test_without_a_reward_the_job_has_one_that_judges_the_samples(family: str, f
     assert done.exit_code == 0, done.stderr
     (job,) = folder.glob("*.yaml")
     assert load_job(job).job.spec.reward.scorers[0].name == ("pickscore" if family == "wan22-5b" else "ocr")
+
+
+def test_every_folder_of_a_family_is_offered() -> None:
+    assert sorted(FAMILIES.values()) == sorted(FOLDERS)
+    assert {"flux", "flux2-klein"} <= FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", sorted(name for name, each in FAMILIES.items() if FOLDERS[each].example is None))
+def test_a_family_without_an_example_gets_its_own_model_and_says_whose_settings_it_has(
+    family: str, folder: Path
+) -> None:
+    assert init(family, "--out", "job.yaml").exit_code == 0
+    spec = load_job(folder / "job.yaml").job.spec
+    own = FOLDERS[FAMILIES[family]]
+    assert spec.model.base in family_sizes(FAMILIES[family]).RELEASED
+    assert {name: getattr(spec.rollout.pipeline, name) for name in own.pipeline} == own.pipeline
+    text = (folder / "job.yaml").read_text()
+    assert "# The settings are those of a recipe for Stable Diffusion 3 and 3.5, and not tuned for this model." in text
+
+
+def test_a_new_folder_is_offered_without_further_changes(folder: Path) -> None:
+    new = folder / "new_model"
+    new.mkdir()
+    (new / "__init__.py").write_text(
+        "from verl_omni.pipelines.description import FamilyDescription, family_in\n"
+        "FAMILY = FamilyDescription(\n"
+        "    {'NewPipeline': family_in(__name__, 'NewRollout')}, 'New', {}, pipeline={'guidance': 2.5})\n"
+    )
+    (new / "sizes.py").write_text("RELEASED = {'owner/New-1': None}\n")
+    program = (
+        f"import verl_omni.pipelines; verl_omni.pipelines.__path__.append({str(folder)!r})\n"
+        "from omni_operator.cli.main import app; app(prog_name='drl')"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", program, "init", "new-model"],
+        env={**os.environ, "PYTHONPATH": f"{root / 'operator'}:{root}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    spec = load_job(folder / "new-model-ocr.yaml").job.spec
+    assert (spec.model.base, spec.rollout.pipeline.guidance) == ("owner/New-1", 2.5)
+
+
+def test_the_input_image_has_the_size_of_the_samples(folder: Path) -> None:
+    assert init("qwen-image-edit", "--out", "job.yaml").exit_code == 0
+    pipeline = load_job(folder / "job.yaml").job.spec.rollout.pipeline
+    image = (folder / INPUT_IMAGE).read_bytes()
+    assert image.startswith(b"\x89PNG") and struct.unpack(">II", image[16:24]) == (pipeline.width, pipeline.height)
 
 
 def test_paths_are_those_of_the_working_directory_wherever_the_job_is_written(folder: Path) -> None:
@@ -93,7 +154,7 @@ def test_no_file_is_overwritten(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("sd3",), "no model family 'sd3'; choose qwen-image, sd35, wan22-5b"),
+        (("sd3",), f"no model family 'sd3'; choose {', '.join(sorted(FAMILIES))}"),
         (("sd35", "--reward", "jpg"), "no scorer 'jpg'; choose brightness"),
         (("wan22-5b", "--reward", "ocr"), "the scorer ocr cannot judge samples of wan22-5b; choose"),
         (("sd35", "--reward", "videoalign"), "the scorer videoalign cannot judge samples of sd35; choose"),

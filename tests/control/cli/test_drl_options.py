@@ -114,8 +114,18 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 
 @pytest.mark.slow  # starts processes
-@pytest.mark.parametrize(("words", "said"), [("drl ", "validate"), ("drl model ", "tiny"), ("drl run --f", "--fresh")])
-def test_completion_suggests_commands_and_options(words: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("drl ", "validate"),
+        ("drl model ", "tiny"),
+        ("drl run --f", "--fresh"),
+        ("drl init flux", "flux2-klein"),
+        ("drl model tiny ", "qwen_image_edit_plus"),
+        ("drl init sd35 --reward pick", "pickscore"),
+    ],
+)
+def test_completion_suggests_commands_options_families_and_scorers(words: str, said: str) -> None:
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "operator"),
@@ -146,6 +156,8 @@ def test_completion_suggests_commands_and_options(words: str, said: str) -> None
         (("validate", CPU_JOB, "--image", "i"), "--image has no effect without --cluster"),
         (("validate", CPU_JOB, "--settings", "s.yaml"), "--settings has no effect without --cluster"),
         (("validate", CPU_JOB, CPU_JOB), "a file is named twice"),
+        (("validate", CPU_JOB, EXAMPLE, "--set", "spec.seed=1"), "--set is for one job"),
+        (("validate", CPU_JOB, "--set", "spec.seed=1", "--set", "spec.seed=2"), "already set by --set spec.seed=1"),
         (("run", CPU_JOB, "--seed", "1", "--set", "spec.seed=2"), "already set by --set spec.seed=2"),
         (("render", CPU_JOB, "--set", "spec.seed=1", "--set", "spec.seed=1"), "already set by --set spec.seed=1"),
     ],
@@ -154,6 +166,18 @@ def test_an_option_without_effect_is_refused(arguments: tuple[str | Path, ...], 
     result = drl(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr
+
+
+def test_validate_checks_the_job_that_run_would_start_with_the_same_changes(write_job: WriteJob) -> None:
+    job = write_job()
+    assert drl("validate", job, "--set", "spec.trainer.totalSteps=5").exit_code == 0
+    for wrong, said in (("totalSteps=0", "0 must be at least 1"), ("totalStps=5", "did you mean 'totalSteps'?")):
+        change = f"spec.trainer.{wrong}"
+        validated, run = (drl(command, job, "--set", change) for command in ("validate", "run"))
+        assert validated.exit_code == run.exit_code == 2
+        assert validated.stderr == run.stderr
+        assert f"--set {change}" in validated.stderr and said in validated.stderr
+    assert "no readable file" in drl("validate", job, "--set", "spec.data.train=[absent.jsonl]").stderr
 
 
 def test_image_is_refused_if_every_job_names_an_image(tmp_path: Path) -> None:

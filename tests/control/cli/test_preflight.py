@@ -97,6 +97,16 @@ def test_a_shell_that_is_offline_cannot_send_results_to_the_hub() -> None:
                 "calls it"
             ],
         ),
+        (
+            "def compute_score(solution_image, /):\n    yield 1.0",
+            "{}",
+            [
+                "function.name: compute_score: the parameters solution_image are before a `/`, and a scorer gets its "
+                "arguments by name; remove the `/`",
+                "function.name: compute_score: it has a `yield`, so a call returns a generator; return the score, or a "
+                "list of scores",
+            ],
+        ),
         ("def compute_score(:", "{}", ["function.path: {file} is not Python: invalid syntax (line 1)"]),
     ],
 )

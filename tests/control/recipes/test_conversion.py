@@ -459,12 +459,18 @@ def test_a_judge_without_a_model_is_refused() -> None:
     assert "names no model for its judge" in " ".join(refused("reward.reward_model.enable=True").values())
 
 
-@pytest.mark.parametrize("name", ["imagebind", "choice_reward"])
+@pytest.mark.parametrize("name", ["imagebind", "choice_reward", "videoalign_native"])
 def test_a_scorer_of_the_reference_that_does_not_exist_is_refused(name: str) -> None:
     said = refused(f"reward.reward_functions.a.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.{name}")
     assert any(
         reason.startswith(f"the scorer {name.removesuffix('_reward')} is not available: ") for reason in said.values()
     )
+
+
+def test_a_scorer_whose_function_is_not_known_is_refused_by_its_file_with_what_to_write() -> None:
+    part = f"{{path: {REFERENCE_SCORERS}/videoalign_native.py, name: its_function, weight: 1.0}}"
+    (said,) = refused(f"reward.reward_functions.a={part}").values()
+    assert "write that one, with `template_path` and `video_fps`" in said
 
 
 @pytest.mark.parametrize(

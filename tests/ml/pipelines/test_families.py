@@ -85,6 +85,31 @@ def test_every_folder_has_the_parts_that_it_describes_and_a_tiny_model_of_its_na
         assert (FOLDER / folder / EXAMPLE_FILE).exists() == (description.example is not None)
 
 
+# Where tests on the engine list families by the names of tiny models, and folders that have no case there.
+ENGINE_CASES = {
+    ("runs/test_every_family.py", "test_a_family_trains_in_bfloat16_from_files_in_float32"): {"sd3"},
+    ("runs/test_every_family.py", "test_all_linear_layers_that_the_engine_adapts_have_an_effect"): {"qwen_image_edit"},
+    ("server/test_schedules.py", "CASES"): set[str](),
+    ("server/test_cached_prompts.py", "ENCODERS"): {"qwen_image_edit"},  # its embeddings depend on input images
+}
+
+
+@pytest.mark.parametrize(("file", "name"), ENGINE_CASES)
+def test_every_folder_has_a_case_where_tests_on_the_engine_list_families(file: str, name: str) -> None:
+    parsed = ast.parse((Path(__file__).parents[1] / "engine" / file).read_text(encoding="utf-8"))
+    listed = set[str]()
+    for node in parsed.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            parts: list[ast.AST] = list(node.decorator_list)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
+            parts = [node.value]
+        else:
+            continue
+        listed |= {each.value for part in parts for each in ast.walk(part) if isinstance(each, ast.Constant)}
+    absent = {folder for folder, each in registry.FOLDERS.items() if listed.isdisjoint(each.tiny_models)}
+    assert absent == ENGINE_CASES[file, name], f"add the new family to {name} in tests/ml/engine/{file}"
+
+
 def test_latents_of_wan_have_the_factors_of_its_vae() -> None:
     """Wan 2.1 and Wan 2.2 TI2V 5B."""
     pipeline = SimpleNamespace(height=704, width=1280, num_frames=121)

@@ -94,6 +94,42 @@ def test_every_scorer_of_the_project_refuses_unknown_settings(scorer: str) -> No
     assert len(signature.problems([*signature.required, "no_such_setting"])) == 1
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def f(solution_image): yield 1.0", ["it has a `yield`"]),
+        ("async def f(solution_image):\n  if True:\n    x = yield", ["it has a `yield`"]),
+        ("def f(solution_image):\n  yield from [1.0]", ["it has a `yield`"]),
+        ("def f(solution_image):\n  def inner(): yield 1.0\n  return next(inner())", []),
+        ("def f(solution_image):\n  return sum(x for x in [1.0])", []),
+        ("def f(solution_image, /, factor=1.0): ...", ["the parameters solution_image are before a `/`"]),
+        (
+            "def f(data_source, factor=2.0, /, *, solution_image): ...",
+            ["the parameters data_source, factor are before"],
+        ),
+        ("def f(solution_image, /): yield 1.0", ["the parameters solution_image are", "it has a `yield`"]),
+    ],
+)
+def test_a_function_that_no_call_makes_score_is_named_in_a_function_and_in_its_source(
+    source: str, said: list[str]
+) -> None:
+    made: dict[str, Any] = {}
+    exec(source, made)
+    found = signature_in_source(source, "f")
+    assert found is not None and found == signature_of(made["f"]) == signature_of(partial(wrapper, made["f"], {}))
+    problems = found.function_problems()
+    assert [problem.startswith(start) for problem, start in zip(problems, said, strict=True)] == [True] * len(said)
+
+
+def wrapper(function: Callable[..., Any], extra: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs, **extra)
+
+
+def test_a_setting_before_a_slash_is_not_one_that_a_job_may_give() -> None:
+    found = signature_in_source("def f(solution_image, a, b=1, /, c=2): ...", "f")
+    assert found is not None and (found.settings, found.required) == ({"c"}, frozenset())
+
+
 def test_a_scorer_of_groups_takes_lists() -> None:
     lists = "data_sources, solution_images, ground_truths, extra_infos"
     found = signature_in_source(f"def f({lists}, groups, factor=1): ...", "f")

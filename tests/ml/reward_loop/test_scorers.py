@@ -37,7 +37,7 @@ def test_every_registered_name_has_a_scorer_and_others_are_refused() -> None:
         rewards.get_scorer("jpg")
 
 
-@pytest.mark.parametrize("name", ["choice", "imagebind"])
+@pytest.mark.parametrize("name", ["choice", "imagebind", "videoalign_native"])
 def test_a_missing_scorer_of_the_reference_is_refused_with_what_to_do(name: str) -> None:
     said = f"{name} is not available: .+; serve it yourself and use the scorer http, or write a function"
     with pytest.raises(ValueError, match=said):

@@ -13,4 +13,5 @@ FAMILY = FamilyDescription(
     "FLUX.1-dev",
     {"flux": "make_tiny_flux"},
     guided=False,
+    pipeline={"guidance": 3.5},
 )

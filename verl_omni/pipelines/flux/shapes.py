@@ -9,7 +9,8 @@ from torch import Tensor
 
 from verl_omni.pipelines.sample_shapes import Configs, example
 
-SPLITS_SEQUENCE = False
+SPLITS_SEQUENCE = True
+SPLITS_PROMPT = True
 DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 
@@ -18,12 +19,18 @@ def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tenso
     transformer = configs["transformer"]
     _, height, width = decoder_input(configs, pipeline)
     return {
-        "latents": example((height // 2) * (width // 2), transformer["in_channels"]),
+        "latents": example(sequence_length(configs, pipeline), transformer["in_channels"]),
         "prompt_embeds": example(prompt_rows, transformer["joint_attention_dim"]),
         "pooled_prompt_embeds": example(transformer["pooled_projection_dim"]),
         "image_size": torch.tensor([height // 2, width // 2]),
         "guidance": example(1),
     }
+
+
+def sequence_length(configs: Configs, pipeline: Any) -> int:
+    """See `sample_shapes.SampleShapes`."""
+    _, height, width = decoder_input(configs, pipeline)
+    return (height // 2) * (width // 2)
 
 
 def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:

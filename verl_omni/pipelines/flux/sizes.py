@@ -45,3 +45,4 @@ MEASURED: Component = (
         "axes_dims_rope": [8, 12, 12],
     },
 )
+WIDE = {"attention_head_dim": 128, "num_attention_heads": 24, "axes_dims_rope": [16, 56, 56]}

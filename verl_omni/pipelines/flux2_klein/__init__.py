@@ -12,4 +12,5 @@ FAMILY = FamilyDescription(
     {"Flux2KleinPipeline": family_in(__name__, "Flux2KleinRolloutPipeline", checks_prompts=False)},
     "FLUX.2-klein-base 4B and 9B",
     {"flux2_klein": "make_tiny_flux2_klein"},
+    pipeline={"guidance": 4.0},
 )

@@ -7,12 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_omni.pipelines.flux.shapes import decoder_input, size_step
+from verl_omni.pipelines.flux.shapes import decoder_input, sequence_length, size_step
 from verl_omni.pipelines.sample_shapes import Configs, example
 
-__all__ = ["DIVIDED_BY_ENGINES", "SPLITS_SEQUENCE", "decoder_input", "sample", "size_step"]
+__all__ = [
+    "DIVIDED_BY_ENGINES",
+    "SPLITS_PROMPT",
+    "SPLITS_SEQUENCE",
+    "decoder_input",
+    "sample",
+    "sequence_length",
+    "size_step",
+]
 
-SPLITS_SEQUENCE = False
+SPLITS_SEQUENCE = True
+SPLITS_PROMPT = True
 DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 
@@ -22,7 +31,7 @@ def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tenso
     _, height, width = decoder_input(configs, pipeline)
     embeds = example(prompt_rows, transformer["joint_attention_dim"])
     return {
-        "latents": example((height // 2) * (width // 2), transformer["in_channels"]),
+        "latents": example(sequence_length(configs, pipeline), transformer["in_channels"]),
         "image_size": torch.tensor([height // 2, width // 2]),
         "prompt_embeds": embeds,
         "negative_prompt_embeds": embeds,

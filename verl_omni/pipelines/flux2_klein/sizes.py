@@ -63,3 +63,4 @@ MEASURED: Component = (
         "axes_dims_rope": [8, 8, 8, 8],
     },
 )
+WIDE = {"attention_head_dim": 128, "num_attention_heads": 24, "axes_dims_rope": [32, 32, 32, 32]}

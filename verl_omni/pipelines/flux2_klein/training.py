@@ -68,12 +68,13 @@ def velocity(
         x = twice(x)
         timestep = twice(timestep)
         embeds = with_negative(batch, "prompt_embeds")
+    # Without a batch dimension, diffusers would not split the positions over the ranks that share a sample.
     found: Tensor = transformer(
         hidden_states=x.to(dtype),
         timestep=(timestep / 1000).to(dtype),
         encoder_hidden_states=embeds.to(dtype),
-        txt_ids=text_positions(embeds.shape[1]).to(x.device),
-        img_ids=image_positions(rows, columns).to(x.device),
+        txt_ids=text_positions(embeds.shape[1])[None].to(x.device),
+        img_ids=image_positions(rows, columns)[None].to(x.device),
         return_dict=False,
     )[0]
     return guide(found.float(), guidance_scale)[0] if guided else found.float()

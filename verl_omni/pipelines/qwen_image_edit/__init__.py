@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_omni.pipelines.description import FamilyDescription, family_in
+from verl_omni.pipelines.description import Example, FamilyDescription, family_in
 
 FAMILY = FamilyDescription(
     {
@@ -11,5 +11,6 @@ FAMILY = FamilyDescription(
     },
     "Qwen-Image-Edit; Plus: 2509 and 2511",
     {"qwen_image_edit": "make_tiny_qwen_image_edit", "qwen_image_edit_plus": "make_tiny_qwen_image_edit_plus"},
+    Example("qwen-image-edit", "qwen-image-edit-grpo"),
     generates="images from an image and a prompt",
 )

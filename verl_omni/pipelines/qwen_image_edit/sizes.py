@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from verl_omni.pipelines.description import ReleasedModel
-from verl_omni.pipelines.qwen_image.sizes import COMPONENTS, MEASURED, TOKENIZER_LENGTH
+from verl_omni.pipelines.qwen_image.sizes import COMPONENTS, MEASURED, TOKENIZER_LENGTH, WIDE
 
-__all__ = ["MEASURED", "RELEASED"]
+__all__ = ["MEASURED", "RELEASED", "WIDE"]
 
 _TRANSFORMER, _CONFIG = COMPONENTS["transformer"]
 _COMPONENTS_2511 = {**COMPONENTS, "transformer": (_TRANSFORMER, {**_CONFIG, "zero_cond_t": True})}

@@ -12,5 +12,5 @@ FAMILY = FamilyDescription(
     },
     "Stable Diffusion 3 and 3.5",
     {"sd3": "make_tiny_sd3"},
-    Example("sd35", "sd35-ocr-1gpu"),
+    Example("sd35", "sd35-ocr-1gpu", lent=True),
 )

@@ -60,3 +60,4 @@ MEASURED: Component = (
         "dual_attention_layers": [0, 1],
     },
 )
+WIDE = {"attention_head_dim": 64, "num_attention_heads": 24, "caption_projection_dim": 1536, "num_layers": 12}

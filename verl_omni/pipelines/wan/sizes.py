@@ -84,3 +84,4 @@ MEASURED: Component = (
         "num_layers": 6,
     },
 )
+WIDE = {"attention_head_dim": 128, "num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 12}

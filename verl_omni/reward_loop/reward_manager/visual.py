@@ -17,7 +17,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl_omni.reward_loop.rewards import get_scorer
 from verl_omni.reward_loop.scorer_deaths import ScorerDeaths
 from verl_omni.reward_loop.scorer_names import custom_name, scorer_name
-from verl_omni.reward_loop.scorer_parts import check_settings, resolve
+from verl_omni.reward_loop.scorer_parts import check_function, check_settings, resolve
 from verl_omni.reward_loop.scorer_results import ScorerFailed, ScoringFailure, failed_score, parse_score, unscored
 from verl_omni.reward_loop.scorer_signature import parameters_of
 from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS, Group, ScoringQueue
@@ -64,7 +64,9 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         self.deaths: ScorerDeaths | None = None
         self._queues: dict[str, ScoringQueue] = {}
         self._sampling: dict[bool, dict[str, Any]] = {}  # of training and of evaluations
-        if self.custom is None and (name := config.reward.get("scorer")):
+        if self.custom is not None:
+            check_function(self.custom, "reward.custom_reward_function")
+        elif name := config.reward.get("scorer"):
             check_settings(get_scorer(name), self._kwargs(), "reward.scorer_kwargs")
 
     @override

@@ -199,6 +199,7 @@ def _of_scorer(
         {**SERVED, **given} if served and SERVED.keys() <= signature.settings and not given.get("base_url") else given
     )
     # Values are checked only under right names.
+    yield from (f"{where}.{setting}: {name}: {text}" for text in signature.function_problems())
     problems = signature.problems(given) or setting_problems(name, complete)
     yield from (f"{where}.{inside}{problem}" for problem in problems)
 
@@ -217,6 +218,7 @@ def _of_function(
         yield f"{where}.{setting}: {error}"
         return
     if signature is not None:
+        yield from (f"{where}.{setting}: {name}: {text}" for text in signature.function_problems())
         set_by_pool = signature.settings & {"device"} if pooled else set()
         yield from (f"{where}.{inside}{problem}" for problem in signature.problems({*given, *set_by_pool}))
 

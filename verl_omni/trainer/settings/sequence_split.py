@@ -11,6 +11,7 @@ from verl_omni.workers.actor.setting_checks import (
     COMPILED,
     SEQUENCE_PARALLEL,
     check_heads,
+    check_prompt_rows,
     check_tokens,
     sequence_groups,
 )
@@ -23,8 +24,8 @@ def check(config: DictConfig) -> None:
         config: settings of the trainer, with the model's folder and architecture filled in.
 
     Raises:
-        ValueError: the size does not divide the ranks, the attention heads or the tokens of a sample, the model's
-            family has no split, or its layers are to be compiled.
+        ValueError: the size does not divide the ranks, the attention heads, the tokens of a sample or of a prompt, the
+            model's family has no split, or its layers are to be compiled.
         FileNotFoundError: a configuration file of the model is missing.
     """
     settings = config.actor_rollout_ref
@@ -46,11 +47,13 @@ def check(config: DictConfig) -> None:
     if not shapes.SPLITS_SEQUENCE:
         others = " and ".join(name for name in sorted(FAMILIES) if sample_shapes(name).SPLITS_SEQUENCE)
         raise ValueError(
-            f"{SEQUENCE_PARALLEL}: {size} is not supported for {architecture}, whose sequence diffusers cannot split, "
-            f"only for {others}; write 1"
+            f"{SEQUENCE_PARALLEL}: {size} is not supported for {architecture}, whose model family has no split of "
+            f"the sequence, only for {others}; write 1"
         )
     configs = read_configs(Path(settings.model.path))
     if (processor := processor_config(Path(settings.model.path))) is not None:
         configs["processor"] = processor
     check_heads(size, configs["transformer"]["num_attention_heads"])
     check_tokens(size, shapes.sequence_length(configs, settings.rollout.pipeline))
+    if getattr(shapes, "SPLITS_PROMPT", False):
+        check_prompt_rows(size, settings.rollout.pipeline.max_sequence_length)

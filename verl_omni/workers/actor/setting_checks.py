@@ -66,3 +66,16 @@ def check_tokens(size: int, tokens: int) -> None:
             f"{SEQUENCE_PARALLEL}: {size} does not divide the {tokens} tokens of a sample; write a divisor, or another "
             "height, width or number of frames in actor_rollout_ref.rollout.pipeline"
         )
+
+
+def check_prompt_rows(size: int, rows: int) -> None:
+    """Refuse prompts whose embeddings, of `rows` rows each, `size` ranks cannot share evenly.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if rows % size:
+        raise ValueError(
+            f"{SEQUENCE_PARALLEL}: {size} does not divide the {rows} rows of a prompt's embeddings; write a divisor, "
+            "or another actor_rollout_ref.rollout.pipeline.max_sequence_length"
+        )

@@ -33,33 +33,18 @@ from verl_omni.workers.algorithms.base import (
     with_draws,
 )
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
-from verl_omni.workers.config.diffusion.actor import require_positive
+from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE
 
 
 @dataclass
 class AWMLossConfig(DiffusionLossConfig):
-    """Settings of AWM.
-
-    Attributes:
-        clip_ratio: clip range c of the likelihood ratio, 1 ± c; > 0.
-        adv_clip_max: upper limit of the absolute advantage; > 0.
-        ref_kl_coef: weight b of the squared distance to the base model's velocity; 0: the base model is not run.
-        draws: random noise levels that each sample is trained on in an update; > 0.
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
+    """Settings of AWM, explained in `trainer/config/loss/awm.yaml`."""
 
     loss_mode: Literal["awm"] = "awm"
-    clip_ratio: float = 1.0
-    adv_clip_max: float = 1.0
-    ref_kl_coef: float = 0.0
-    draws: int = 4
-
-    def __post_init__(self) -> None:
-        require_positive("awm", clip_ratio=self.clip_ratio, adv_clip_max=self.adv_clip_max, draws=self.draws)
-        if self.ref_kl_coef < 0:
-            raise ValueError(f"awm: ref_kl_coef must not be negative: {self.ref_kl_coef}")
+    clip_ratio: float = FROM_FILE
+    adv_clip_max: float = FROM_FILE
+    ref_kl_coef: float = FROM_FILE
+    draws: int = FROM_FILE
 
 
 class AWMObjective:

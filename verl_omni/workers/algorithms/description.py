@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_omni.algos import rejection_settings
-from verl_omni.settings_schema.setting import plain_value
+from verl_omni.settings_schema.setting import Limit, broken_limit, plain_value
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
+LOSS = f"{ACTOR}.diffusion_loss"
 MODEL = "actor_rollout_ref.model"
 CORRECTION = "algorithm.rollout_correction"
 # Settings whose value the trainer replaces by the one that the algorithm requires, and says so (`unused_values.py`).
@@ -64,6 +65,7 @@ class RegisteredAlgorithm:
         required: settings that must have one value.
         row: what a row of a training batch is: `sample`, or a `pair` of samples of one prompt.
         conflicts: settings -> a message for each that the algorithm cannot use.
+        limits: of the numbers in `diffusion_loss`, by the setting's name there.
         names: names in a job, `spec.algorithm.name`.
         in_reference: whether verl-omni has it, so that its defaults are compared.
         near_base: setting of `diffusion_loss` that keeps the policy near the base model, where `use_kl_loss` does not.
@@ -75,6 +77,7 @@ class RegisteredAlgorithm:
     required: tuple[RequiredSetting, ...]
     conflicts: Callable[[DictConfig], Sequence[str]]
     row: Literal["sample", "pair"] = "sample"
+    limits: Mapping[str, tuple[Limit, ...]] = field(default_factory=dict)
     names: Mapping[str, JobName] = field(default_factory=dict)
     in_reference: bool = True
     near_base: str | None = None
@@ -85,6 +88,22 @@ class RegisteredAlgorithm:
         """Why the algorithm, by its name, cannot use a value of a setting; None: it can, or the trainer drops it."""
         wrong = (each.conflict(value, name) for each in self.required if each.name == setting)
         return None if setting in DROPPED else next((text for text in wrong if text), None)
+
+    def out_of_range(self, loss: Any) -> Iterator[str]:
+        """What is wrong with the numbers of a loss: one of its settings, and why.
+
+        Args:
+            loss: settings as attributes.
+        """
+        for name, limits in self.limits.items():
+            # An algorithm of the user's may have other settings than the one that it is like.
+            if text := broken_limit(limits, getattr(loss, name, None)):
+                yield f"{name} {text}"
+
+    def problems(self, config: DictConfig) -> list[str]:
+        """Messages about settings that the algorithm cannot use, and numbers of its loss that are out of range."""
+        wrong = (line.partition(" ") for line in self.out_of_range(config.actor_rollout_ref.actor.diffusion_loss))
+        return [*(f"{LOSS}.{name}: {text}" for name, _, text in wrong), *self.conflicts(config)]
 
     @property
     def on_recorded_steps(self) -> bool:

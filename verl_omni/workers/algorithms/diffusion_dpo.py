@@ -15,7 +15,7 @@ from verl_omni.algos import dpo, flow_matching
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.algorithms.base import Objective, Samples, TrainingAlgorithm, draw_seeds, with_draws
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
-from verl_omni.workers.config.diffusion.actor import require_positive
+from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE
 
 MARGIN = "actor/margin"
 ACCURACY = "actor/accuracy"
@@ -25,22 +25,11 @@ OF_PAIRS = frozenset({"preferred", "draw_seeds", "times", "noise"})  # tensors w
 
 @dataclass
 class DiffusionDPOLossConfig(DiffusionLossConfig):
-    """Settings of online Diffusion-DPO.
-
-    Attributes:
-        dpo_beta: strength of the pull to the base model; > 0.
-        draws: noise levels that each pair is trained on in an update; > 0.
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
+    """Settings of Diffusion-DPO, explained in `trainer/config/loss/diffusion_dpo.yaml`."""
 
     loss_mode: Literal["diffusion_dpo"] = "diffusion_dpo"
-    dpo_beta: float = 2000.0
-    draws: int = 4
-
-    def __post_init__(self) -> None:
-        require_positive("diffusion_dpo", dpo_beta=self.dpo_beta, draws=self.draws)
+    dpo_beta: float = FROM_FILE
+    draws: int = FROM_FILE
 
 
 class DPOObjective:

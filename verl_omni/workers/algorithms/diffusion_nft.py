@@ -22,45 +22,21 @@ from verl_omni.workers.algorithms.base import (
     with_draws,
 )
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
-from verl_omni.workers.config.diffusion.actor import require_positive
+from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE
 
 
 @dataclass
 class DiffusionNFTLossConfig(DiffusionLossConfig):
-    """Settings of DiffusionNFT.
-
-    Attributes:
-        mix_beta: distance of the implicit policies from the old one, relative to the trained policy's; > 0.
-        adv_clip_max: advantage at which the optimality probability reaches 1, and at its negative 0; > 0.
-        adaptive_weight_min: least divisor of the adaptive weights, see `algos.nft.weighted_error`; > 0.
-        ref_kl_coef: weight of the squared distance to the base model's velocity; 0: the base model is not run.
-        draws: random noise levels that each sample is trained on in an update, unless `algorithm.timestep_fraction`
-            says how many of the sampler's; > 0.
-        old_decay_rate, old_decay_max: see `algos.nft.old_decay`.
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
+    """Settings of DiffusionNFT, explained in `trainer/config/loss/diffusion_nft.yaml`."""
 
     loss_mode: Literal["diffusion_nft"] = "diffusion_nft"
-    mix_beta: float = 0.5
-    adv_clip_max: float = 5.0
-    adaptive_weight_min: float = 1e-5
-    ref_kl_coef: float = 0.0
-    draws: int = 4
-    old_decay_rate: float = 1e-3
-    old_decay_max: float = 0.5
-
-    def __post_init__(self) -> None:
-        positive = {name: getattr(self, name) for name in ("mix_beta", "adv_clip_max", "adaptive_weight_min", "draws")}
-        require_positive("diffusion_nft", **positive)
-        if self.ref_kl_coef < 0:
-            raise ValueError(f"diffusion_nft: ref_kl_coef must not be negative: {self.ref_kl_coef}")
-        if self.old_decay_rate < 0 or not 0 <= self.old_decay_max < 1:
-            raise ValueError(
-                f"diffusion_nft: old_decay_rate must not be negative and old_decay_max lie in [0, 1): "
-                f"{self.old_decay_rate}, {self.old_decay_max}"
-            )
+    mix_beta: float = FROM_FILE
+    adv_clip_max: float = FROM_FILE
+    adaptive_weight_min: float = FROM_FILE
+    ref_kl_coef: float = FROM_FILE
+    draws: int = FROM_FILE
+    old_decay_rate: float = FROM_FILE
+    old_decay_max: float = FROM_FILE
 
 
 class NFTObjective:

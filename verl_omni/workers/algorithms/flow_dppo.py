@@ -11,26 +11,15 @@ from typing_extensions import override
 from verl_omni.algos import grpo
 from verl_omni.workers.actor.policy import Batch
 from verl_omni.workers.algorithms.flow_grpo import StepAlgorithm, StepLossConfig, StepObjective
+from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE
 
 
 @dataclass
 class FlowDPPOLossConfig(StepLossConfig):
-    """Settings of Flow-DPPO.
-
-    Attributes:
-        kl_mask_threshold: KL from the old policy, mean over the elements of the latent, above which a step that moves
-            further away has no gradient; at least 0.
-
-    Raises:
-        ValueError: the threshold is negative.
-    """
+    """Settings of Flow-DPPO, explained in `trainer/config/loss/flow_dppo.yaml`."""
 
     loss_mode: Literal["flow_dppo"] = "flow_dppo"
-    kl_mask_threshold: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if not self.kl_mask_threshold >= 0:
-            raise ValueError(f"flow_dppo: kl_mask_threshold must not be negative: {self.kl_mask_threshold}")
+    kl_mask_threshold: float = FROM_FILE
 
 
 class DPPOObjective(StepObjective[FlowDPPOLossConfig]):

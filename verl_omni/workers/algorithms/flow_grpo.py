@@ -27,31 +27,22 @@ from verl_omni.workers.algorithms.base import (
 )
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
+from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE
 
 
 @dataclass
 class StepLossConfig(DiffusionLossConfig):
-    """Settings of all algorithms that train on recorded steps.
+    """Settings of all algorithms that train on recorded steps, explained in `trainer/config/loss/flow_grpo.yaml`."""
 
-    Attributes:
-        adv_clip_max: upper limit of the absolute advantage.
-        exact_kl: with `sde`, use the KL of the transition densities; otherwise it is scaled by the size of the step,
-            as in the code of Flow-GRPO's authors. `cps` and `dance_sde` always use the exact one.
-    """
-
-    adv_clip_max: float = 5.0
-    exact_kl: bool = False
+    adv_clip_max: float = FROM_FILE
+    exact_kl: bool = FROM_FILE
 
 
 @dataclass
 class GRPOLossConfig(StepLossConfig):
-    """Settings of Flow-GRPO and GRPO-Guard.
+    """Settings of Flow-GRPO and GRPO-Guard."""
 
-    Attributes:
-        clip_ratio: clip range of the likelihood ratio: 1 ± `clip_ratio`.
-    """
-
-    clip_ratio: float = 1e-4
+    clip_ratio: float = FROM_FILE
 
 
 @dataclass

@@ -116,4 +116,4 @@ def setting_conflicts(config: DictConfig) -> list[str]:
             found.append(text)
     shared = (*_rank_conflicts(config, entry), *_noise_conflicts(config))
     window = _window_conflicts(config, on_recorded_steps=entry.on_recorded_steps)
-    return [*found, *shared, *window, *entry.conflicts(config)]
+    return [*found, *shared, *window, *entry.problems(config)]

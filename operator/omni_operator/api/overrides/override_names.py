@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.declarations import SETTINGS, field_of
-from verl_omni.settings_schema.layout import common_layout, layout, names_of_algorithms
+from verl_omni.settings_schema.layout import common_layout, flat_settings, layout, names_of_algorithms
 from verl_omni.settings_schema.reference_settings import Rejected, WithoutEffect, find_rule, target_of
 from verl_omni.settings_schema.setting import refused_choice
 from verl_omni.settings_schema.setting_names import describe_unknown, is_in_open_group
@@ -123,6 +123,42 @@ def find_wrong_values(given: Mapping[str, Any], loss: str | None) -> Iterator[tu
     for name, value in given.items():
         if text := known.wrong_value(name, value):
             yield name, text
+
+
+def find_repeated(given: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, str]]:
+    """Overrides of a setting that an earlier one sets too, of which the trainer would read the last alone.
+
+    Args:
+        given: name and value of each override, as they are written.
+
+    Yields:
+        Place of the override, place of the earlier one, and the setting.
+    """
+    places: dict[str, int] = {}
+    for place, (name, value) in enumerate(given):
+        settings = list(_settings_in(setting_here(name), value))
+        for setting in settings:
+            same = (other for other in places if _overlap(setting, other))
+            if (earlier := next(same, None)) is not None:
+                yield place, places[earlier], setting
+                break
+        places |= dict.fromkeys(settings, place)
+
+
+def _settings_in(name: str, value: str) -> Iterator[str]:
+    """The settings that an override sets: those of a mapping, each by its full name."""
+    mapping = read_value(value)
+    if not isinstance(mapping, dict) or not mapping:
+        yield name
+        return
+    for setting, inner in flat_settings(mapping, f"{name}."):
+        if not isinstance(inner, dict) or not inner:
+            yield setting_here(setting)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two names are the same setting, or a group and a setting in it."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 def read_value(text: str) -> Any:

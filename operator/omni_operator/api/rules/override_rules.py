@@ -28,7 +28,7 @@ DIVISORS = (FSDP_SIZE, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The last override of a setting, by the name that it has here."""
+    """An override, by the name that its setting has here; each setting has one (`training.Algorithm`)."""
 
     place: int
     value: Any
@@ -45,12 +45,8 @@ def override_violations(
         return
     given: dict[str, _Given] = {}
     for place, line in enumerate(algorithm.overrides):
-        if match := OVERRIDE.match(line):
-            name = setting_here(match[2])
-            # The last one counts, also for settings in a group that it replaces.
-            given = {other: one for other, one in given.items() if other != name and not other.startswith(f"{name}.")}
-            if "${" not in match[3]:
-                given[name] = _Given(place, read_value(match[3]))
+        if (match := OVERRIDE.match(line)) and "${" not in match[3]:
+            given[setting_here(match[2])] = _Given(place, read_value(match[3]))
     values = {name: one.value for name, one in given.items()}
     wrong = dict(find_wrong_values(values, LOSSES.get(algorithm.name)))
     yield from (
@@ -83,7 +79,7 @@ def _as_in_the_trainer(
     engine = config.actor_rollout_ref.rollout
     found = [*find_conflicts(config), *engine_settings.conflicts(engine, trains_adapter=trains_adapter)]
     if loss is not None:
-        found += ALGORITHMS[loss].conflicts(config)
+        found += ALGORITHMS[loss].problems(config)
     for line in found:
         name, _, text = line.partition(": ")
         if name in given:  # others are of fields, whose rules are in the CRD

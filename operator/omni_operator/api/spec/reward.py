@@ -20,6 +20,7 @@ from .scorers import (
     asks_judge,
     asks_server,
     builtin_scorers,
+    function_problems,
     is_builtin,
     setting_paths,
     setting_violations,
@@ -231,6 +232,8 @@ class Scorer(StrictModel):
                 (named_by,), f"the scorer {self.scorer} cannot be read ({error}); import it inside compute_score"
             )
             return
+        for text in function_problems(self.scorer):
+            yield Violation((named_by,), f"the scorer {self.scorer} cannot score: {text}")
         known = list(model.model_fields)
         for name in sorted(self.settings.keys() - set(known)):
             takes = f"has only {', '.join(known)}" if known else "has no settings"

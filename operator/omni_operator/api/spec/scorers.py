@@ -8,7 +8,7 @@ from pydantic import ConfigDict, create_model
 
 from omni_operator.api.base import StrictModel, Violation, remote_scheme
 from verl_omni.reward_loop.rewards import SCORERS, conflicts, get_scorer
-from verl_omni.reward_loop.scorer_signature import setting_fields
+from verl_omni.reward_loop.scorer_signature import setting_fields, signature_of
 from verl_omni.reward_loop.setting_types import FILE, FOLDER
 
 from .model import MODEL_ID, NO_HOME
@@ -60,6 +60,11 @@ def setting_paths(scorer: str, given: Mapping[str, Any]) -> dict[str, str]:
         if FILE in info.metadata or (FOLDER in info.metadata and not MODEL_ID.match(value)):
             paths[name] = value
     return paths
+
+
+def function_problems(scorer: str) -> list[str]:
+    """Why a built-in scorer cannot score, whatever its settings are; only one of an installed package may be wrong."""
+    return signature_of(get_scorer(scorer)).function_problems()
 
 
 def setting_violations(scorer: str, given: ScorerSettings) -> Iterator[Violation]:

@@ -9,7 +9,12 @@ from pydantic import Field
 from typing_extensions import override
 
 from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, Rule, StrictModel, Violation
-from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported, parse_value
+from omni_operator.api.overrides.override_names import (
+    describe_reserved,
+    describe_unsupported,
+    find_repeated,
+    parse_value,
+)
 from verl_omni.settings_schema.declarations import FIELDS, OF_THE_ALGORITHM
 from verl_omni.workers.algorithms.registered import job_names
 
@@ -71,8 +76,8 @@ class Algorithm(StrictModel):
     overrides: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=(),
         max_length=256,
-        description="Trainer settings without a field here, each as name=value in Hydra's syntax. Names of the "
-        "project's trainer are checked.",
+        description="Trainer settings without a field here, each once and as name=value in Hydra's syntax. Names of "
+        "the project's trainer are checked.",
     )
 
     cel = (
@@ -90,7 +95,7 @@ class Algorithm(StrictModel):
     def reads_pairs(self) -> bool:
         """Whether training reads pairs of images of the data set, and generates no samples."""
         sources = [match[3] for line in self.overrides if (match := OVERRIDE.match(line)) and match[2] == SOURCE]
-        return bool(sources) and parse_value(sources[-1]) == "offline"  # the last one counts
+        return bool(sources) and parse_value(sources[-1]) == "offline"
 
     @override
     def violations(self) -> Iterator[Violation]:
@@ -103,6 +108,17 @@ class Algorithm(StrictModel):
                 continue  # a module of the user's may register it (docs/guides/own-family.md)
             if text := describe_reserved(match[2]) or self._unsupported(match[2], match[3]):
                 yield Violation(("overrides", place), text)
+        yield from self._repeated()
+
+    def _repeated(self) -> Iterator[Violation]:
+        """Of the project's trainer only. CEL would compare each pair of names, which costs more than a rule may."""
+        if self.entrypoint != ENTRYPOINT:
+            return
+        matches = {place: match for place, line in enumerate(self.overrides) if (match := OVERRIDE.match(line))}
+        places = list(matches)
+        for place, earlier, name in find_repeated([(match[2], match[3]) for match in matches.values()]):
+            text = f"{name}: already set by overrides[{places[earlier]}]; remove one of the two"
+            yield Violation(("overrides", places[place]), text)
 
     def _unsupported(self, name: str, value: str) -> str | None:
         """For the project's trainer only, not for another entry point."""

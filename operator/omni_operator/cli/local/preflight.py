@@ -233,6 +233,7 @@ def _function(scorer: Scorer, function: Function, *, called: bool) -> Iterator[t
         yield ("function", "path"), str(error)
         return
     if signature is not None:
+        yield from ((("function", "name"), f"{function.name}: {text}") for text in signature.function_problems())
         set_by_pool = signature.settings & {"device"} if scorer.pool else set()
         for problem in signature.problems({*scorer.settings, *set_by_pool}):
             name, _, text = problem.partition(": ")

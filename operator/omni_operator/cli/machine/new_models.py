@@ -19,7 +19,10 @@ PROMPT_FILES = tuple(f"{name}_{part}.jsonl" for name in ("shapes", "objects") fo
 app = typer.Typer(help="Create small models and prompts, offline.", no_args_is_help=True, rich_markup_mode=None)
 
 
-FamilyName = Annotated[str, typer.Argument(help=f"{', '.join(sorted(MAKERS))}.", metavar="FAMILY")]
+FamilyName = Annotated[
+    str,
+    typer.Argument(help=f"{', '.join(sorted(MAKERS))}.", metavar="FAMILY", autocompletion=lambda: sorted(MAKERS)),
+]
 NewFolder = Annotated[Path, typer.Argument(help="New or empty folder to write.", metavar="PATH")]
 Seed = Annotated[int, typer.Option(help="Seed of the random weights.", min=0, max=2**31 - 1, metavar="N")]
 

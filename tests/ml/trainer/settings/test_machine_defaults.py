@@ -183,6 +183,8 @@ def test_settings_that_do_not_go_together_are_refused_before_anything_starts(tmp
         ("QwenImagePipeline", 4, [], r"4 does not divide the model's 6 attention heads"),
         ("QwenImagePipeline", 2, ["height=80", "width=80"], r"2 does not divide the 25 tokens of a sample"),
         ("QwenImagePipeline", 2, ["height=80", "width=64"], None),
+        ("FluxPipeline", 2, ["height=64", "width=64", "max_sequence_length=77"], r"2 does not divide the 77 rows of"),
+        ("FluxPipeline", 2, ["height=64", "width=64", "max_sequence_length=78"], None),
     ],
 )
 def test_a_sequence_that_ranks_cannot_share_is_refused_before_anything_starts(
@@ -190,7 +192,15 @@ def test_a_sequence_that_ranks_cannot_share_is_refused_before_anything_starts(
 ) -> None:
     for name, config in (
         ("transformer", {"num_attention_heads": 6, "in_channels": 16, "joint_attention_dim": 8, "patch_size": 2}),
-        ("vae", {"z_dim": 4, "temperal_downsample": [False, True, True], "block_out_channels": [8] * 4}),
+        (
+            "vae",
+            {
+                "z_dim": 4,
+                "latent_channels": 4,
+                "temperal_downsample": [False, True, True],
+                "block_out_channels": [8] * 4,
+            },
+        ),
     ):
         write_part(tmp_path, name, config)
     given = [

@@ -23,6 +23,8 @@ def user_file(tmp_path: Path) -> Path:
         "raise RuntimeError('this module was run')\n"
         "def judge(solution_image, factor=1.0, **_): ...\n"
         "def strict(solution_image, f=1): ...\n"
+        "def each(solution_images):\n    yield from solution_images\n"
+        "def placed(solution_image, /): ...\n"
     )
     return path
 
@@ -158,6 +160,18 @@ def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:
         "reward.scorer_kwargs.g: unknown setting; one of f"
     ]
     assert problems("reward.scorer=python", f"reward.scorer_kwargs.function='{user_file}:judge'") == []
+
+
+@pytest.mark.parametrize(("name", "why"), [("each", "it has a `yield`"), ("placed", "the parameters solution_image")])
+def test_a_users_function_that_no_call_makes_score_is_refused_before_the_start(
+    user_file: Path, name: str, why: str
+) -> None:
+    (said,) = problems(SEVERAL, f"reward.reward_functions={{a: {{path: {user_file}, name: {name}}}}}")
+    assert said.startswith(f"reward.reward_functions.a.path: {name}: {why}")
+    (said,) = problems(f"{ONE}.path={user_file}", f"{ONE}.name={name}")
+    assert said.startswith(f"{ONE}.path: {name}: {why}")
+    (said,) = problems("reward.scorer=python", f"reward.scorer_kwargs.function='{user_file}:{name}'")
+    assert said.startswith(f"reward.scorer_kwargs.function: {name}: {why}")
 
 
 @pytest.mark.parametrize(

@@ -116,5 +116,5 @@ def test_without_the_average_a_checkpoint_cannot_continue_it(model_folder: Path,
 
 @pytest.mark.parametrize("decay", [0.0, 1.0, -0.5, 2.0])
 def test_a_decay_outside_of_0_and_1_is_refused(decay: float) -> None:
-    with pytest.raises(ValueError, match="ema_decay must be between 0 and 1, or null"):
+    with pytest.raises(ValueError, match="ema_decay: must be between 0 and 1, or null"):
         DiffusionActorConfig(diffusion_loss=FlowGRPOLossConfig(), ema_decay=decay)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from ml.workers.tiny_actor import model_settings, relative_difference, smooth_steps
+from verl_omni.pipelines.flux.tiny_model import make_tiny_flux
+from verl_omni.pipelines.flux2_klein.tiny_model import make_tiny_flux2_klein
 from verl_omni.pipelines.qwen_image.tiny_model import make_tiny_qwen_image
 from verl_omni.pipelines.qwen_image.training import divisible_rows
 from verl_omni.pipelines.qwen_image_edit.tiny_model import make_tiny_qwen_image_edit
@@ -34,7 +36,16 @@ pytestmark = pytest.mark.slow
 QWEN_IMAGE = "QwenImagePipeline"
 EDIT = "QwenImageEditPipeline"
 WAN = "WanPipeline"
-MAKERS = {QWEN_IMAGE: make_tiny_qwen_image, EDIT: make_tiny_qwen_image_edit, WAN: make_tiny_wan}
+FLUX = "FluxPipeline"
+KLEIN = "Flux2KleinPipeline"
+MAKERS = {
+    QWEN_IMAGE: make_tiny_qwen_image,
+    EDIT: make_tiny_qwen_image_edit,
+    WAN: make_tiny_wan,
+    FLUX: make_tiny_flux,
+    KLEIN: make_tiny_flux2_klein,
+}
+PADDED = (FLUX, KLEIN)  # families that attend to the padding of prompts
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 3.0}
 ROWS = 4
 STEPS = 2
@@ -62,6 +73,10 @@ CASES = {
     "Qwen-Image on 2": Case(QWEN_IMAGE, 2, 4, checkpointing=True, kl=True),
     "all weights of Qwen-Image on 2": Case(QWEN_IMAGE, 2, 0),
     "Qwen-Image-Edit on 2": Case(EDIT, 2, 4),
+    "FLUX.1 on 2": Case(FLUX, 2, 4, kl=True),
+    "all weights of FLUX.1 on 2": Case(FLUX, 2, 0, checkpointing=True),
+    "FLUX.2 on 2": Case(KLEIN, 2, 4),
+    "all weights of FLUX.2 on 2": Case(KLEIN, 2, 0, checkpointing=True),
     "Wan on 2": Case(WAN, 2, 4, kl=True),
     "all weights of Wan on 2": Case(WAN, 2, 0, checkpointing=True),
     "Wan in bfloat16 on 2": Case(WAN, 2, 4, HALF),
@@ -70,7 +85,7 @@ CASES = {
     "two copies of Wan on 2 x 2": Case(WAN, 4, 0, {"fsdp_size": 2}, checkpointing=True),
 }
 # Without activation checkpointing.
-MEASURED = ("all weights of Qwen-Image on 2", "Wan on 2")
+MEASURED = ("all weights of Qwen-Image on 2", "Wan on 2", "FLUX.1 on 2", "FLUX.2 on 2")
 
 
 def make(
@@ -101,18 +116,23 @@ def batch(architecture: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(5)
     sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(ROWS, STEPS + 1)
     latents = (4, 3, 8, 8) if architecture == WAN else (24, 16)
+    length, width = (8, 48 if architecture == KLEIN else 32) if architecture in PADDED else (7, 32)
     found = {
         "all_latents": torch.randn(ROWS, STEPS + 1, *latents, generator=generator),
         "all_timesteps": sigmas[:, :-1] * 1000,
         "all_sigmas": sigmas,
         "sigma_max": torch.full((ROWS, 1), 0.9),
-        "prompt_embeds": torch.randn(ROWS, 7, 32, generator=generator),
-        "negative_prompt_embeds": torch.randn(ROWS, 7, 32, generator=generator),
+        "prompt_embeds": torch.randn(ROWS, length, width, generator=generator),
+        "negative_prompt_embeds": torch.randn(ROWS, length, width, generator=generator),
         "advantages": torch.linspace(-1, 1, ROWS),
         # So that the ratio is far inside the clip range, where the loss is smooth.
         "rollout_log_probs": torch.full((ROWS, STEPS), -10.0),
     }
-    if architecture != WAN:
+    if architecture in PADDED:
+        found["image_size"] = torch.tensor([4, 6]).expand(ROWS, -1)
+        found["pooled_prompt_embeds"] = torch.randn(ROWS, 32, generator=generator)
+        found["guidance"] = torch.full((ROWS, 1), 3.5)
+    elif architecture != WAN:
         lengths = torch.arange(3, 3 + ROWS)[:, None]
         found["prompt_embeds_mask"] = (torch.arange(7) < lengths).long()
         found["negative_prompt_embeds_mask"] = (torch.arange(7) < 2).long().expand(ROWS, -1)
@@ -250,13 +270,15 @@ def test_rows_that_are_added_to_a_prompt_are_masked() -> None:
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_families_split_the_sequence_only_if_diffusers_has_a_plan(architecture: str) -> None:
+def test_families_split_the_sequence_if_diffusers_has_a_plan(architecture: str) -> None:
     name, _ = family_sizes(FAMILIES[architecture].folder).MEASURED
-    has_plan = getattr(diffusers, name)._cp_plan is not None
-    assert has_plan or not sample_shapes(architecture).SPLITS_SEQUENCE
+    assert (getattr(diffusers, name)._cp_plan is not None) == sample_shapes(architecture).SPLITS_SEQUENCE
 
 
-@pytest.mark.parametrize(("architecture", "tokens"), [(QWEN_IMAGE, 4 * 6), (EDIT, 4 * 6 + 52 * 78), (WAN, 3 * 4 * 6)])
+@pytest.mark.parametrize(
+    ("architecture", "tokens"),
+    [(QWEN_IMAGE, 4 * 6), (FLUX, 4 * 6), (KLEIN, 4 * 6), (EDIT, 4 * 6 + 52 * 78), (WAN, 3 * 4 * 6)],
+)
 def test_the_sequence_length_is_that_of_the_transformer(models: Path, architecture: str, tokens: int) -> None:
     """Of samples with 64 x 96 pixels; Wan's have 9 frames."""
     folder = models / architecture
@@ -275,6 +297,8 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
         setting_checks.check_heads(4, 6)
     with pytest.raises(ValueError, match=r"2 does not divide the 25 tokens of a sample"):
         setting_checks.check_tokens(2, 25)
+    with pytest.raises(ValueError, match=r"2 does not divide the 77 rows of a prompt's embeddings; .*max_sequence"):
+        setting_checks.check_prompt_rows(2, 77)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def test_documented_defaults(config: type, documented: dict[str, Any]) -> None:
     [
         (DiffusionRolloutConfig, {"mode": "sync"}, ValueError, "'sync' is not supported"),
         (DiffusionRolloutConfig, {"rollout_adapter": "new"}, ValueError, "Invalid diffusion rollout rollout_adapter"),
-        (DiffusionRolloutConfig, {"deadline_seconds": 0.0}, ValueError, "deadline_seconds must be positive"),
+        (DiffusionRolloutConfig, {"deadline_seconds": 0.0}, ValueError, "deadline_seconds: must be a positive number"),
         (
             DiffusionRolloutConfig,
             {"pipeline_model_parallel_size": 2},

@@ -1,14 +1,13 @@
 """AWM, advantage weighted matching (arXiv:2509.25050).
 
 It trains on final latents at random noise levels, so any sampler works: the flow-matching loss of a sample is its
-negative log-likelihood, and the policy gradient weights it by the sample's advantage. Settings of `diffusion_loss`:
-`adv_clip_max` (1) limits the absolute advantage, `clip_ratio` (1) the likelihood ratio, which is 1 in the first
-optimizer step of an update; `ref_kl_coef` (0) is the weight of the squared distance to the base model's velocity, and
-`draws` (4) the number of noise levels per sample and update.
+negative log-likelihood, and the policy gradient weights it by the sample's advantage. The likelihood ratio is 1 in the
+first optimizer step of an update.
 """
 
 from __future__ import annotations
 
+from verl_omni.settings_schema.declarations import COUNT, NOT_NEGATIVE, POSITIVE
 from verl_omni.workers.algorithms.description import (
     ONLINE,
     TRAINED_POLICY_SAMPLES,
@@ -22,6 +21,7 @@ ALGORITHM = RegisteredAlgorithm(
     "verl_omni.workers.algorithms.awm:AWM",
     (*WITHOUT_LIKELIHOOD, ONLINE, TRAINED_POLICY_SAMPLES, WITHOUT_STEPS),
     lambda config: (),
+    limits={"clip_ratio": (POSITIVE,), "adv_clip_max": (POSITIVE,), "ref_kl_coef": (NOT_NEGATIVE,), "draws": (COUNT,)},
     names={"AWM": JobName("AWM", "2509.25050")},
     in_reference=False,
     near_base="ref_kl_coef",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from verl_omni.settings_schema.declarations import COUNT, POSITIVE
 from verl_omni.workers.algorithms.description import (
     ROLLOUT,
     TRAINED_POLICY_SAMPLES,
@@ -30,6 +31,7 @@ ALGORITHM = RegisteredAlgorithm(
     (*WITHOUT_LIKELIHOOD, TRAINED_POLICY_SAMPLES, WITHOUT_ADVANTAGES, WITHOUT_STEPS),
     _conflicts,
     row="pair",
+    limits={"dpo_beta": (POSITIVE,), "draws": (COUNT,)},
     names={"DiffusionDPO": JobName("Diffusion-DPO, online or offline", "2311.12908")},
     near_base="dpo_beta",
 )

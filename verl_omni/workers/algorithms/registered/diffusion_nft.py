@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from verl_omni.settings_schema.setting import plain_value
+from verl_omni.settings_schema.declarations import COUNT, NOT_NEGATIVE, POSITIVE
+from verl_omni.settings_schema.setting import Limit, plain_value
 from verl_omni.workers.algorithms.description import (
     MODEL,
     ONLINE,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+BELOW_ONE = Limit("must be at least 0 and less than 1", lambda value: 0 <= value < 1)
 DECAY_SCHEDULES = (None, "copy", "delayed_linear_to_0_999")  # verl_omni/algos/nft.py
 
 
@@ -48,6 +50,13 @@ ALGORITHM = RegisteredAlgorithm(
         RequiredSetting(f"{MODEL}.policy_state_adapters", ["default", "old"], "it keeps an old policy"),
     ),
     _conflicts,
+    limits={
+        **dict.fromkeys(("mix_beta", "adv_clip_max", "adaptive_weight_min"), (POSITIVE,)),
+        "ref_kl_coef": (NOT_NEGATIVE,),
+        "draws": (COUNT,),
+        "old_decay_rate": (NOT_NEGATIVE,),
+        "old_decay_max": (BELOW_ONE,),
+    },
     names={"DiffusionNFT": JobName("DiffusionNFT", "2509.16117")},
     near_base="ref_kl_coef",
 )

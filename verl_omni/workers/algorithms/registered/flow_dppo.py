@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from verl_omni.settings_schema.declarations import NOT_NEGATIVE, POSITIVE
 from verl_omni.workers.algorithms.description import (
     LIKELIHOOD,
     RECOMPUTED_MEANS,
@@ -14,5 +15,6 @@ ALGORITHM = RegisteredAlgorithm(
     "verl_omni.workers.algorithms.flow_dppo:FlowDPPO",
     (*LIKELIHOOD, RECOMPUTED_MEANS),
     step_conflicts,
+    limits={"kl_mask_threshold": (NOT_NEGATIVE,), "adv_clip_max": (POSITIVE,)},
     names={"FlowDPPO": JobName("Flow-DPPO", "2606.11025", "flow_grpo")},
 )

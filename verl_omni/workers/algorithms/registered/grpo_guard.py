@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from verl_omni.settings_schema.declarations import POSITIVE
 from verl_omni.workers.algorithms.description import (
     LIKELIHOOD,
     RECOMPUTED_MEANS,
@@ -32,5 +33,6 @@ ALGORITHM = RegisteredAlgorithm(
     "verl_omni.workers.algorithms.grpo_guard:GRPOGuard",
     (*LIKELIHOOD, RECOMPUTED_MEANS),
     _conflicts,
+    limits={"clip_ratio": (POSITIVE,), "adv_clip_max": (POSITIVE,)},
     names={"GRPOGuard": JobName("GRPO-Guard", "2510.22319", "flow_grpo")},
 )

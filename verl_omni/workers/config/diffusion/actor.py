@@ -1,4 +1,7 @@
-"""Typed settings of the trained model: `actor_rollout_ref.actor`."""
+"""Typed settings of the trained model: `actor_rollout_ref.actor`.
+
+Fields without an explanation here are explained in `trainer/config/diffusion_trainer.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any
 import torch
 from verl.base_config import BaseConfig
 
+from verl_omni.settings_schema import layout
+from verl_omni.settings_schema.declarations import SETTINGS
 from verl_omni.settings_schema.reference_settings import Rejected, find_rule
 from verl_omni.utils.registry import load
 from verl_omni.workers.algorithms import registry
@@ -16,9 +21,10 @@ from verl_omni.workers.algorithms.other_names import canonical
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 from verl_omni.workers.config.diffusion import reference_fields
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
+from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE, fill_defaults, with_defaults
 
-STRATEGIES = ("fsdp", "fsdp2")
 ACTOR = "actor_rollout_ref.actor"
+STRATEGIES = SETTINGS[f"{ACTOR}.strategy"].values
 LOSS = f"{ACTOR}.diffusion_loss"
 
 
@@ -63,6 +69,8 @@ class DiffusionLossConfig(BaseConfig, metaclass=_ByLossMode):
 
     The reference's section has the settings of every loss; other losses' settings are dropped if they are defaults.
 
+    The settings and their defaults are explained in `trainer/config/loss`, and their ranges in `algorithms/registered`.
+
     Attributes:
         loss_mode: name of the algorithm.
 
@@ -71,33 +79,30 @@ class DiffusionLossConfig(BaseConfig, metaclass=_ByLossMode):
         ValueError: there is no such algorithm, or a setting is out of range.
     """
 
-    loss_mode: str = field(default="flow_grpo", kw_only=True)
+    loss_mode: str = field(default=registry.DEFAULT, kw_only=True)
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Fields that are `FROM_FILE` get the defaults of the algorithm's file."""
+        super().__init_subclass__(**arguments)
+        if cls.loss_mode in layout.algorithms():
+            fill_defaults(cls, layout.loss_defaults(cls.loss_mode))
 
-def require_positive(loss: str, **numbers: float) -> None:
-    """Refuse settings of a loss that are not positive.
-
-    Raises:
-        ValueError: one is not; the message names it.
-    """
-    for name, number in numbers.items():
-        if number <= 0:
-            raise ValueError(f"{loss}: {name} must be positive: {number}")
+    def __post_init__(self) -> None:
+        if (algorithm := ALGORITHMS.get(self.loss_mode)) is None:
+            return
+        for problem in algorithm.out_of_range(self):
+            raise ValueError(f"{self.loss_mode}: {problem}")
 
 
 @dataclass
+@with_defaults("actor_rollout_ref.actor.optim")
 class DiffusionOptimizerConfig(BaseConfig):
     """AdamW and its learning-rate schedule.
 
     Attributes:
         lr: peak learning rate.
-        override_optimizer_config: further arguments of `torch.optim.AdamW`.
         lr_scheduler_type: after the warm-up, constant, or cosine decay.
         lr_warmup_steps: optimizer steps of linear warm-up; none if not positive.
-        lr_warmup_steps_ratio: `lr_warmup_steps` over `total_training_steps`; the trainer sets the former by it.
-        total_training_steps: optimizer steps at which the cosine ends; constant if not positive.
-        min_lr_ratio: lowest factor of the learning rate on the cosine.
-        num_cycles: periods of the cosine; 0.5: it falls once.
         clip_grad: another name of `DiffusionActorConfig.grad_clip`.
         optimizer, optimizer_impl, warmup_style, zero_indexed_step: the reference's; only their defaults.
 
@@ -105,17 +110,17 @@ class DiffusionOptimizerConfig(BaseConfig):
         ValueError: a value is not supported.
     """
 
-    lr: float = 1e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 1e-4
-    lr_scheduler_type: str = "constant"
-    override_optimizer_config: dict[str, Any] | None = None
+    lr: float = FROM_FILE
+    betas: tuple[float, float] = FROM_FILE
+    eps: float = FROM_FILE
+    weight_decay: float = FROM_FILE
+    lr_scheduler_type: str = FROM_FILE
+    override_optimizer_config: dict[str, Any] | None = FROM_FILE
     lr_warmup_steps: int = 0
-    lr_warmup_steps_ratio: float = 0.0
-    total_training_steps: int = -1
-    min_lr_ratio: float = 0.0
-    num_cycles: float = 0.5
+    lr_warmup_steps_ratio: float = FROM_FILE
+    total_training_steps: int = FROM_FILE
+    min_lr_ratio: float = FROM_FILE
+    num_cycles: float = FROM_FILE
     clip_grad: float | None = None
     optimizer: str = "AdamW"
     optimizer_impl: str = "torch.optim"
@@ -127,23 +132,20 @@ class DiffusionOptimizerConfig(BaseConfig):
 
 
 @dataclass
+@with_defaults("actor_rollout_ref.actor.fsdp_config.mixed_precision")
 class DiffusionMixedPrecisionConfig(BaseConfig):
     """Precision of the forward and backward pass, by verl's names of dtypes (`fp32`, `bf16`) or torch's.
 
     Attributes:
         param_dtype: dtype that layers compute in.
-        reduce_dtype: dtype in which gradients are reduced over the ranks and accumulated over micro-batches; only
-            float32, because sums in bfloat16 stop growing at 256 equal terms.
-        buffer_dtype: dtype that floating-point buffers are cast to after loading, except those that the model keeps in
-            float32; None: as they are loaded, like the weights.
 
     Raises:
         ValueError: a dtype is neither float32 nor bfloat16, or `reduce_dtype` is not float32.
     """
 
     param_dtype: str = "float32"
-    reduce_dtype: str = "float32"
-    buffer_dtype: str | None = None
+    reduce_dtype: str = FROM_FILE
+    buffer_dtype: str | None = FROM_FILE
 
     def __post_init__(self) -> None:
         parse_dtype("mixed_precision.param_dtype", self.param_dtype)
@@ -154,25 +156,13 @@ class DiffusionMixedPrecisionConfig(BaseConfig):
 
 
 @dataclass
+@with_defaults("actor_rollout_ref.actor.fsdp_config")
 class DiffusionFSDPConfig(BaseConfig):
     """Sharding, precision and offload of the trained model.
 
     Attributes:
-        model_dtype: dtype of the weights in memory. Frozen weights may be bfloat16; trained weights and the optimizer
-            state are always float32. None: frozen weights have the dtype of `mixed_precision.param_dtype`.
         mixed_precision: precision of the forward and backward pass.
-        use_no_sync_for_gradient_accumulation: reduce gradients over the ranks once in an optimizer step. False: after
-            each micro-batch, which needs no memory for the whole gradient on each rank. A model with two transformers
-            always does the latter.
-        fsdp_size: ranks that share one copy of the weights, a divisor of all ranks (HSDP); -1, or more than there are:
-            all ranks.
-        ulysses_sequence_parallel_size: ranks that share the sequence of each sample, a divisor of all ranks (Ulysses);
-            they train on the same rows, and data is divided over the groups.
         reshard_after_forward: argument of FSDP2's `fully_shard`, which shards an actor of several processes.
-        forward_prefetch: gather the weights of the next layer before the layer at work is computed.
-        use_torch_compile: compile each layer with `torch.compile`.
-        param_offload: keep the weights in CPU memory except during updates and weight sync.
-        optimizer_offload: keep the optimizer state in CPU memory except during updates.
         dtype: another name of `mixed_precision.param_dtype`.
         strategy: the actor's strategy; None: not given.
         forward_only, full_determinism: the reference's; only their defaults.
@@ -183,16 +173,16 @@ class DiffusionFSDPConfig(BaseConfig):
             value is not supported.
     """
 
-    model_dtype: str | None = None
+    model_dtype: str | None = FROM_FILE
     mixed_precision: DiffusionMixedPrecisionConfig = field(default_factory=DiffusionMixedPrecisionConfig)
-    use_no_sync_for_gradient_accumulation: bool = True
-    fsdp_size: int = -1
-    ulysses_sequence_parallel_size: int = 1
-    reshard_after_forward: bool = True
-    forward_prefetch: bool = False
-    use_torch_compile: bool = False
-    param_offload: bool = False
-    optimizer_offload: bool = False
+    use_no_sync_for_gradient_accumulation: bool = FROM_FILE
+    fsdp_size: int = FROM_FILE
+    ulysses_sequence_parallel_size: int = FROM_FILE
+    reshard_after_forward: bool = FROM_FILE
+    forward_prefetch: bool = FROM_FILE
+    use_torch_compile: bool = FROM_FILE
+    param_offload: bool = FROM_FILE
+    optimizer_offload: bool = FROM_FILE
     dtype: str | None = None
     strategy: str | None = None
     forward_only: bool = False
@@ -222,18 +212,18 @@ class DiffusionFSDPConfig(BaseConfig):
 
 
 @dataclass
+@with_defaults("actor_rollout_ref.actor.checkpoint")
 class DiffusionCheckpointConfig(BaseConfig):
     """How checkpoints are written.
 
     Attributes:
-        async_save: copy the training state to CPU memory, and write the copy while the training goes on.
         save_contents, load_contents: the reference's; a checkpoint always has all of them.
 
     Raises:
         ValueError: a part of the checkpoint is to be left out.
     """
 
-    async_save: bool = False
+    async_save: bool = FROM_FILE
     save_contents: list[str] | None = None
     load_contents: list[str] | None = None
 
@@ -242,23 +232,18 @@ class DiffusionCheckpointConfig(BaseConfig):
 
 
 @dataclass
+@with_defaults("actor_rollout_ref.actor")
 class DiffusionActorConfig(BaseConfig):
     """Updates of the policy.
 
     Attributes:
         diffusion_loss: settings of the training algorithm.
         ppo_mini_batch_size: prompts per optimizer step (each with `rollout.n` samples), as in verl.
-        ppo_micro_batch_size_per_gpu: samples per forward pass; gradients are accumulated. None: the mini-batch, or a
-            part of it that is trained on while others are generated.
         ppo_epochs: passes over each batch.
         shuffle: shuffle the rows of each batch; each rank shuffles its own share of them.
         grad_clip: upper limit of the gradient norm.
-        max_skipped_steps: optimizer steps in a row that may be skipped because their gradients are not finite; one more
-            ends the run. Not negative.
         use_kl_loss, kl_loss_coef: add this multiple of the KL to the base model; algorithms on recorded steps only.
             With all weights trained, a frozen copy of the base is kept, in the dtype that layers compute in.
-        ema_decay: decay, in (0, 1), of an exponential moving average of the trained weights after each optimizer step,
-            which evaluations and saved adapters have; None: none.
         seed: seed of the initial adapter and of the shuffling.
         checkpoint: how checkpoints are written.
         strategy: sharding over several processes; `fsdp` and `fsdp2` both mean FSDP2.
@@ -268,18 +253,18 @@ class DiffusionActorConfig(BaseConfig):
         data_loader_seed, distill_loss_coef, distill_loss_mode, profiler: the reference's; without effect.
 
     Raises:
-        ValueError: `strategy` is unknown, `max_skipped_steps` is negative, `ema_decay` is not in (0, 1), or a value of
-            the reference's settings is not supported.
+        ValueError: `strategy` is unknown, a number is out of range, or a value of the reference's settings is not
+            supported.
     """
 
-    strategy: str = "fsdp2"
+    strategy: str = FROM_FILE
     ppo_mini_batch_size: int = 16
-    ppo_micro_batch_size_per_gpu: int | None = None
-    ppo_epochs: int = 1
-    shuffle: bool = False
-    grad_clip: float = 1.0
-    max_skipped_steps: int = 3
-    ema_decay: float | None = None
+    ppo_micro_batch_size_per_gpu: int | None = FROM_FILE
+    ppo_epochs: int = FROM_FILE
+    shuffle: bool = FROM_FILE
+    grad_clip: float = FROM_FILE
+    max_skipped_steps: int = FROM_FILE
+    ema_decay: float | None = FROM_FILE
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.0
     seed: int = 0
@@ -308,10 +293,6 @@ class DiffusionActorConfig(BaseConfig):
         reference_fields.check(self, ACTOR)
         if self.strategy not in STRATEGIES:
             raise ValueError(f"Unknown strategy: {self.strategy!r}; one of {STRATEGIES}, which both mean FSDP2")
-        if self.max_skipped_steps < 0:
-            raise ValueError(f"max_skipped_steps must not be negative: {self.max_skipped_steps}")
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise ValueError(f"ema_decay must be between 0 and 1, or null: {self.ema_decay}")
 
 
 _GROUPS: dict[str, type[Any]] = {

@@ -1,4 +1,7 @@
-"""Typed settings of the model: `actor_rollout_ref.model`."""
+"""Typed settings of the model: `actor_rollout_ref.model`.
+
+Fields without an explanation here are explained in `trainer/config/diffusion_trainer.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +20,24 @@ from verl_omni.workers.algorithms import registry
 from verl_omni.workers.algorithms.other_names import canonical
 from verl_omni.workers.config.diffusion import reference_fields
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
+from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE, with_defaults
 
 ATTN_BACKENDS = ("native", "_native_npu", "_flash_3_varlen_hub")
 
 
 @dataclass
+@with_defaults("actor_rollout_ref.model")
 class DiffusionModelConfig(BaseConfig):
     """A model in diffusers' folder layout.
 
     Attributes:
         path: folder with `model_index.json`; where weights have names of a variant such as `fp16`, it becomes a folder
             of links with plain names.
-        architecture: class name of the pipeline; None: `_class_name` in `model_index.json`.
         algorithm: training algorithm that the samples are for, the same as `actor.diffusion_loss.loss_mode`.
-        external_lib: module, or list of modules, to import before the model is loaded, in each process that loads it.
-        tokenizer_path: default `<path>/tokenizer` if that exists, else `path`.
-        custom_chat_template: Jinja chat template of prompts; None: the tokenizer's.
         extra_tokenizers: tokenizers of the model's other text encoders, {name: {path, max_length}}; without
             `max_length` prompts are not truncated.
         attn_backend: the trainer's attention kernel, by diffusers' name.
-        lora_rank: rank of the LoRA adapter; 0 trains all weights of the transformer.
-        lora_alpha, lora_init_weights, exclude_modules: as in peft's `LoraConfig`.
-        lora_dtype: dtype of the adapter in memory; None: float32, the only one.
-        target_modules: suffixes of the linear layers to adapt, e.g. `attn.to_q`, a regular expression, or `all-linear`.
-        lora_adapter_path: folder or safetensors file of an adapter, of peft or diffusers, that training starts from;
-            None: a new one.
+        lora_alpha, lora_init_weights: as in peft's `LoraConfig`.
         lora: read by verl's server.
         policy_state_adapters: `default`, and `old` to keep an old policy.
         fsdp_layer_prefixes: name prefixes of the layers that FSDP2 shards one by one.
@@ -71,21 +67,21 @@ class DiffusionModelConfig(BaseConfig):
 
     path: str = ""
     algorithm: str = "flow_grpo"
-    architecture: str | None = None
-    tokenizer_path: str | None = None
+    architecture: str | None = FROM_FILE
+    tokenizer_path: str | None = FROM_FILE
     local_path: str | None = None
-    trust_remote_code: bool = False
-    external_lib: Any = None  # OmegaConf has no union with a list
-    custom_chat_template: str | None = None
+    trust_remote_code: bool = FROM_FILE
+    external_lib: Any = FROM_FILE  # OmegaConf has no union with a list
+    custom_chat_template: str | None = FROM_FILE
     extra_tokenizers: dict[str, dict[str, Any]] | None = field(default_factory=dict)
-    attn_backend: str = "native"
-    lora_rank: int = 0
+    attn_backend: str = FROM_FILE
+    lora_rank: int = FROM_FILE
     lora_alpha: int = 64
-    lora_dtype: str | None = None
-    lora_init_weights: str = "gaussian"
-    lora_adapter_path: str | None = None
-    target_modules: Any = None
-    exclude_modules: Any = None
+    lora_dtype: str | None = FROM_FILE
+    lora_init_weights: str = FROM_FILE
+    lora_adapter_path: str | None = FROM_FILE
+    target_modules: Any = FROM_FILE
+    exclude_modules: Any = FROM_FILE
     lora: dict[str, Any] = field(default_factory=dict)  # read by verl's server: .get("rank"), .get("merge")
     policy_state_adapters: tuple[str, ...] = ("default",)
     fsdp_layer_prefixes: list[str] = field(default_factory=lambda: ["transformer_blocks."])

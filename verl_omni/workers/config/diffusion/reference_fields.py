@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_omni.settings_schema.declarations import out_of_range
 from verl_omni.settings_schema.engine_settings import full_name
 from verl_omni.settings_schema.reference_settings import (
     GROUP,
@@ -40,16 +41,20 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def check(config: Any, section: str) -> None:
-    """Refuse values of the reference's settings that are not supported, and name those without effect in the log.
+    """Refuse numbers out of range and values of the reference's settings that are not supported.
+
+    Those without effect are named in the log.
 
     Args:
         config: typed settings; a value that is the default of its field asks for nothing.
         section: name of the group that they are, e.g. `actor_rollout_ref.model`.
 
     Raises:
-        ValueError: a value is not supported, or the reference has no such setting. One line for each.
+        ValueError: a number is out of range, a value is not supported, or the reference has no such setting. One line
+            for each.
     """
-    problems = []
+    names = {f"{section}.{field.name}": getattr(config, field.name) for field in fields(config)}
+    problems = [f"{name}: {text}" for name, value in names.items() if (text := out_of_range(name, value))]
     unused = {}
     for name, value in _given(config, section):
         match find_rule(name):

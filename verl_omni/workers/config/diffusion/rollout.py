@@ -1,4 +1,7 @@
-"""Typed settings of the rollout: `actor_rollout_ref.rollout`."""
+"""Typed settings of the rollout: `actor_rollout_ref.rollout`.
+
+Fields without an explanation here are explained in `trainer/config/diffusion_trainer.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ from verl_omni.algos.sde import SDE_TYPES
 from verl_omni.algos.window_bounds import SCATTERED_PROGRESSIVE
 from verl_omni.settings_schema import engine_settings
 from verl_omni.workers.config.diffusion import reference_fields
+from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE, with_defaults
 
 ROLLOUT_ADAPTERS = ("default", "old")
 ROLLOUT = "actor_rollout_ref.rollout"
 SAMPLE_STRATEGIES = ("random", "progressive")
-REPLICA_DEADLINE_SECONDS = 1800.0
 
 
 @dataclass
+@with_defaults("actor_rollout_ref.rollout.pipeline")
 class DiffusionPipelineConfig(BaseConfig):
     """Settings of one request to the diffusion pipeline.
 
@@ -29,33 +33,31 @@ class DiffusionPipelineConfig(BaseConfig):
         true_cfg_scale, guidance_scale: scale of classifier-free guidance, 1.0: none; a family uses one of the two.
         max_sequence_length: tokens of the longest text encoder; prompt embeddings are padded to it.
         num_frames: frames of a video; 1 for an image.
-        output_type: `image` (pixels; `pt` and `np` mean the same) or `latent`.
-        pixel_dtype: `uint8` (0 to 255) or `float32` (0 to 1).
-        video_flow_shift: replaces the shift of a video model's scheduler; None: the model's own.
         aspect_ratio, frame_rate: the reference's; only their defaults, which no request carries.
 
     Raises:
         ValueError: a value of the reference's settings is not supported.
     """
 
-    height: int = 512
-    width: int = 512
-    num_inference_steps: int = 10
+    height: int = FROM_FILE
+    width: int = FROM_FILE
+    num_inference_steps: int = FROM_FILE
     true_cfg_scale: float = 1.0
     max_sequence_length: int = 512
     guidance_scale: float | None = None
-    num_frames: int = 1
-    output_type: str = "image"
-    pixel_dtype: str = "uint8"
+    num_frames: int = FROM_FILE
+    output_type: str = FROM_FILE
+    pixel_dtype: str = FROM_FILE
     aspect_ratio: str | None = None
     frame_rate: float = 24.0
-    video_flow_shift: float | None = None
+    video_flow_shift: float | None = FROM_FILE
 
     def __post_init__(self) -> None:
         reference_fields.check(self, f"{ROLLOUT}.pipeline")
 
 
 @dataclass
+@with_defaults("actor_rollout_ref.rollout.algo")
 class DiffusionRolloutAlgoConfig(BaseConfig):
     """SDE sampler: its noise, and the steps that are recorded.
 
@@ -64,14 +66,6 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
         sde_type: `sde`, `cps` or `dance_sde`.
         sde_window_size: number of steps with noise, which are recorded; None: all but the last.
         sde_window_range: steps [low, high) that the window lies in; None: all but the last, or [0, 5) with a size.
-        sample_strategy: `random` places the window for each prompt and training step, `progressive` moves it over the
-            training steps.
-        iters_per_group: training steps between two moves of a progressive window; > 0.
-        sde_window_seed: seed of the random placement, which is then the same for all samples of a training step; None:
-            the same for the samples of a prompt, by the seed of the run, the step and the place of the prompt in it.
-        sde_contiguous: the steps of a window are consecutive; False: a random window has any `sde_window_size` steps
-            of its range.
-        init_same_noise: all samples of a prompt start from the same noise, and differ by the noise of the SDE steps.
         clean_latents: return the final latents of training samples, for algorithms without a likelihood.
 
     Raises:
@@ -80,14 +74,14 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
     """
 
     noise_level: float = 1.0
-    sde_type: str = "sde"
-    sde_window_size: int | None = None
-    sde_window_range: list[int] | None = None
-    sample_strategy: str = "random"
-    iters_per_group: int = 25
-    sde_window_seed: int | None = None
-    sde_contiguous: bool = True
-    init_same_noise: bool = False
+    sde_type: str = FROM_FILE
+    sde_window_size: int | None = FROM_FILE
+    sde_window_range: list[int] | None = FROM_FILE
+    sample_strategy: str = FROM_FILE
+    iters_per_group: int = FROM_FILE
+    sde_window_seed: int | None = FROM_FILE
+    sde_contiguous: bool = FROM_FILE
+    init_same_noise: bool = FROM_FILE
     clean_latents: bool = False
 
     def __post_init__(self) -> None:
@@ -104,6 +98,7 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
 
 
 @dataclass
+@with_defaults("actor_rollout_ref.rollout.val_kwargs")
 class DiffusionSamplingConfig(BaseConfig):
     """Overrides for validation samples.
 
@@ -116,8 +111,8 @@ class DiffusionSamplingConfig(BaseConfig):
         TypeError, ValueError: one of them is unknown, or its value is not supported.
     """
 
-    n: int = 1
-    seed: int = 42
+    n: int = FROM_FILE
+    seed: int = FROM_FILE
     pipeline: dict[str, Any] = field(default_factory=dict)
     algo: dict[str, Any] = field(default_factory=dict)
 
@@ -127,6 +122,7 @@ class DiffusionSamplingConfig(BaseConfig):
 
 
 @dataclass
+@with_defaults("actor_rollout_ref.rollout")
 class DiffusionRolloutConfig(RolloutConfig):
     """verl's rollout settings, extended by settings of a diffusion engine.
 
@@ -137,25 +133,15 @@ class DiffusionRolloutConfig(RolloutConfig):
         engine_kwargs: `vllm_omni` has settings of the engine's stage by name
             (`settings_schema/engine_settings.py`); afterwards only those that it is handed, in their types.
         step_execution: run one denoising step at a time, so that requests join and leave a batch between steps.
-        prompt_cache_dir: folder in which the engine keeps prompt embeddings; None: they are not kept.
-        offload_text_encoders: keep the engine's text encoders in CPU memory, except while prompts are encoded that
-            `prompt_cache_dir` does not have.
         rollout_adapter: policy that samples: `default`, the trained one, or `old`.
         external_lib: module to import in the server's process before the engine starts.
         max_prompt_embed_length: rows that prompt embeddings are padded to; None: `pipeline.max_sequence_length`.
         max_concurrent_requests: upper limit of the samples that one agent-loop worker has in generation; those that are
             being scored do not count. None only until the trainer has derived it (`process_counts.py`).
-        deadline_seconds: a replica that has requests in flight and sends nothing for so long is treated as failed. It
-            must exceed the time for one batch of the engine; weight updates have their own deadline
-            (`checkpoint_engine.engine_kwargs.naive.deadline_seconds`).
-
-        node_resource: custom Ray resource of the nodes for standalone replicas; None: any node.
-        ray_resource: Ray resource of their accelerators; None: the same as the trainer's.
-        min_replicas: standalone replicas without which a run waits. None only until the trainer has filled it in.
         llm_calculate_log_probs, max_new_tokens: the reference's; without effect.
 
     Raises:
-        ValueError: `mode` is `sync`, `rollout_adapter` is unknown, `deadline_seconds` is not positive,
+        ValueError: `mode` is `sync`, `rollout_adapter` is unknown, a number is out of range,
             `offload_text_encoders` is set without `prompt_cache_dir`, or a setting of the engine is unknown or not
             supported.
         NotImplementedError: pipeline parallelism is requested.
@@ -169,20 +155,20 @@ class DiffusionRolloutConfig(RolloutConfig):
         "expert_parallel_size",
     }
 
-    name: str | None = "vllm_omni"
+    name: str | None = FROM_FILE
     seed: int | None = None  # type: ignore[assignment]
     rollout_attn_backend: str = "FLASH_ATTN"
-    step_execution: bool = False
-    prompt_cache_dir: str | None = None
-    offload_text_encoders: bool = False
+    step_execution: bool = FROM_FILE
+    prompt_cache_dir: str | None = FROM_FILE
+    offload_text_encoders: bool = FROM_FILE
     rollout_adapter: str = "default"
-    external_lib: str | None = None
-    max_prompt_embed_length: int | None = None
+    external_lib: str | None = FROM_FILE
+    max_prompt_embed_length: int | None = FROM_FILE
     max_concurrent_requests: int | None = 256
-    deadline_seconds: float = REPLICA_DEADLINE_SECONDS
-    node_resource: str | None = None
-    ray_resource: str | None = None
-    min_replicas: int | None = None
+    deadline_seconds: float = FROM_FILE
+    node_resource: str | None = FROM_FILE
+    ray_resource: str | None = FROM_FILE
+    min_replicas: int | None = FROM_FILE
     llm_calculate_log_probs: bool = False
     max_new_tokens: int = 256
     pipeline: DiffusionPipelineConfig = field(default_factory=DiffusionPipelineConfig)
@@ -207,8 +193,6 @@ class DiffusionRolloutConfig(RolloutConfig):
                 f"{ROLLOUT}.offload_text_encoders: every batch would move the text encoders to the accelerator; "
                 f"also set {ROLLOUT}.prompt_cache_dir"
             )
-        if self.deadline_seconds <= 0:
-            raise ValueError(f"deadline_seconds must be positive: {self.deadline_seconds}")
         if self.pipeline_model_parallel_size > 1 and self.name == "vllm_omni":
             raise NotImplementedError(
                 "vLLM-Omni diffusion has no pipeline parallelism: pipeline_model_parallel_size must be 1"

@@ -16,7 +16,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.weight_sync.errors import TooFewReplicas
-from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
+from verl_omni.workers.config import DiffusionRolloutConfig
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.output_groups import OutputGroup
 from verl_omni.workers.rollout.replica_calls import (
@@ -61,7 +61,7 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
     def __init__(self, *args: Any, waits: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         rollout = self.config.actor_rollout_ref.rollout
-        self._deadline = float(getattr(rollout, "deadline_seconds", REPLICA_DEADLINE_SECONDS))
+        self._deadline = float(getattr(rollout, "deadline_seconds", DiffusionRolloutConfig.deadline_seconds))
         self._standalone = getattr(rollout, "min_replicas", None) is not None
         self._waits = waits
         self._last_reply: dict[str, float] = {}  # replica -> time of its last reply
