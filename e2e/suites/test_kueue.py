@@ -345,11 +345,16 @@ class ElasticJob:
         found = [item for item in workloads_of(self.job) if is_true(item, "Finished") == finished]
         return [part["count"] for item in found for part in item["spec"]["podSets"] if part["name"] == "rollout"]
 
-    def used(self) -> int:
-        """Accelerators of the queue that are reserved."""
-        status = self.api.get("/apis/kueue.x-k8s.io/v1beta2/clusterqueues/all")["status"]
-        (flavor,) = status["flavorsReservation"]
-        return {item["name"]: int(item["total"]) for item in flavor["resources"]}["nvidia.com/gpu"]
+    def await_used(self, accelerators: int) -> None:
+        """So many accelerators of the queue are reserved."""
+
+        def there() -> bool:
+            status = self.api.get("/apis/kueue.x-k8s.io/v1beta2/clusterqueues/all")["status"]
+            (flavor,) = status["flavorsReservation"]
+            total = {item["name"]: item["total"] for item in flavor["resources"]}["nvidia.com/gpu"]
+            return int(total) == accelerators
+
+        deadlines.wait_until(f"{accelerators} accelerators to be reserved", PATIENCE, there)
 
     def condition(self) -> tuple[str, str]:
         found = self.job.condition("RolloutsScaled")
@@ -361,10 +366,12 @@ def test_quota_follows_the_number_of_autoscaled_pods(operated: tuple[ControlPlan
     with plane.api() as api:
         kueue.apply(plane, queue_objects(accelerators=6))
         elastic = ElasticJob(api, running.reports, "elastic")
-        assert (elastic.workloads(), elastic.used()) == ([2], 3)
+        assert elastic.workloads() == [2]
+        elastic.await_used(3)
         elastic.report_until("four rollout pods on a node", 35, lambda: len(elastic.scheduled()) == 4)
         deadlines.wait_until("the first Workload to be replaced", PATIENCE, lambda: elastic.workloads() == [4])
-        assert (elastic.workloads(finished=True), elastic.used()) == ([2], 5)
+        assert elastic.workloads(finished=True) == [2]
+        elastic.await_used(5)
         elastic.report_until("the condition", 35, lambda: elastic.condition() == ("WithinLimits", "4 rollout pods"))
         waiting = submit(api, "waits", COLOCATED)
         waiting.await_status("Kueue's reason", lambda found: "quota" in condition(found, "Admitted").get("message", ""))
@@ -372,7 +379,7 @@ def test_quota_follows_the_number_of_autoscaled_pods(operated: tuple[ControlPlan
         elastic.report_until("one rollout pod", 0, lambda: len(elastic.pods()) == 1)
         deadlines.wait_until("the quota to be returned", PATIENCE, lambda: elastic.workloads() == [1])
         waiting.await_condition("Admitted", "True")
-        assert elastic.used() == 2 + 2
+        elastic.await_used(2 + 2)
         status = elastic.job.status()
         assert (status["attempts"], status["state"], status.get("failures", [])) == (1, "Running", [])
         end(elastic.job, waiting)
@@ -388,7 +395,9 @@ def test_a_queue_without_room_for_more_pods_holds_them_back_and_the_run_goes_on(
         told = "waits for quota of its Kueue queue"
         elastic.report_until("the condition", 35, lambda: told in elastic.condition()[1])
         deadlines.wait_until("the second Workload", PATIENCE, lambda: sorted(elastic.workloads()) == [2, 4])
-        assert (len(elastic.pods()), len(elastic.scheduled()), elastic.used()) == (4, 2, 3)
+        deadlines.wait_until("two pods that wait", PATIENCE, lambda: len(elastic.pods()) == 4)
+        assert len(elastic.scheduled()) == 2
+        elastic.await_used(3)
         assert elastic.job.status()["state"] == "Running" and not elastic.job.await_attempt(1)["spec"].get("suspend")
         kueue.apply(plane, queue_objects(accelerators=5))
         elastic.report_until("four rollout pods on a node", 35, lambda: len(elastic.scheduled()) == 4)
@@ -398,7 +407,5 @@ def test_a_queue_without_room_for_more_pods_holds_them_back_and_the_run_goes_on(
         urgent.await_condition("Admitted", "True")
         await_state(elastic.job, "Queued")
         deadlines.wait_until("the pods of its start to be asked for", PATIENCE, lambda: elastic.workloads() == [2])
-        end(urgent)
-        elastic.start()
-        assert (elastic.workloads(), elastic.used(), elastic.job.status()["attempts"]) == ([2], 3, 1)
-        end(elastic.job)
+        # Kueue 0.17.0 cannot start it again: docs/adr/0030-elastic-jobs.md.
+        end(elastic.job, urgent)
