@@ -21,7 +21,7 @@ from omni_operator.cluster.errors import (
     NamespaceTerminating,
     NotFound,
 )
-from omni_operator.cluster.kinds import JOBS, Body, Kind, kind_of
+from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Kind, kind_of
 from omni_operator.cluster.protocol import GroupChange, Identity, Listing
 from omni_operator.status.observed.timestamps import format_timestamp
 
@@ -105,7 +105,8 @@ class FakeCluster:
     async def scale_group(self, kind: Kind, namespace: str, name: str, uid: str, change: GroupChange) -> Body:
         self._record("patch", kind, name)
         current = copy.deepcopy(self._get(kind, namespace, name))
-        groups = current["spec"]["workerGroupSpecs"]
+        spec = current["spec"]["rayClusterSpec"] if kind == RAYJOBS else current["spec"]
+        groups = spec["workerGroupSpecs"]
         found = groups[change.index] if change.index < len(groups) else {}
         same = change.old in (0, found.get("replicas")) and found.get("groupName") == change.group
         if current["metadata"]["uid"] != uid or not same:

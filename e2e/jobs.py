@@ -41,8 +41,10 @@ class Job:
     def ray(self, plural: str, name: str = "") -> str:
         return f"/apis/ray.io/v1/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
-    def create(self, spec: dict[str, Any], labels: dict[str, str] | None = None) -> None:
-        meta = {"name": self.name, "labels": labels or {}}
+    def create(
+        self, spec: dict[str, Any], labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None
+    ) -> None:
+        meta = {"name": self.name, "labels": labels or {}, "annotations": annotations or {}}
         body = {"apiVersion": "diffusionrl.io/v1alpha1", "kind": "DiffusionRLJob", "metadata": meta}
         self.api.post(self.path, {**body, "spec": spec})
 
@@ -101,6 +103,7 @@ class JobOnPlane(Job):
     name: str = "red"
     spec: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
 
     def submit(self) -> None:
         spec = {
@@ -112,7 +115,7 @@ class JobOnPlane(Job):
             "checkpoint": {"claimName": "ckpt"},
             **self.spec,
         }
-        self.create(spec, self.labels)
+        self.create(spec, self.labels, self.annotations)
 
     def await_attempt(self, number: int) -> dict[str, Any]:
         """Its RayJob, once it is there."""

@@ -169,7 +169,7 @@ def _kueue(plane: ControlPlane, say: Say) -> Iterator[None]:
             "kueue",
             str(tools.path(KUEUE)),
             f"--config={settings}",
-            "--feature-gates=VisibilityOnDemand=false",
+            "--feature-gates=VisibilityOnDemand=false,ElasticJobsViaWorkloadSlices=true",
         ],
     )
     try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx2
 import pytest
 
 from e2e import kueue
@@ -16,7 +17,7 @@ from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from e2e.drl import run_drl
 from e2e.jobs import JobOnPlane, condition
-from e2e.operator_process import install, operator
+from e2e.operator_process import RunningOperator, install, operator
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(600), pytest.mark.about("e2e/kueue.py")]
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
@@ -29,17 +30,22 @@ def queue_objects(accelerators: int = 2, stop: str = "None") -> list[dict[str, A
 
 
 @pytest.fixture(scope="module")
-def queued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane with Kueue, KubeRay, an operator and a queue."""
+def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ControlPlane, RunningOperator]]:
+    """A control plane with Kueue, KubeRay and a queue, and its operator."""
     folder = tmp_path_factory.mktemp("kueue")
     try:
         with control_plane({"gpu-0": {"nvidia.com/gpu": 8}}, parent=folder) as plane, kueue.queues(plane):
             install(plane, kuberay=False)
             kueue.apply(plane, queue_objects())
-            with operator(plane, folder, QUEUE_SECONDS="10"):
-                yield plane
+            with operator(plane, folder, QUEUE_SECONDS="10") as running:
+                yield plane, running
     except ToolMissing as error:
         leave_out(error)
+
+
+@pytest.fixture(scope="module")
+def queued(operated: tuple[ControlPlane, RunningOperator]) -> ControlPlane:
+    return operated[0]
 
 
 COLOCATED: dict[str, Any] = {
@@ -48,12 +54,18 @@ COLOCATED: dict[str, Any] = {
 }
 
 
-def submit(api: Api, name: str, spec: dict[str, Any] = COLOCATED, priority: str | None = None) -> JobOnPlane:
+def submit(
+    api: Api,
+    name: str,
+    spec: dict[str, Any] = COLOCATED,
+    priority: str | None = None,
+    annotations: dict[str, str] | None = None,
+) -> JobOnPlane:
     """A job in the queue, which wants both accelerators of it unless the spec says otherwise."""
     labels = {"kueue.x-k8s.io/queue-name": "team-a"}
     if priority:
         labels["kueue.x-k8s.io/priority-class"] = priority
-    job = JobOnPlane(api, "default", name, patience=PATIENCE, labels=labels, spec=spec)
+    job = JobOnPlane(api, "default", name, patience=PATIENCE, labels=labels, annotations=annotations or {}, spec=spec)
     job.submit()
     return job
 
@@ -278,3 +290,122 @@ def test_a_quota_that_shrinks_takes_nothing_back_and_a_drained_queue_does(queued
             each.await_condition("Admitted", "True")
         status = job.status()
         assert (status["attempts"], status.get("failures", [])) == (1, [])
+
+
+def is_true(item: dict[str, Any], kind: str) -> bool:
+    return condition(item.get("status") or {}, kind).get("status") == "True"
+
+
+class ElasticJob:
+    """A running job with one trainer pod and two rollout pods, which Kueue lets autoscaling change."""
+
+    def __init__(self, api: Api, reports: int, name: str) -> None:
+        autoscaling = {"minReplicas": 1, "maxReplicas": 4, "samplesPerReplica": 10, "stabilizationSeconds": 2}
+        spec = {
+            "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 1}},
+            "rollout": {"placement": "Separate", "replicas": 2, "autoscaling": autoscaling},
+        }
+        self.api = api
+        self.job = submit(api, name, spec, annotations={"kueue.x-k8s.io/elastic-job": "true"})
+        self.url = f"http://127.0.0.1:{reports}/v1/reports"
+        self.start()
+
+    def start(self) -> None:
+        """The queue admits it, and Ray runs it."""
+        self.job.await_condition("Admitted", "True")
+        deadlines.wait_until("two rollout pods", PATIENCE, lambda: len(self.scheduled()) == 2)
+        (trainer,) = deadlines.wait_until("the trainer pod", PATIENCE, lambda: self.pods("trainer"))
+        self.job.set_running(1)
+        self.job.await_status("the training", lambda found: found.get("state") == "Running")
+        token = self.job.report_token((trainer["metadata"]["name"], trainer["metadata"]["uid"]))
+        self.sent = {"Authorization": f"Bearer {token}"}
+
+    def report_until(self, what: str, samples: int, good: Callable[[], bool]) -> None:
+        """The trainer reports again and again how many samples wait, until something is so."""
+        body = {"event": "heartbeat", "rollout/queued_samples": samples}
+
+        def there() -> bool:
+            answer = httpx2.post(self.url, json=body, headers=self.sent, timeout=10, trust_env=False)
+            return answer.status_code == httpx2.codes.OK and good()
+
+        deadlines.wait_until(what, PATIENCE, there)
+
+    def pods(self, group: str = "rollout") -> list[dict[str, Any]]:
+        """Its pods of a group that are not being deleted."""
+        labels = f"diffusionrl.io/job={self.job.name},ray.io/group={group}"
+        found = self.api.get("/api/v1/namespaces/default/pods", labelSelector=labels)["items"]
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def scheduled(self) -> list[dict[str, Any]]:
+        """Its rollout pods on a node."""
+        return [pod for pod in self.pods() if "nodeName" in pod["spec"]]
+
+    def workloads(self, *, finished: bool = False) -> list[int]:
+        """Rollout pods of its Workloads."""
+        found = [item for item in workloads_of(self.job) if is_true(item, "Finished") == finished]
+        return [part["count"] for item in found for part in item["spec"]["podSets"] if part["name"] == "rollout"]
+
+    def await_used(self, accelerators: int) -> None:
+        """So many accelerators of the queue are reserved."""
+
+        def there() -> bool:
+            status = self.api.get("/apis/kueue.x-k8s.io/v1beta2/clusterqueues/all")["status"]
+            (flavor,) = status["flavorsReservation"]
+            total = {item["name"]: item["total"] for item in flavor["resources"]}["nvidia.com/gpu"]
+            return int(total) == accelerators
+
+        deadlines.wait_until(f"{accelerators} accelerators to be reserved", PATIENCE, there)
+
+    def condition(self) -> tuple[str, str]:
+        found = self.job.condition("RolloutsScaled")
+        return str(found["reason"]), str(found["message"])
+
+
+def test_quota_follows_the_number_of_autoscaled_pods(operated: tuple[ControlPlane, RunningOperator]) -> None:
+    plane, running = operated
+    with plane.api() as api:
+        kueue.apply(plane, queue_objects(accelerators=6))
+        elastic = ElasticJob(api, running.reports, "elastic")
+        assert elastic.workloads() == [2]
+        elastic.await_used(3)
+        elastic.report_until("four rollout pods on a node", 35, lambda: len(elastic.scheduled()) == 4)
+        deadlines.wait_until("the first Workload to be replaced", PATIENCE, lambda: elastic.workloads() == [4])
+        assert elastic.workloads(finished=True) == [2]
+        elastic.await_used(5)
+        elastic.report_until("the condition", 35, lambda: elastic.condition() == ("WithinLimits", "4 rollout pods"))
+        waiting = submit(api, "waits", COLOCATED)
+        waiting.await_status("Kueue's reason", lambda found: "quota" in condition(found, "Admitted").get("message", ""))
+
+        elastic.report_until("one rollout pod", 0, lambda: len(elastic.pods()) == 1)
+        deadlines.wait_until("the quota to be returned", PATIENCE, lambda: elastic.workloads() == [1])
+        waiting.await_condition("Admitted", "True")
+        elastic.await_used(2 + 2)
+        status = elastic.job.status()
+        assert (status["attempts"], status["state"], status.get("failures", [])) == (1, "Running", [])
+        end(elastic.job, waiting)
+
+
+def test_a_queue_without_room_for_more_pods_holds_them_back_and_the_run_goes_on(
+    operated: tuple[ControlPlane, RunningOperator],
+) -> None:
+    plane, running = operated
+    with plane.api() as api:
+        kueue.apply(plane, queue_objects(accelerators=4))
+        elastic = ElasticJob(api, running.reports, "held")
+        told = "waits for quota of its Kueue queue"
+        elastic.report_until("the condition", 35, lambda: told in elastic.condition()[1])
+        deadlines.wait_until("the second Workload", PATIENCE, lambda: sorted(elastic.workloads()) == [2, 4])
+        deadlines.wait_until("two pods that wait", PATIENCE, lambda: len(elastic.pods()) == 4)
+        assert len(elastic.scheduled()) == 2
+        elastic.await_used(3)
+        assert elastic.job.status()["state"] == "Running" and not elastic.job.await_attempt(1)["spec"].get("suspend")
+        kueue.apply(plane, queue_objects(accelerators=5))
+        elastic.report_until("four rollout pods on a node", 35, lambda: len(elastic.scheduled()) == 4)
+        deadlines.wait_until("one Workload", PATIENCE, lambda: elastic.workloads() == [4])
+
+        urgent = submit(api, "urgent", priority="urgent")
+        urgent.await_condition("Admitted", "True")
+        await_state(elastic.job, "Queued")
+        deadlines.wait_until("the pods of its start to be asked for", PATIENCE, lambda: elastic.workloads() == [2])
+        # Kueue 0.17.0 cannot start it again: docs/adr/0030-elastic-jobs.md.
+        end(elastic.job, urgent)

@@ -19,7 +19,7 @@ from omni_operator.api.names import FIELD_MANAGER
 from .authenticated_client import AuthenticatedClient
 from .credentials import Credentials, Loaded
 from .errors import Conflict, DefinitionOutdated, KindAbsent, NotFound, Refused, ServerError, Unavailable, error_of
-from .kinds import LEASES, TOKEN_REVIEWS, Body, Kind, Meta, kind_of, version_of
+from .kinds import LEASES, RAYJOBS, TOKEN_REVIEWS, Body, Kind, Meta, kind_of, version_of
 from .leader.write_fence import no_fence
 from .nested_json import load_json
 from .protocol import GroupChange, Identity, Listing
@@ -110,7 +110,8 @@ class ApiServer(AuthenticatedClient):
         return await self._send("patch", kind, "PATCH", path, patch, MERGE, _as_manager(FIELD_MANAGER))
 
     async def scale_group(self, kind: Kind, namespace: str, name: str, uid: str, change: GroupChange) -> Body:
-        group = f"/spec/workerGroupSpecs/{change.index}"
+        spec = "/spec/rayClusterSpec" if kind == RAYJOBS else "/spec"
+        group = f"{spec}/workerGroupSpecs/{change.index}"
         # Not the version of the object: KubeRay writes its status all the time, which would be a conflict each time.
         tests: dict[str, Any] = {"/metadata/uid": uid, f"{group}/groupName": change.group}
         if change.old:  # the operator writes 1 or more; 0 may stand for a negative number of a user

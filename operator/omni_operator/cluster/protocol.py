@@ -32,7 +32,8 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """A change of the number of pods of the worker group `group`, at a place in the spec of a RayCluster.
+    """A change of the number of pods of the worker group `group`, at a place in the spec of a RayCluster, or in
+    that of a RayJob.
 
     Attributes:
         old: the present number; 0: any.

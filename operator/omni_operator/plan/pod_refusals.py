@@ -88,7 +88,7 @@ def _is_authors(at: FieldPath, blamed: FieldPath) -> bool:
     return len(blamed) >= min(len(at), 3) and ("resources" not in at or "resources" in blamed)
 
 
-def _fields(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Breach]:
+def _fields(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
     """Breaches in fields of the job outside its pod templates."""
     policy = settings.pod_policy
     spec = job.spec

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Annotation of a job whose number of pods may change in a Kueue queue, and scheduling gate of its pods: Kueue adds the
+# gate if it supports that, and removes it from as many pods as the queue has admitted.
+ELASTIC_JOB = "kueue.x-k8s.io/elastic-job"
 # Schedulers read labels and annotations of these groups from the RayJob (queue, gang).
 SCHEDULERS = (
     "kueue.x-k8s.io/",

@@ -7,8 +7,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.base import Violation
+from omni_operator.api.base import FieldPath, Violation
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
+from omni_operator.api.names import TRAINER_GROUP
 from omni_operator.api.spec.pod_template import drop_nulls
 from omni_operator.api.validation_messages import format_path
 
@@ -28,6 +29,7 @@ from .pods.storage import (
     trainer_variables,
 )
 from .pools import KUEUE_QUEUE, Pool, pools_of
+from .queues import ELASTIC_JOB
 from .recipe_lint import find_risks
 
 OUR_VOLUMES = {RUNS, MODELS, OUTPUT, SHARED_MEMORY}  # the operator mounts these itself
@@ -204,7 +206,15 @@ def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:
 
 def _queue(job: DiffusionRLJob) -> Iterator[Violation]:
     """What a Kueue queue would never admit. The CRD has no rules for it, because they cannot read labels."""
+    elastic = job.metadata.annotations.get(ELASTIC_JOB) == "true"
+    pools = pools_of(job)
     if KUEUE_QUEUE not in job.metadata.labels:
+        if elastic:
+            yield Violation(
+                ("metadata", "annotations"),
+                f"{ELASTIC_JOB} needs the label {KUEUE_QUEUE}, the name of a queue: without a queue, Kueue holds the "
+                "pods back forever",
+            )
         return
     if job.spec.cleanup_policy != "DeleteCluster":
         yield Violation(
@@ -212,7 +222,16 @@ def _queue(job: DiffusionRLJob) -> Iterator[Violation]:
             f"is {job.spec.cleanup_policy}: must be DeleteCluster in a Kueue queue, which counts only deleted pods as "
             f"free",
         )
-    groups = ["head", *(pool.group for pool in pools_of(job))]  # KubeRay submits over HTTP, without a pod
+    for pool in pools:
+        topology = pool.scheduling.topology
+        if elastic and (topology.required or topology.preferred):
+            field: FieldPath = () if pool.group == TRAINER_GROUP else pool.field
+            yield Violation(
+                ("spec", *field, "scheduling", "topology"),
+                f"cannot be combined with the annotation {ELASTIC_JOB}: Kueue places no pods by topology whose number "
+                "changes; remove one of them",
+            )
+    groups = ["head", *(pool.group for pool in pools)]  # KubeRay submits over HTTP, without a pod
     if len(groups) > QUEUE_POD_SETS:
         pooled = sum(scorer.pool is not None for scorer in job.spec.reward.scorers)
         yield Violation(

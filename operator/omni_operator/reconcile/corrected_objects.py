@@ -14,21 +14,24 @@ from datetime import datetime
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import AlreadyExists, Forbidden, KindAbsent, Refused
 from omni_operator.cluster.field_managers import find_author
-from omni_operator.cluster.kinds import RAYCLUSTERS, Kind, kind_of
+from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS, Kind, kind_of
 from omni_operator.cluster.protocol import Cluster, GroupChange
 from omni_operator.reconcile import owned_objects
 from omni_operator.reconcile.corrections import AT_ONCE, Change, change_of, describe
 from omni_operator.reconcile.pass_memory import JobMemory, PassMemory
 from omni_operator.reconcile.pod_replacement import replace_pods
+from omni_operator.reconcile.queued_attempt import reserve_quota
 from omni_operator.reconcile.refused_requests import BACKOFF_MOST
 from omni_operator.reconcile.spec_cache import ValidSpec
 from omni_operator.reconcile.subject import Subject
-from omni_operator.status.decisions.situation import ReplacementStep, ScaleGroup, Step
+from omni_operator.status.decisions.situation import ReplacementStep, ReserveQuota, ScaleGroup, Step
 from omni_operator.status.observed.observation import ObservedRayCluster
 from omni_operator.status.observed.running_pods import as_running
 
 SHARED = Change(("shared objects",))
-GROUPS = ("f:spec", "f:workerGroupSpecs")  # the field that says who changed a worker group
+# Fields that say who changed a worker group.
+GROUPS = ("f:spec", "f:workerGroupSpecs")
+RAYJOB_GROUPS = ("f:spec", "f:rayClusterSpec", "f:workerGroupSpecs")
 log = logging.getLogger(__name__)
 
 
@@ -115,6 +118,19 @@ class CorrectedObjects:
             answer = await replace_pods(self.cluster, namespace, step, rendered, self.clock())
         self.cache.put(RAYCLUSTERS, answer)
         self._add(job, change, describe(_name(step), author))
+
+    async def reserve_quota(self, job: Subject, step: ReserveQuota) -> None:
+        """Change the number of pods in a RayJob, by which Kueue reserves quota."""
+        namespace, _ = job.key
+        change = change_of(step)
+        name = step.rayjob.name
+        assert change is not None
+        author = await self._find_author(job.memory, change, RAYJOBS, namespace, name, *RAYJOB_GROUPS)
+        answer = await reserve_quota(self.cluster, namespace, step)
+        if answer is not None:
+            self.cache.put(RAYJOBS, answer)
+            text = f"the number of pods of worker group {step.request.group} of {RAYJOBS.kind} {name}"
+            self._add(job, change, describe(text, author))
 
     async def _find_author(
         self, memory: JobMemory, change: Change, kind: Kind, namespace: str, name: str, *field: str

@@ -15,6 +15,7 @@ from omni_operator.status.decisions.situation import (
     FinishReplacement,
     GiveUpTemplate,
     ReplacePods,
+    ReserveQuota,
     RestartDeadline,
     ScaleGroup,
     StartReplacement,
@@ -106,6 +107,8 @@ def change_of(step: Step) -> Change | None:
     match step:
         case ScaleGroup():
             return Change((step.cluster.uid, step.group, "replicas"), step.new)
+        case ReserveQuota():
+            return Change((step.rayjob.uid, step.request.group, "replicas"), step.new)
         case ReplacePods():
             return Change((step.cluster.uid, step.group.name, "pods"), step.removed)
         case StartReplacement() | RestartDeadline() | FinishReplacement() | GiveUpTemplate():

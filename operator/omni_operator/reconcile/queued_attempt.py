@@ -17,6 +17,7 @@ from omni_operator.api.names import (
     ASKED_ANNOTATION,
     CHECKSUM_ANNOTATION,
     OVERRIDES_ANNOTATION,
+    POD_LIMITS,
     PODS_ANNOTATION,
     ROLLOUT_GROUP,
     TRAINER_GROUP,
@@ -24,10 +25,10 @@ from omni_operator.api.names import (
 from omni_operator.cluster.cache.object_parser import parse_rayjob
 from omni_operator.cluster.errors import KindAbsent, Refused
 from omni_operator.cluster.kinds import RAYJOBS, WORKLOADS, Body
-from omni_operator.cluster.protocol import Cluster
+from omni_operator.cluster.protocol import Cluster, GroupChange
 from omni_operator.plan.digest import digest_checked
 from omni_operator.plan.overrides import ROLLOUT_NODES
-from omni_operator.status.decisions.situation import AskForPods
+from omni_operator.status.decisions.situation import AskForPods, ReserveQuota
 from omni_operator.status.observed.timestamps import format_timestamp
 
 OWNER_LABEL = "kueue.x-k8s.io/job-uid"  # label of a Workload
@@ -48,11 +49,34 @@ async def ask_for_pods(cluster: Cluster, namespace: str, step: AskForPods, now: 
     body = await cluster.read(RAYJOBS, namespace, step.rayjob.name)
     if body is None or not is_as_decided(body, step):
         return None
-    try:
-        workloads = await cluster.list_objects(WORKLOADS, namespace, f"{OWNER_LABEL}={step.rayjob.uid}")
-    except KindAbsent:
+    if not await _waits_for_quota(cluster, namespace, step.rayjob.uid):
         return None
-    return await cluster.patch(RAYJOBS, body, change(body, step, now)) if has_no_room(workloads) else None
+    return await cluster.patch(RAYJOBS, body, change(body, step, now))
+
+
+async def reserve_quota(cluster: Cluster, namespace: str, step: ReserveQuota) -> Body | None:
+    """Change the number of pods of a worker group of a RayJob; return the RayJob afterwards, None if it is unchanged.
+
+    That of an attempt that waits is changed only if Kueue has tried its Workload and found no room.
+
+    Raises:
+        Conflict: the RayJob, or its worker group, is not the one that the step was decided for.
+    """
+    rayjob = step.rayjob
+    if rayjob.suspended and not await _waits_for_quota(cluster, namespace, rayjob.uid):
+        return None
+    limits = (step.new, step.new) if rayjob.suspended else POD_LIMITS
+    request = step.request
+    change = GroupChange(request.index, request.group, request.pods, step.new, limits=limits)
+    return await cluster.scale_group(RAYJOBS, namespace, rayjob.name, rayjob.uid, change)
+
+
+async def _waits_for_quota(cluster: Cluster, namespace: str, uid: str) -> bool:
+    """Whether Kueue has tried the RayJob with this uid, and found no room."""
+    try:
+        return has_no_room(await cluster.list_objects(WORKLOADS, namespace, f"{OWNER_LABEL}={uid}"))
+    except KindAbsent:
+        return False
 
 
 async def read_queue_reason(cluster: Cluster, namespace: str, uid: str) -> str | None:
@@ -65,8 +89,8 @@ async def read_queue_reason(cluster: Cluster, namespace: str, uid: str) -> str |
 
 def find_queue_reason(workloads: Iterable[Body]) -> str:
     """Reason and message of the condition by which a Workload waits; empty without one. PURE."""
-    for workload in workloads:
-        conditions = {one.get("type"): one for one in (workload.get("status") or {}).get("conditions") or ()}
+    for workload in _unfinished(workloads):
+        conditions = _conditions(workload)
         for condition in (conditions.get("QuotaReserved") or {}, conditions.get("Admitted") or {}):
             if condition.get("status") == "False":
                 return ": ".join(filter(None, (str(condition.get("reason")), str(condition.get("message") or ""))))
@@ -75,13 +99,22 @@ def find_queue_reason(workloads: Iterable[Body]) -> str:
 
 def has_no_room(workloads: Iterable[Body]) -> bool:
     """Whether a queue has tried the only Workload of a RayJob, and waits for quota. PURE."""
-    candidates = list(workloads)
+    candidates = _unfinished(workloads)
     if len(candidates) != 1 or (candidates[0].get("spec") or {}).get("active") is False:
         return False
-    conditions = {one.get("type"): one for one in (candidates[0].get("status") or {}).get("conditions") or ()}
-    tried = conditions.get("QuotaReserved") or {}
+    tried = _conditions(candidates[0]).get("QuotaReserved") or {}
     pending = (tried.get("status"), tried.get("reason")) == ("False", "Pending")
     return pending and PREEMPTING not in str(tried.get("message"))
+
+
+def _unfinished(workloads: Iterable[Body]) -> list[Body]:
+    """Workloads without those that Kueue has replaced, because the number of pods grew."""
+    return [workload for workload in workloads if _conditions(workload).get("Finished", {}).get("status") != "True"]
+
+
+def _conditions(workload: Body) -> dict[str, dict[str, Any]]:
+    """The conditions of a Workload, by type."""
+    return {one.get("type"): one for one in (workload.get("status") or {}).get("conditions") or ()}
 
 
 def is_as_decided(body: Body, step: AskForPods) -> bool:

@@ -55,6 +55,7 @@ from omni_operator.status.decisions.situation import (
     DeleteSelf,
     EnsureShared,
     RequestCheckpoint,
+    ReserveQuota,
     Step,
 )
 from omni_operator.status.decisions.timeouts import Timeouts
@@ -339,6 +340,8 @@ class Reconciler:
             case AskForPods():
                 if asked := await ask_for_pods(self.cluster, key[0], step, self.clock()):
                     self.cache.put(RAYJOBS, asked)
+            case ReserveQuota():
+                await self._objects.reserve_quota(job, step)
             case DeleteRayJob(name=name, uid=uid):
                 await self.cluster.delete(RAYJOBS, key[0], name, uid)
             case DeleteSelf():

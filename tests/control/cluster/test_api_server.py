@@ -35,7 +35,7 @@ from omni_operator.cluster.errors import (
     ServerError,
     Unavailable,
 )
-from omni_operator.cluster.kinds import JOBS, LEASES, PODS, RAYCLUSTERS
+from omni_operator.cluster.kinds import JOBS, LEASES, PODS, RAYCLUSTERS, RAYJOBS
 from omni_operator.cluster.leader.write_fence import WriteFence
 from omni_operator.cluster.protocol import GroupChange
 
@@ -233,6 +233,11 @@ async def test_the_number_of_pods_of_a_group_is_changed_only_where_it_is_the_exp
     async with client(server) as cluster:
         await cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", replace(SCALED, old=0))
     assert server.requests[0][3] == [*patch[:2], patch[3]], "0 stands for a negative number too"
+    async with client(server) as cluster:
+        await cluster.scale_group(RAYJOBS, "ns", "red-a01", "u", SCALED)
+    assert [step["path"] for step in server.requests[1][3]][1:] == [
+        f"/spec/rayClusterSpec/workerGroupSpecs/1/{part}" for part in ("groupName", "replicas", "replicas")
+    ]
 
 
 async def test_an_object_is_created_by_a_post_and_one_that_exists_is_read(server: RecordingServer) -> None:

@@ -18,11 +18,11 @@ class Queue:
     def __init__(self, simulation: Any) -> None:
         self.simulation = simulation
 
-    async def submit(self, **job: Any) -> None:
+    async def submit(self, annotations: dict[str, str] | None = None, **job: Any) -> None:
         """A job whose first attempt has been tried, and waits."""
         self.simulation.submit(**{"rollout": ROLLOUT, **job})
         labels = {"kueue.x-k8s.io/queue-name": "team-a"}
-        self.simulation.cluster.change(JOBS, *KEY, metadata={"labels": labels})
+        self.simulation.cluster.change(JOBS, *KEY, metadata={"labels": labels, "annotations": annotations or {}})
         await self.simulation.settle()
         self.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"suspend": True})
         self.make_workload()

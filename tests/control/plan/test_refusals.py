@@ -12,6 +12,9 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.plan.refusals import ANNOTATIONS_BYTES, QUEUE_POD_SETS
 
 MakeJob = Callable[..., DiffusionRLJob]
+ELASTIC = (
+    "metadata={name: a, labels: {kueue.x-k8s.io/queue-name: q}, annotations: {kueue.x-k8s.io/elastic-job: 'true'}}"
+)
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
 OF_KUBERNETES = 256 * 1024  # TotalAnnotationSizeLimitB
 
@@ -49,6 +52,21 @@ OF_KUBERNETES = 256 * 1024  # TotalAnnotationSizeLimitB
             ["metadata.labels={kueue.x-k8s.io/queue-name: q}", "spec.cleanupPolicy=Retain"],
             SETTINGS,
             "must be DeleteCluster in a Kueue queue",
+        ),
+        (
+            ["metadata.annotations={kueue.x-k8s.io/elastic-job: 'true'}"],
+            SETTINGS,
+            "metadata.annotations: kueue.x-k8s.io/elastic-job needs the label kueue.x-k8s.io/queue-name",
+        ),
+        (
+            [ELASTIC, "spec.rollout={placement: Separate, replicas: 1, scheduling: {topology: {required: rack}}}"],
+            SETTINGS,
+            "spec.rollout.scheduling.topology: cannot be combined with the annotation kueue.x-k8s.io/elastic-job",
+        ),
+        (
+            [ELASTIC, "spec.scheduling.topology.preferred=rack"],
+            SETTINGS,
+            "spec.scheduling.topology: cannot be combined",
         ),
     ],
 )

@@ -30,6 +30,7 @@ from omni_operator.cluster.kinds import Body
 from omni_operator.plan.digest import CHECKED, digest_checked
 from omni_operator.plan.pods.containers import CONTAINER
 from omni_operator.plan.pools import KUEUE_QUEUE
+from omni_operator.plan.queues import ELASTIC_JOB
 from omni_operator.status.observed import evidence
 from omni_operator.status.observed.observation import (
     HEAD,
@@ -39,6 +40,7 @@ from omni_operator.status.observed.observation import (
     ObservedRayJob,
     PodGroup,
     PoolSize,
+    RequestedPods,
     TerminatedContainer,
     WaitingContainer,
 )
@@ -89,6 +91,7 @@ def parse_rayjob(body: Body) -> ObservedRayJob:
         altered=_alteration(body, annotations),
         pools=_pool_sizes(str(annotations.get(PODS_ANNOTATION, ""))[:TEXT_LIMIT]),
         asked=_asked(str(annotations.get(ASKED_ANNOTATION, ""))[:TEXT_LIMIT]),
+        requested=tuple(_requested(spec)) if annotations.get(ELASTIC_JOB) == "true" else (),
         deployment=_text(status.get("jobDeploymentStatus")),
         job=_text(status.get("jobStatus")),
         reason=_text(status.get("reason")),
@@ -129,6 +132,11 @@ def _pool_sizes(text: str) -> tuple[PoolSize, ...]:
         for group, size in sizes.items()
         if isinstance(size, Mapping)
     )
+
+
+def _requested(spec: Mapping[str, Any]) -> Iterator[RequestedPods]:
+    for index, group in enumerate(_items(_map(spec.get("rayClusterSpec")).get("workerGroupSpecs"))):
+        yield RequestedPods(str(group.get("groupName")), index, _count(group.get("replicas")))
 
 
 def _asked(text: str) -> Asked | None:
@@ -183,7 +191,8 @@ def _pod_group(index: int, group: Mapping[str, Any], annotations: Mapping[str, A
     names = rolling_names(name)
     refused, _, refusal = str(annotations.get(names.refused) or "").partition(" ")
     since = parse_timestamp(annotations.get(names.replacing)) if annotations.get(names.before) else None
-    metadata = _map(_map(group.get("template")).get("metadata"))
+    template = _map(group.get("template"))
+    metadata = _map(template.get("metadata"))
     named = _map(group.get("scaleStrategy")).get("workersToDelete")
     return PodGroup(
         name=name,
@@ -191,6 +200,7 @@ def _pod_group(index: int, group: Mapping[str, Any], annotations: Mapping[str, A
         replicas=_count(group.get("replicas")),
         least=_count(group.get("minReplicas")),
         most=_count(group.get("maxReplicas")),
+        gated=_is_gated(_map(template.get("spec"))),
         template=_text(_map(metadata.get("labels")).get(names.template)),
         removed=tuple(map(str, named)) if isinstance(named, list) else (),
         replacing=since,
@@ -215,7 +225,11 @@ def parse_pod(body: Body) -> ObservedPod:
     deciding = [ray] if started else [*initial, *containers]
     others = [_sidecar(item, item in initial) for item in (*initial, *containers) if started and item is not ray]
     disrupted = disruption is not None and disruption.get("status") == "True"
-    refused = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    unschedulable = ""
+    if _is_gated(spec):
+        unschedulable = "waits for quota of its Kueue queue"
+    elif scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
+        unschedulable = _text(scheduled.get("message") or "Unschedulable")
     return ObservedPod(
         name=meta["name"],
         uid=meta["uid"],
@@ -228,13 +242,18 @@ def parse_pod(body: Body) -> ObservedPod:
         node=str(spec.get("nodeName") or ""),
         unreachable=_is_unreachable(spec, conditions),
         disrupted=_describe(disruption) if disrupted and disruption else "",
-        unschedulable=_text(scheduled.get("message") or "Unschedulable") if refused else "",
+        unschedulable=unschedulable,
         address=_text(status.get("podIP")),
         template=_text(labels.get(rolling_names(group).template)),
         waiting=tuple(_waiting(deciding)),
         ended=tuple(replace(found, ray=item is ray) for item in deciding for found in _ended(item)),
         sidecars=evidence.shorten("; ".join(filter(None, others))),
     )
+
+
+def _is_gated(pod_spec: Mapping[str, Any]) -> bool:
+    """Whether a pod waits until Kueue has admitted it."""
+    return any(gate.get("name") == ELASTIC_JOB for gate in _items(pod_spec.get("schedulingGates")))
 
 
 def is_ready(status: Mapping[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from omni_operator.status.observed.timestamps import parse_timestamp
 from omni_operator.status.reasons.names import Action
 
 from .partial_admission import find_request
+from .reserved_quota import follow_pods
 from .rolling import find_steps
 from .scaling import scale
 from .situation import (
@@ -82,7 +83,8 @@ def decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Tim
         replacements, late = find_steps(facts, observed, current, now)
         # Both change the same groups, so one follows the other.
         patience = timeouts.queue if verdict.stage is Stage.STARTING else None
-        steps = scale(facts, observed, current, now, patience=patience) or replacements
+        changes = scale(facts, observed, current, now, patience=patience)
+        steps = follow_pods(facts, observed, current, changes) or replacements
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status), late) if at), default=None)
     # A RayJob that was deleted is there again if etcd was restored from an older snapshot.
     earlier = tuple(_delete(found) for found in observed.rayjobs if found.attempt < current and not found.deleting)

@@ -19,7 +19,8 @@ from omni_operator.api.status import Status
 from omni_operator.status.observed.observation import Asked, Observation, ObservedRayJob, PoolSize
 from omni_operator.status.observed.timestamps import EARLIEST, parse_timestamp
 
-from .situation import AskForPods
+from .reserved_quota import restore_numbers
+from .situation import AskForPods, ReserveQuota
 from .timeouts import Timeouts
 
 MOST_STEPS = 7  # steps in a round: a large number of pods goes down by several at a time
@@ -29,19 +30,25 @@ RECHECK = timedelta(seconds=30)
 
 def find_request(
     observed: Observation, attempt: int, status: Status, timeouts: Timeouts, now: datetime
-) -> tuple[AskForPods | None, datetime | None]:
+) -> tuple[AskForPods | ReserveQuota | None, datetime | None]:
     """The next number to ask the queue for, if it is due, and the time of the next pass.
+
+    An attempt whose pods were autoscaled before the queue took the quota back asks for the numbers of its start first.
 
     Args:
         status: the last written status, which says since when the attempt waits.
     """
     rayjob = observed.rayjob(attempt)
     admitted = status.condition("Admitted")
-    size = _adjustable(observed, attempt)
-    if rayjob is None or size is None or not _waits(rayjob):
+    if rayjob is None or not _waits(rayjob):
         return None, None
     if admitted is None or admitted.reason != "Queued":
         return None, None  # the status follows at once
+    if restored := restore_numbers(rayjob):
+        return restored, now + RECHECK
+    size = _adjustable(observed, attempt)
+    if size is None:
+        return None, None
     # A time that is ahead is from before the clock was set back, and says nothing.
     begins = (rayjob.created, parse_timestamp(admitted.last_transition_time))
     begun = max((at for at in begins if at and at <= now), default=EARLIEST)

@@ -70,7 +70,7 @@ def _scale_pool(
     group = cluster.group(pool.group)
     if group is None:
         return None
-    if not pool.live:
+    if not pool.live or (group.gated and patience is not None):  # it starts with the pods that its queue has admitted
         rayjob = observed.rayjob(cluster.attempt)
         size = rayjob.pool(pool.group) if rayjob else None
         fixed = size is not None and size.pods == group.replicas
@@ -109,7 +109,11 @@ def _number_at_start(
 
 def _waiting(observed: Observation, attempt: int, pool: PoolFacts) -> QueueHistory | None:
     report = observed.report_of(attempt)
-    return report.waiting(pool.group) if report else None
+    queue = report.waiting(pool.group) if report else None
+    cluster = observed.cluster(attempt)
+    # A queue may preempt an attempt and admit it again: what waited before says nothing of its new pods.
+    stale = queue is not None and cluster is not None and queue.at < cluster.created
+    return None if stale else queue
 
 
 def _change(

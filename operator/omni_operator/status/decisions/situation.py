@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from omni_operator.status.observed.observation import ObservedRayCluster, ObservedRayJob, PodGroup
+from omni_operator.status.observed.observation import ObservedRayCluster, ObservedRayJob, PodGroup, RequestedPods
 from omni_operator.status.reasons.names import Action, FailureReason
 
 from .verdict import InProgress
@@ -92,6 +92,19 @@ class AskForPods:
 
 
 @dataclass(frozen=True, slots=True)
+class ReserveQuota:
+    """Have Kueue reserve quota for another number of pods of a worker group, by the number in the RayJob.
+
+    Attributes:
+        request: the group, with its present number. new: the new one.
+    """
+
+    rayjob: ObservedRayJob
+    request: RequestedPods
+    new: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartReplacement:
     """Give new pods of a group of a running attempt the template of the current spec."""
 
@@ -146,6 +159,7 @@ Step = (
     ReplacementStep
     | ScaleGroup
     | AskForPods
+    | ReserveQuota
     | EnsureShared
     | CreateAttempt
     | DeleteRayJob

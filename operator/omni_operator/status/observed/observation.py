@@ -40,6 +40,19 @@ class PoolSize:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestedPods:
+    """Pods of a worker group in the spec of a RayJob, for which Kueue reserves quota.
+
+    Attributes:
+        index: place of the group in the spec.
+    """
+
+    group: str
+    index: int
+    pods: int
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """When an attempt asked its queue for another number of rollout pods, and how often it did for all of them."""
 
@@ -58,6 +71,7 @@ class ObservedRayJob:
         altered: message if other clients changed fields that the operator never changes; else empty.
         pools: its pods, the trainer's first; empty if their annotation was removed or is malformed.
         asked: None before it asked its queue for another number of pods than at its creation.
+        requested: its worker groups, if it has the annotation by which Kueue lets their number of pods change.
         deployment: `status.jobDeploymentStatus`, empty before KubeRay's first pass.
         job: `status.jobStatus`, Ray's status of the job.
         reason: `status.reason`, KubeRay's reason of a failure.
@@ -81,6 +95,7 @@ class ObservedRayJob:
     altered: str = ""
     pools: tuple[PoolSize, ...] = ()
     asked: Asked | None = None
+    requested: tuple[RequestedPods, ...] = ()
     deployment: str = ""
     job: str = ""
     reason: str = ""
@@ -114,6 +129,7 @@ class PodGroup:
         index: its index in the RayCluster's spec.
         replicas: its number of pods.
         least, most: limits between which KubeRay keeps `replicas`.
+        gated: Kueue keeps new pods from being scheduled until the queue has admitted them.
         template: digest of the part of the pod template that the job may change while pods run; empty if the operator
             that created the attempt set none.
         removed: names of the pods that KubeRay is to delete.
@@ -127,6 +143,7 @@ class PodGroup:
     replicas: int
     least: int = 1
     most: int = 1024
+    gated: bool = False
     template: str = ""
     removed: tuple[str, ...] = ()
     replacing: datetime | None = None
@@ -198,7 +215,7 @@ class ObservedPod:
         group: the role: `head`, or the worker group's name.
         unreachable: its node does not answer, but may come back.
         disrupted: reason and message of the condition `DisruptionTarget`, empty if it is not set.
-        unschedulable: the scheduler's message, empty once the pod has a node.
+        unschedulable: the scheduler's message, or that the pod waits for a queue; empty once the pod has a node.
         ready: whether all its containers are ready, or at least Ray's.
         address: its IP address, empty before it has one.
         template: digest of the template that a rollout or reward pod was made from, as in its group; empty without one.

@@ -13,25 +13,33 @@ from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP, is_scorer_grou
 from omni_operator.api.status import COUNT_LIMIT
 
 from .job_facts import JobFacts, PoolFacts
-from .observation import Observation, ObservedRayCluster, PoolSize
+from .observation import Observation, ObservedRayCluster, ObservedRayJob, PoolSize
 
 
 def as_admitted(facts: JobFacts, observed: Observation) -> JobFacts:
-    """The facts of a job without a queue's label whose newest attempt Kueue has put into a queue by default.
+    """The facts of a job whose newest attempt is in a Kueue queue, also in one that the job does not name.
 
-    Its pods are those that the queue has admitted, with the node selectors that it has added: none is added, removed or
-    replaced, as in a queue that the job names.
+    Its pods are those that the queue has admitted, with the node selectors that it has added: none is replaced, and
+    autoscaling adds and removes some only where Kueue lets their number change.
     """
     rayjob = observed.rayjob(observed.newest)
     cluster = observed.cluster(observed.newest)
-    if rayjob is None or not rayjob.in_queue or not any(pool.live for pool in facts.pools):
+    if rayjob is None or not rayjob.in_queue or not facts.complete:
         return facts
+    rollouts, judges = (replace(pool, live=_is_elastic(pool, rayjob, cluster)) for pool in facts.pools)
+    if not any(pool.live for pool in facts.pools):  # the job names its queue
+        return replace(facts, rollouts=rollouts, judges=judges)
     sizes = {size.group: size.pods for size in rayjob.pools}
     templates = {group.name: group.template for group in cluster.groups} if cluster else {}
     numbers = (pool.pods != sizes.get(pool.group, pool.pods) for pool in facts.pools if pool.autoscaling is None)
     rolls = (policy.template != templates.get(policy.group, policy.template) for policy in facts.rolling)
-    rollouts, judges = (replace(pool, live=False) for pool in facts.pools)
     return replace(facts, rollouts=rollouts, judges=judges, rolling=(), held=any(numbers) or any(rolls))
+
+
+def _is_elastic(pool: PoolFacts, rayjob: ObservedRayJob, cluster: ObservedRayCluster | None) -> bool:
+    """Whether Kueue lets the number of autoscaled pods change. Without its gate, it would not count those added."""
+    group = cluster.group(pool.group) if cluster else None
+    return pool.autoscaling is not None and bool(rayjob.requested) and group is not None and group.gated
 
 
 def as_running(facts: JobFacts, observed: Observation, attempt: int) -> JobFacts:

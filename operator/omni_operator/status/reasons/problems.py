@@ -147,7 +147,7 @@ WAITING = {
         shown=_NOT_SCALED,
         meaning="A Kueue queue has admitted the pods of the attempt; `autoscaling` adds and removes none.",
         look=STATUS,
-        action="Remove `autoscaling`, or the queue.",
+        action='Add the annotation `kueue.x-k8s.io/elastic-job: "true"`, or remove `autoscaling`.',
     ),
     "RolloutPodLost": Reason(
         shown=("event",),

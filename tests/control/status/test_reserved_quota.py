@@ -1,0 +1,81 @@
+"""When quota of a queue is requested and returned: properties of the decision, for any numbers of pods."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_operator.api.names import ROLLOUT_GROUP
+from omni_operator.status.decisions.reserved_quota import follow_pods, restore_numbers
+from omni_operator.status.decisions.situation import ReserveQuota, ScaleGroup
+from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
+from omni_operator.status.observed.observation import (
+    Observation,
+    ObservedPod,
+    ObservedRayCluster,
+    ObservedRayJob,
+    PodGroup,
+    PoolSize,
+    RequestedPods,
+)
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+POLICY = Autoscaling(least=1, most=9, share=10, window=timedelta(seconds=60))
+NUMBER = st.integers(1, 9)
+
+
+def rayjob(requested: int, created_with: int = 1) -> ObservedRayJob:
+    return ObservedRayJob(
+        name="red-a01",
+        uid="u",
+        attempt=1,
+        created=START,
+        requested=(RequestedPods("trainer", 0, 1), RequestedPods(ROLLOUT_GROUP, 1, requested)),
+        pools=(PoolSize("trainer", 1, 1), PoolSize(ROLLOUT_GROUP, created_with, 1)),
+    )
+
+
+@given(NUMBER, NUMBER, st.none() | NUMBER, st.integers(0, 12), st.booleans(), st.booleans())
+def test_quota_is_requested_before_pods_and_returned_after_them(
+    requested: int, replicas: int, new: int | None, present: int, live: bool, gated: bool
+) -> None:
+    cluster = ObservedRayCluster(
+        name="c",
+        uid="u",
+        attempt=1,
+        created=START,
+        groups=(
+            PodGroup(name="trainer", index=0, replicas=3, gated=True),
+            PodGroup(name=ROLLOUT_GROUP, index=1, replicas=replicas, gated=gated),
+        ),
+    )
+    pods = tuple(
+        ObservedPod(name=f"p{number}", uid="u", attempt=1, group=ROLLOUT_GROUP, created=START)
+        for number in range(present)
+    )
+    facts = JobFacts(
+        uid="j",
+        generation=1,
+        created=START,
+        rollouts=PoolFacts(group=ROLLOUT_GROUP, live=live, autoscaling=POLICY),
+    )
+    changes = (ScaleGroup(cluster, ROLLOUT_GROUP, 1, replicas, new),) if new and live and gated else ()
+    found = rayjob(requested)
+    steps = follow_pods(facts, Observation(rayjobs=(found,), clusters=(cluster,), pods=pods), 1, changes)
+    wanted = changes[0].new if changes else replicas
+    request = ReserveQuota(found, found.requested[1], wanted)
+    if live and gated and wanted > requested:
+        assert steps == (request, *changes)
+    elif live and gated and present <= wanted < requested:
+        assert steps == (*changes, request)
+    else:
+        assert steps == changes
+
+
+@given(NUMBER, NUMBER)
+def test_an_attempt_that_waits_asks_for_the_pods_that_it_was_created_with(requested: int, created_with: int) -> None:
+    found = rayjob(requested, created_with)
+    request = ReserveQuota(found, found.requested[1], created_with)
+    assert restore_numbers(found) == (None if requested == created_with else request)
