@@ -260,7 +260,7 @@ def test_pod_monitor_and_network_policy_are_optional(chart: Render) -> None:
     assert outward == [53, 53, 443, 6443, "reports"]
 
 
-def test_labels_that_find_an_object_replace_common_ones_and_no_key_is_twice(chart: Render, tmp_path: Path) -> None:
+def test_labels_that_find_an_object_replace_common_ones_and_no_key_is_twice(chart: Render, given: Given) -> None:
     """A duplicate key is an error to kustomize, and to the parser of this test."""
     labels = {"release": "prometheus", "app.kubernetes.io/part-of": "monitoring"}
     options = {"enabled": True, "labels": labels}
@@ -268,7 +268,7 @@ def test_labels_that_find_an_object_replace_common_ones_and_no_key_is_twice(char
         "commonLabels": {"release": "all", "team": "a"},
         "metrics": {"podMonitor": options, "alerts": options, "dashboards": options},
     }
-    bodies = chart(with_values(tmp_path, values))
+    bodies = chart(given(values))
     for kind, count in (("PodMonitor", 1), ("PrometheusRule", 1), ("ConfigMap", 2)):
         found = [body["metadata"]["labels"] for body in of_kind(bodies, kind)]
         assert len(found) == count
@@ -276,9 +276,9 @@ def test_labels_that_find_an_object_replace_common_ones_and_no_key_is_twice(char
             assert {**labels, "team": "a"}.items() <= each.items()
 
 
-def test_a_long_grace_period_is_a_whole_number(chart: Render, tmp_path: Path) -> None:
+def test_a_long_grace_period_is_a_whole_number(chart: Render, given: Given) -> None:
     """Numbers of a file of values are floats to Helm, which writes 1e+06."""
-    pod = operator_pod(chart(with_values(tmp_path, {"terminationGracePeriodSeconds": 1_000_000})))
+    pod = operator_pod(chart(given({"terminationGracePeriodSeconds": 1_000_000})))
     assert repr(pod["spec"]["terminationGracePeriodSeconds"]) == "1000000"
 
 

@@ -51,7 +51,9 @@ async def scores(workers: list[Any], count: int, **settings: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("samples", "workers", "calls"), [(128, 1, [[32] * 4]), (128, 2, [[32] * 2] * 2), (9, 4, [[3], [3], [3], []])]
 )
-async def test_a_call_has_the_share_of_a_worker_and_at_most_half_of_what_it_may_have(samples: int, workers: int, calls: list[list[int]]) -> None:
+async def test_a_call_has_the_share_of_a_worker_and_at_most_half_of_what_it_may_have(
+    samples: int, workers: int, calls: list[list[int]]
+) -> None:
     handles = [Workers() for _ in range(workers)]
     found = await scores(handles, samples)
     assert [each.calls for each in handles] == calls
