@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from ml.workers.actor import test_experts
-from ml.workers.actor.test_actor import SAMPLER, batch, make
+from ml.workers.actor.test_actor import batch, make
+from ml.workers.tiny_actor import SAMPLER
 from verl_omni.models.tiny import MAKERS
 from verl_omni.trainer.output import trained_model
 from verl_omni.trainer.run import checkpoint_origin, checkpoints

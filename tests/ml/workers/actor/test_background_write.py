@@ -9,32 +9,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ml.workers.tiny_actor import model_settings, recorded_steps
+from ml.workers.tiny_actor import ADVANTAGES, SAMPLER, make_actor, model_settings, recorded_steps
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.actor.background_write import BackgroundWrite
-from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
-
-SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 
 
 def make(folder: Path, rank: int = 4) -> DiffusionActor:
     model = model_settings(folder, ["attn.to_q"], rank=rank, adapters=("default", "old"))
-    config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(),
-        ppo_mini_batch_size=2,
-        optim=DiffusionOptimizerConfig(lr=1e-2),
-        shuffle=True,
-    )
-    return DiffusionActor(model, config, 1)
+    return make_actor(model, samples=1, shuffle=True)
 
 
 def batch() -> dict[str, torch.Tensor]:
     return {
         **recorded_steps(4, [0.9, 0.6]),
-        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]),
+        "advantages": ADVANTAGES,
         "rollout_log_probs": torch.full((4, 1), -10.0),
     }
 

@@ -17,15 +17,21 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ml.workers.tiny_actor import model_settings, recorded_steps, relative_difference, smooth_steps
+from ml.workers.tiny_actor import (
+    SAMPLER,
+    make_actor,
+    model_settings,
+    recorded_steps,
+    relative_difference,
+    smooth_steps,
+    weights_of,
+)
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
-from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
+from verl_omni.workers.config import DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
 pytestmark = pytest.mark.slow
 
-SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 ROWS = 8
 STEPS = 2
 LAYERS = 2
@@ -79,16 +85,19 @@ def make(
     model = model_settings(folder, ["attn.to_q", "attn.to_v", "ff.net.2"], rank=rank, checkpointing=True)
     kl = fsdp.get("use_kl_loss", False)
     fsdp = {name: value for name, value in fsdp.items() if name != "use_kl_loss"}
-    config = DiffusionActorConfig(
+    return make_actor(
+        model,
+        samples=1,
+        actor_class=CapturedActor,
+        mesh=mesh,
+        device=device,
         use_kl_loss=kl,
         kl_loss_coef=1e3,
-        diffusion_loss=FlowGRPOLossConfig(),
         ppo_mini_batch_size=ROWS,
         ppo_micro_batch_size_per_gpu=1,
         optim=smooth_steps(lr=0.1 if rank else 1e-3),
         fsdp_config=DiffusionFSDPConfig(**fsdp),
     )
-    return CapturedActor(model, config, 1, mesh=mesh, device=device)
 
 
 @cache
@@ -127,8 +136,7 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     one, and new graphs.
     """
     counters.clear()
-    kind: Any = "lora" if actor.model_config.lora_rank else "full"
-    before = {n: t.cpu().clone() for n, t in actor.weights(kind)}
+    before = weights_of(actor)
     # Dynamo captures no graph while operators are counted.
     count = nullcontext if actor.config.fsdp_config.use_torch_compile else lambda mode: mode
     collectives = Collectives()
@@ -143,57 +151,47 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     return {
         "norms": norms,
         "before": before,
-        "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)},
+        "weights": weights_of(actor),
         "counts": collectives.counts,
         "gathers": forward.gathers_in_a_row,
         "graphs": counters["stats"]["unique_graphs"],
     }
 
 
-def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:
-    """All cases of this number of ranks, each on its device of this kind; rank 0 writes what it found."""
-    torch.set_num_threads(1)
-    backend = "gloo" if kind == "cpu" else "nccl"
-    torch.distributed.init_process_group(backend, init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
+    """The updates of all cases of this number of ranks, by name; each rank is on its device of this kind."""
     rows = ROWS // ranks
+    share = slice(rank * rows, (rank + 1) * rows)
     found = {}
     for name, (wanted, adapter, fsdp) in CASES.items():
-        if wanted == ranks:
-            mesh = parallel.make_mesh(kind, ranks, fsdp.get("fsdp_size", -1))
-            device = parallel.device_of(mesh)
-            share = slice(rank * rows, (rank + 1) * rows)
-            actor = make(Path(folder), adapter, fsdp, mesh, device)
-            found[name] = updated(actor, share)
-            if name == SAVED.get(ranks):
-                actor.save(state_folder(Path(folder), ranks))
-                staged = actor.stage(background_folder(Path(folder), ranks))
-                with ThreadPoolExecutor(1) as thread:  # the write's collectives run among those of the updates
-                    written = thread.submit(staged)
-                    found[f"unbroken on {ranks}"] = updated(actor, share)
-                    written.result()
-                for way, saved in (
-                    ("saved", state_folder(Path(folder), ranks)),
-                    ("written in the background", background_folder(Path(folder), ranks) / "state"),
-                ):
-                    resumed = make(Path(folder), adapter, fsdp, mesh, device)
-                    resumed.load(saved)
-                    found[f"{way} on {ranks}"] = updated(resumed, share)
-            elif name in RESUMED:
-                resumed = make(Path(folder), adapter, fsdp, mesh, device)
-                resumed.load(state_folder(Path(folder)))
-                found[f"resumed with {name}"] = updated(resumed, share)
-    if rank == 0:
-        torch.save(found, f"{out}/found.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+        if wanted != ranks:
+            continue
+        mesh = parallel.make_mesh(kind, ranks, fsdp.get("fsdp_size", -1))
+        device = parallel.device_of(mesh)
+        actor = make(folder, adapter, fsdp, mesh, device)
+        found[name] = updated(actor, share)
+        states = {f"resumed with {name}": state_folder(folder)} if name in RESUMED else {}
+        if name == SAVED.get(ranks):
+            actor.save(state_folder(folder, ranks))
+            staged = actor.stage(background_folder(folder, ranks))
+            with ThreadPoolExecutor(1) as thread:  # the write's collectives run among those of the updates
+                written = thread.submit(staged)
+                found[f"unbroken on {ranks}"] = updated(actor, share)
+                written.result()
+            states[f"saved on {ranks}"] = state_folder(folder, ranks)
+            states[f"written in the background on {ranks}"] = background_folder(folder, ranks) / "state"
+        for way, state in states.items():
+            resumed = make(folder, adapter, fsdp, mesh, device)
+            resumed.load(state)
+            found[way] = updated(resumed, share)
+    return found
 
 
 @pytest.fixture(scope="module")
 def found(model_folder: Path, run_ranks: Any, found_on_devices: Any) -> Any:
     """What rank 0 found, by the name of the case."""
     for ranks in found_on_devices.ranks:
-        out = run_ranks(__file__, ranks, model_folder, found_on_devices.kind)
-        found_on_devices |= torch.load(out / "found.pt")
+        found_on_devices |= run_ranks(__file__, ranks, model_folder, found_on_devices.kind)[0]
     return found_on_devices
 
 
@@ -287,7 +285,3 @@ def test_a_size_that_does_not_divide_the_ranks_is_refused() -> None:
     assert [setting_checks.shards(4, size) for size in (-1, 2, 4, 8)] == [4, 2, 4, 4]
     with pytest.raises(ValueError, match=r"fsdp_size: 0 does not divide the 4 ranks"):
         setting_checks.check_fsdp_size(4, 0)
-
-
-if __name__ == "__main__":
-    run_rank(*globals()["RANK_OF_TEST"])

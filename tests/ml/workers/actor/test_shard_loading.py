@@ -113,29 +113,27 @@ class Opened:
         return 0 if self.files is None else self.files.bytes_read
 
 
-def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
-    """All cases on this number of ranks; each rank writes what it found."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
+    """What the two ways to load the model of each case differ in, on this number of ranks."""
     found: dict[str, Any] = {}
     for name, (family, adapter, dtypes, size) in CASES.items():
-        mesh = parallel.make_mesh("cpu", ranks, size)
+        mesh = parallel.make_mesh(kind, ranks, size)
         precision = Precision(**{"frozen": torch.float32, "compute": torch.float32, **dtypes})
         made = {}
         states = {}
         opened = {}
-        for kind in ("files", "pickled"):
+        for way in ("files", "pickled"):
             torch.manual_seed(1)
-            opened[kind] = Opened()
-            made[kind] = shard_loading.load_sharded(
-                settings(Path(folder) / kind / family, adapter),
+            opened[way] = Opened()
+            made[way] = shard_loading.load_sharded(
+                settings(folder / way / family, adapter),
                 mesh,
                 precision=precision,
                 seed=3,
                 reshard_after_forward=True,
-                open_files=opened[kind],
+                open_files=opened[way],
             )
-            states[kind] = torch.get_rng_state()
+            states[way] = torch.get_rng_state()
         assert opened["pickled"].bytes_read == 0, "not loaded whole, so there is nothing to compare with"
         found[name] = {
             "bytes": opened["files"].bytes_read,
@@ -147,9 +145,7 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
             other = gradients(made["pickled"])
             assert len(one) > 1 and one.keys() == other.keys()
             found[name]["other gradients"] = [key for key, value in one.items() if not torch.equal(value, other[key])]
-    (Path(out) / f"{rank}.json").write_text(json.dumps(found))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +170,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folders: Path, run_ranks: Any) -> dict[int, list[dict[str, Any]]]:
     """What each rank found, by the number of ranks."""
-    every = {}
-    for ranks in RANKS:
-        out = run_ranks(__file__, ranks, folders)
-        every[ranks] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
-    return every
+    return {ranks: run_ranks(__file__, ranks, folders) for ranks in RANKS}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -316,7 +308,3 @@ def test_unused_tensors_are_named(folder: Path, caplog: pytest.LogCaptureFixture
     rewrite(folder, lambda tensors: tensors.update({"spare.weight": torch.zeros(3)}))
     load(folder)
     assert "1 tensors that the model does not use: ['spare.weight']" in caplog.text
-
-
-if __name__ == "__main__":
-    run_rank(*globals()["RANK_OF_TEST"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ml.workers.tiny_actor import model_settings
+from ml.workers.tiny_actor import TARGETS, make_actor, model_settings, weights_of
 from verl_omni.algos import flow_matching
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.utils.sample_store import SharedRows
@@ -18,7 +19,7 @@ from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.diffusion_dpo import DiffusionDPOLossConfig
 from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig, NFTObjective
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
+from verl_omni.workers.config import DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
 
@@ -27,25 +28,8 @@ DPO = DiffusionDPOLossConfig(dpo_beta=100.0, draws=2)
 BOTH = ("default", "old")
 
 
-def make(
-    folder: Path,
-    *,
-    rank: int = 4,
-    adapters: tuple[str, ...] = ("default",),
-    mesh: Any = None,
-    device: Any = None,
-    **changes: Any,
-) -> DiffusionActor:
-    model = model_settings(
-        folder, ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"], rank=rank, adapters=adapters
-    )
-    settings: dict[str, Any] = {"ppo_mini_batch_size": 2, "optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
-    config = DiffusionActorConfig(**settings)
-    return DiffusionActor(model, config, 2, mesh=mesh, device=device)
-
-
-def adapter(actor: DiffusionActor) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in actor.weights("lora")}
+def make(folder: Path, *, rank: int = 4, adapters: Sequence[str] = ("default",), **changes: Any) -> DiffusionActor:
+    return make_actor(model_settings(folder, TARGETS, rank=rank, adapters=adapters), **changes)
 
 
 def clean(rows: int = 4) -> dict[str, torch.Tensor]:
@@ -158,12 +142,12 @@ def test_nft_fits_good_samples_better_at_the_samplers_levels(model_folder: Path)
 def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()
-    start = {name: tensor.clone() for name, tensor in actor.weights("lora", "old")}
-    assert same(start, adapter(actor))
+    start = weights_of(actor, "old")
+    assert same(start, weights_of(actor))
     want = start
     for step, decay in ((1, 0.0), (2, 0.25), (3, 0.5), (4, 0.5)):
         actor.update(data, step=step)
-        new = adapter(actor)
+        new = weights_of(actor)
         old = dict(actor.weights("lora", "old"))
         want = {name: decay * tensor + (1 - decay) * new[name] for name, tensor in want.items()}
         assert all(torch.allclose(old[name], tensor, atol=1e-6) for name, tensor in want.items())
@@ -173,11 +157,11 @@ def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:
 def test_the_old_policy_is_updated_in_every_second_step_by_a_schedule_of_the_reference(model_folder: Path) -> None:
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     for step in (1, 2, 3, 4):
-        before = {name: tensor.clone() for name, tensor in actor.weights("lora", "old")}
+        before = weights_of(actor, "old")
         actor.update(judged(), step=step, schedule="copy", interval=2)
         old = dict(actor.weights("lora", "old"))
         assert same(old, before) == (step % 2 == 1)
-        assert same(old, adapter(actor)) == (step % 2 == 0)
+        assert same(old, weights_of(actor)) == (step % 2 == 0)
 
 
 def test_running_as_the_old_policy_leaves_the_trained_one_unchanged(model_folder: Path) -> None:
@@ -186,10 +170,10 @@ def test_running_as_the_old_policy_leaves_the_trained_one_unchanged(model_folder
     for step in (1, 2):
         actor.update(data, step=step)
     trained = errors(actor, data)
-    new = adapter(actor)
+    new = weights_of(actor)
     with actor.policy.as_old():
         old = errors(actor, data)
-    assert same(new, adapter(actor)) and torch.equal(errors(actor, data), trained)
+    assert same(new, weights_of(actor)) and torch.equal(errors(actor, data), trained)
     assert not torch.equal(old, trained)
     with pytest.raises(ValueError, match="policy_state_adapters must have `old`"):
         make(model_folder, diffusion_loss=NFT).update(data, step=1)

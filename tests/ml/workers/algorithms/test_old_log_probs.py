@@ -13,20 +13,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from ml.workers.tiny_actor import model_settings, recorded_steps, relative_difference, smooth_steps
+from ml.workers.tiny_actor import (
+    ADVANTAGES,
+    SAMPLER,
+    log_probs,
+    make_actor,
+    model_settings,
+    recorded_steps,
+    relative_difference,
+    smooth_steps,
+    weights_of,
+)
 from verl_omni.algos import advantages, grpo, sde
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_dppo import DPPOObjective, FlowDPPOLossConfig
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 from verl_omni.workers.algorithms.grpo_guard import GRPOGuardLossConfig, GuardObjective
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig, DiffusionOptimizerConfig
+from verl_omni.workers.config import DiffusionLossConfig, DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
 
-SAMPLER: dict[str, Any] = {"noise_level": 0.7, "sde_type": "sde"}
 ROWS = 4
 STEPS = 2
-ADVANTAGES = torch.tensor([1.0, -0.5, 0.25, -0.75])
 OPTIM = DiffusionOptimizerConfig(lr=1e-2)  # of tests whose limits are crossed by its steps
 OFF = torch.tensor([0.003, -0.2, 0.9, 0.01])  # the trainer's log-probabilities minus the engine's, of each row
 
@@ -34,34 +42,22 @@ OFF = torch.tensor([0.003, -0.2, 0.9, 0.01])  # the trainer's log-probabilities 
 def make(folder: Path, *, prompts: int = 2, **changes: Any) -> DiffusionActor:
     """An actor whose mini-batches have `prompts` prompts of two rows."""
     model = model_settings(folder, ["attn.to_q", "attn.to_v", "ff.net.2"])
-    settings = {"diffusion_loss": FlowGRPOLossConfig(clip_ratio=1e-3, adv_clip_max=100.0), **changes}
-    settings.setdefault("optim", smooth_steps(lr=0.1))
-    return DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=prompts, **settings), 2)
-
-
-@torch.no_grad()
-def log_probs(actor: DiffusionActor, data: dict[str, Tensor]) -> Tensor:
-    """Log-probabilities of the recorded steps under the current policy, [B, T]."""
-    objective = GRPOObjective(actor.policy, FlowGRPOLossConfig(), kl_loss_coef=None, **SAMPLER)
-    return torch.stack([objective.density(data, step)[2] for step in range(STEPS)], dim=1)
+    defaults = {
+        "diffusion_loss": FlowGRPOLossConfig(clip_ratio=1e-3, adv_clip_max=100.0),
+        "optim": smooth_steps(lr=0.1),
+    }
+    return make_actor(model, ppo_mini_batch_size=prompts, **defaults | changes)
 
 
 def batch(actor: DiffusionActor, off: Tensor = OFF) -> dict[str, Tensor]:
-    made = {
-        **recorded_steps(ROWS, [0.9, 0.6, 0.3]),
-        "advantages": ADVANTAGES,
-    }
-    return {**made, "rollout_log_probs": log_probs(actor, made) - off[:, None]}
-
-
-def adapter(actor: DiffusionActor) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in actor.weights("lora")}
+    data = {**recorded_steps(ROWS, [0.9, 0.6, 0.3]), "advantages": ADVANTAGES}
+    return {**data, "rollout_log_probs": log_probs(actor, data) - off[:, None]}
 
 
 def same(one: DiffusionActor, other: DiffusionActor) -> bool:
     """Whether two actors took the same steps, the first of which has moved."""
-    start = adapter(make(Path(one.model_config.path)))
-    return relative_difference(start, adapter(one), adapter(other)) < 1e-4
+    start = weights_of(make(Path(one.model_config.path)))
+    return relative_difference(start, weights_of(one), weights_of(other)) < 1e-4
 
 
 @pytest.mark.parametrize("changes", [{}, {"prompts": 1}, {"prompts": 1, "ppo_epochs": 2}], ids=str)
