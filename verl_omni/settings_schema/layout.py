@@ -47,9 +47,9 @@ class Layout:
         Args:
             value: as in YAML: lists and mappings are Python's.
         """
-        own = name.removeprefix(_ENGINE)
-        if own != name and own in engine_settings.SETTINGS and value is not None:
-            return _wrong_engine_value(own, value)
+        engine_name = name.removeprefix(_ENGINE)
+        if engine_name != name and engine_name in engine_settings.SETTINGS and value is not None:
+            return _wrong_engine_value(engine_name, value)
         kind = self.kinds.get(name)
         if kind is None or fits(kind, value) or (value in (None, "", []) and self._may_be_empty(kind, name, value)):
             return None

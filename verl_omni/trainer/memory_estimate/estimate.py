@@ -375,8 +375,8 @@ def _on_host(setup: Setup, phase: Phase) -> Phase:
     parts = {name: ranks * size for name, size in phase.parts.items()}
     samples = parts.get(setup.trains_on, 0) + trajectories(setup)
     processes = (ranks + 2 + setup.helpers_per_node) * setup.process
-    own = {**to_score(setup, phase.name), setup.trains_on: samples, "processes": processes}
-    (made,) = without_zeros((Phase(phase.name, {**parts, **own}),))
+    of_host = {**to_score(setup, phase.name), setup.trains_on: samples, "processes": processes}
+    (made,) = without_zeros((Phase(phase.name, {**parts, **of_host}),))
     return made
 
 

@@ -124,8 +124,8 @@ def _start_values(part: Batch, objective: Objective) -> Batch:
     assert isinstance(objective, ComparesWithStart)
     terms = objective.term_count(part)
     with torch.no_grad():
-        found = objective.start_values(part, 0)
-    return {name: value.unsqueeze(1).repeat(1, terms, *[1] * (value.ndim - 1)) for name, value in found.items()}
+        values = objective.start_values(part, 0)
+    return {name: value.unsqueeze(1).repeat(1, terms, *[1] * (value.ndim - 1)) for name, value in values.items()}
 
 
 def _recomputed_mini_batches(config: DictConfig, objective: Objective) -> int:

@@ -153,8 +153,8 @@ def _generation(setup: Setup) -> tuple[str, ...]:
 
 def _on_host(device: tuple[Phase, ...], host: tuple[Phase, ...], workers: int) -> tuple[Phase, ...]:
     """Phases of a host without accelerators: what `workers` of them would have, and what the host has."""
-    found = []
+    phases = []
     for ours, theirs in zip(host, device, strict=True):
         parts = {name: workers * size for name, size in theirs.parts.items()}
-        found.append(Phase(ours.name, parts | {name: size + parts.get(name, 0) for name, size in ours.parts.items()}))
-    return without_zeros(tuple(found))
+        phases.append(Phase(ours.name, parts | {name: size + parts.get(name, 0) for name, size in ours.parts.items()}))
+    return without_zeros(tuple(phases))

@@ -110,7 +110,7 @@ def measure(
     parameters = list(module.parameters())
     trained = [p for p in parameters if p.requires_grad]
     weights = weight_bytes(module, sharding) + tensor_bytes(module.buffers())
-    whole = tensor_bytes([*parameters, *module.buffers()])
+    whole_weights = tensor_bytes([*parameters, *module.buffers()])
     loading = _loading_bytes(module, settings.model, sharding)
     gathered = _gathered_bytes(module, settings, sharding)
     module = as_computed(module, sharding.precision)
@@ -120,8 +120,8 @@ def measure(
     if settings.model.lora_rank == 0 and _compares_with_base(settings.actor):
         base = as_computed(_trained_module(config, model, sharding.precision), sharding.precision)
         reference = weight_bytes(base, sharding)  # it shares the buffers
-    found = micro_batch.run(config, model, module, base, sample, sharding)
-    once = found.passes > 1 and not parallel.reduces_each_pass(settings.actor.fsdp_config, number > 1)
+    passes = micro_batch.run(config, model, module, base, sample, sharding)
+    once = passes.passes > 1 and not parallel.reduces_each_pass(settings.actor.fsdp_config, number > 1)
     shard = shard_bytes(trained, sharding.shards)
     sent = _sent_bytes(settings, parameters)
     encoder = _pair_encoder(config, model, sample, sharding)
@@ -135,12 +135,12 @@ def measure(
         delayed_copies=number * shard * copies,
         reference=number * reference,
         gathered=number * gathered,  # at most: each keeps what is around its layers
-        inputs=found.inputs,
+        inputs=passes.inputs,
         # What a rank keeps outside of the layers, of inputs and predictions, is not split, and too small to count.
-        activations=math.ceil(found.activations / sharding.sequence),
+        activations=math.ceil(passes.activations / sharding.sequence),
         step_temporary=number * shard if together else 2 * max(shard_bytes([p], sharding.shards) for p in trained),
         loading=number * loading,  # at most: one is loaded after the other
-        whole_weights=number * whole,
+        whole_weights=number * whole_weights,
         whole_trained=number * tensor_bytes(trained),
         largest=max(p.nbytes for p in (trained if settings.model.lora_rank > 0 else parameters)),
         sent=number * sum(sent),
@@ -149,10 +149,10 @@ def measure(
         parameters=number * sum(p.numel() for p in parameters),
         trained_parameters=number * sum(p.numel() for p in trained),
         shards=sharding.shards,
-        backward_passes=found.passes,
-        calls=found.calls,
-        evaluations=found.evaluations,
-        start_values=found.start_values,
+        backward_passes=passes.passes,
+        calls=passes.calls,
+        evaluations=passes.evaluations,
+        start_values=passes.start_values,
         encoders=encoder.weights,
         encoding=encoder.activations,
     )

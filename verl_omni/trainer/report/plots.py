@@ -77,8 +77,8 @@ def phase_bars(steps: Sequence[Line]) -> go.Figure:
         if _recorded(steps, f"timing_s/{phase}")
     }
     if _recorded(steps, "timing_s/step"):
-        whole = np.nan_to_num(_column(steps, "timing_s/step"))
-        parts["other"] = np.maximum(0.0, whole - sum(parts.values(), np.zeros(len(steps))))
+        step_seconds = np.nan_to_num(_column(steps, "timing_s/step"))
+        parts["other"] = np.maximum(0.0, step_seconds - sum(parts.values(), np.zeros(len(steps))))
     for phase, seconds in parts.items():
         same: dict[str, Any] = {"x": _column(steps, "step"), "y": seconds, "name": phase, "hovertemplate": "%{y:.3g} s"}
         if len(steps) > MOST_BARS:

@@ -70,7 +70,7 @@ def _paths(value: object) -> list[Path]:
 
 def _digest(path: Path) -> str | None:
     """A digest of a file's size and first `DIGESTED` bytes, or of samples of all files of a folder."""
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     try:
         if path.is_dir():
             files = sorted(
@@ -79,15 +79,15 @@ def _digest(path: Path) -> str | None:
             if len(files) > MOST_FILES:
                 return None
             for file in files:
-                found.update(f"{file.relative_to(path)}\n".encode())
+                digest.update(f"{file.relative_to(path)}\n".encode())
                 for block in _samples(file):
-                    found.update(block)
+                    digest.update(block)
         else:
             for block in _beginning(path):
-                found.update(block)
+                digest.update(block)
     except OSError:
         return None
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _is_hidden(path: Path) -> bool:

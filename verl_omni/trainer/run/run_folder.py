@@ -110,8 +110,8 @@ class RunFolder:
         path = self.path / "config.yaml"
         if not path.exists():
             return None
-        found = OmegaConf.load(path)
-        return found if isinstance(found, DictConfig) else None
+        config = OmegaConf.load(path)
+        return config if isinstance(config, DictConfig) else None
 
     def metrics(self) -> list[dict[str, float | None]]:
         """Lines of `metrics.jsonl`, one a step; None for a number that was not finite."""
@@ -255,15 +255,15 @@ def _plain(value: Any) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in VERSIONED:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
     if commit := source_commit():
-        found["commit"] = commit
-    return found
+        versions["commit"] = commit
+    return versions
 
 
 def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int | None, fps: float) -> None:
