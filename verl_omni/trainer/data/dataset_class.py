@@ -31,7 +31,8 @@ def check(data: DictConfig) -> None:
         return
     for key, value, text in (("path", path, "the path of a Python file"), ("name", name, "the name of a class in it")):
         if not isinstance(value, str) or not value:
-            raise DatasetClassNotUsable(f"{SETTING}.{key}: {_shown(value)} is not supported; write {text}")
+            shown = "null" if value is None else repr(value)
+            raise DatasetClassNotUsable(f"{SETTING}.{key}: {shown} is not supported; write {text}")
     try:
         file = find_source(path)
     except SourceNotFound as error:
@@ -93,7 +94,3 @@ def load(settings: DictConfig) -> Any:
             f"{SETTING}: {custom.name} of {custom.path} cannot be used: {type(cause).__name__}: {cause}; correct the "
             "module, or write another class"
         ) from error
-
-
-def _shown(value: Any) -> Any:
-    return "null" if value is None else repr(value)

@@ -115,7 +115,7 @@ def describe(
     if not accelerator:
         together = _verdict(config, job, estimated, _sizes, capacity)
         return {**document, "pools": {"trainer": trainer, "rollout": standalone}, **together}
-    trainer |= _verdict(config, job, estimated, _trainer_sizes, capacity, advice.of_trainer)
+    trainer |= _verdict(config, job, estimated, lambda of: _totals(of.estimate.device), capacity, advice.of_trainer)
     standalone |= _verdict(config, job, estimated, _rollout_sizes, rollout_capacity, advice.of_rollout)
     return {**document, "pools": {"trainer": trainer, "rollout": standalone}}
 
@@ -182,10 +182,6 @@ def _sizes(found: JobEstimate) -> dict[str, int]:
         **{f"{name} of the trainer": size + peaks[1] for name, size in trainer.items()},
         **{f"{name} of the engines": peaks[0] + size for name, size in rollout.items()},
     }
-
-
-def _trainer_sizes(found: JobEstimate) -> dict[str, int]:
-    return _totals(found.estimate.device)
 
 
 def _rollout_sizes(found: JobEstimate) -> dict[str, int]:

@@ -127,10 +127,11 @@ def measure(
     encoder = _pair_encoder(config, model, sample, sharding)
     copies = ("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
+    amsgrad = (settings.actor.optim.override_optimizer_config or {}).get("amsgrad")
     return TrainerMemory(
         weights=number * weights,
         gradients=number * gradient_bytes(trained, sharding, accumulates_unsharded=once),
-        optimizer=number * (MOMENTS + _keeps_maxima(settings.actor.optim)) * shard,
+        optimizer=number * (MOMENTS + bool(amsgrad)) * shard,
         trained=number * shard,
         delayed_copies=number * shard * copies,
         reference=number * reference,
@@ -156,10 +157,6 @@ def measure(
         encoders=encoder.weights,
         encoding=encoder.activations,
     )
-
-
-def _keeps_maxima(optim: DictConfig) -> bool:
-    return bool((optim.override_optimizer_config or {}).get("amsgrad"))
 
 
 def _pair_encoder(

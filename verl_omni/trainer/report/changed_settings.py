@@ -27,7 +27,7 @@ def changed_settings(settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     before = dict(flatten(composed))
     changed = {}
     for name, value in sorted(flatten(settings)):
-        shown = (_shown(before, name), text(value) or "null")
+        shown = (shown_value(before, name), text(value) or "null")
         if shown[0] != shown[1] and name not in NAMES:
             changed[name] = shown
     return changed
@@ -43,5 +43,6 @@ def flatten(settings: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, An
             yield path, value
 
 
-def _shown(settings: Mapping[str, Any], name: str) -> str:
+def shown_value(settings: Mapping[str, Any], name: str) -> str:
+    """A setting of `flatten` as text; `ABSENT` if there is none."""
     return text(settings[name]) or "null" if name in settings else ABSENT

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_omni.trainer.report import page, plots, statements
-from verl_omni.trainer.report.changed_settings import ABSENT, NAMES, flatten
-from verl_omni.trainer.report.description import text
+from verl_omni.trainer.report.changed_settings import NAMES, flatten, shown_value
 from verl_omni.trainer.report.run_data import Run, load
 from verl_omni.trainer.run.run_folder import atomic_write
 
@@ -85,7 +84,7 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Name -> value in each run, of the settings that are not the same in all; `–` where a run does not have it."""
     flat = [dict(flatten(each)) for each in settings]
     known = dict.fromkeys(name for each in flat for name in each if name not in NAMES)
-    by_name = {name: [text(each[name]) or "null" if name in each else ABSENT for each in flat] for name in known}
+    by_name = {name: [shown_value(each, name) for each in flat] for name in known}
     return {name: values for name, values in sorted(by_name.items()) if len(set(values)) > 1}
 
 

@@ -74,7 +74,10 @@ def _digest(path: Path) -> str | None:
     try:
         if path.is_dir():
             files = sorted(
-                file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path))
+                file
+                for file in path.rglob("*")
+                # Not those of a folder such as `.cache`, in which `hf download` writes times.
+                if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
             )
             if len(files) > MOST_FILES:
                 return None
@@ -88,11 +91,6 @@ def _digest(path: Path) -> str | None:
     except OSError:
         return None
     return digest.hexdigest()
-
-
-def _is_hidden(path: Path) -> bool:
-    """Whether it is something like `.cache`, in which `hf download` writes times."""
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _beginning(path: Path) -> Iterator[bytes]:

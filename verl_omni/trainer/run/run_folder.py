@@ -301,8 +301,8 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int
 
 
 def _add_video(videos: dict[Path, torch.Tensor], folder: Path, name: str, sample: Sample) -> dict[str, str]:
-    """Entries about the file in a sample's line, if it is a video."""
-    if not _is_video(sample.image):
+    """Entries about the file in a sample's line, if it is a video [T, C, H, W]."""
+    if sample.image.ndim != 4:
         return {}
     videos[folder / name] = sample.image
     return {"video": name}
@@ -332,8 +332,3 @@ def _write_videos(videos: Mapping[Path, torch.Tensor], fps: float) -> None:
     with ThreadPoolExecutor() as threads:
         for written in [threads.submit(_write_video, path, frames, fps) for path, frames in videos.items()]:
             written.result()
-
-
-def _is_video(sample: torch.Tensor) -> bool:
-    """Whether a sample is a video [T, C, H, W], and not an image [C, H, W]."""
-    return sample.ndim == 4

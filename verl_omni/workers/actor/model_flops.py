@@ -71,7 +71,7 @@ class ModelFlops:
         self._passes = Counter()
         if not self._can_be_made:
             return None
-        for key in sorted(passes, key=_without_gradients):  # those with gradients count both
+        for key in sorted(passes, key=lambda key: not key[-1]):  # those with gradients count both
             if key not in self._counts:
                 self._count(*key)
         return sum(self._counts[key] * number for key, number in passes.items())
@@ -87,10 +87,6 @@ class ModelFlops:
                 output.sum().backward()
                 self._counts[sizes, structure, True] = counted.flops
         self._made.zero_grad()
-
-
-def _without_gradients(key: tuple[Any, ...]) -> bool:
-    return not key[-1]
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[misc]
