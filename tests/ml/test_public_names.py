@@ -198,8 +198,8 @@ def test_a_name_that_does_not_exist_here_says_what_to_use(module: str, name: str
     _, advice = (MODULES | ABSENT_NAMES)[module]
     with pytest.raises(ImportError) as caught:
         exec(f"from {module} import {name}", {})
-    said = str(caught.value)
-    assert "of the reference" in said and name in said and said.endswith(f"does not exist here: {advice}")
+    message = str(caught.value)
+    assert "of the reference" in message and name in message and message.endswith(f"does not exist here: {advice}")
     used = re.findall(r"verl_omni(?:\.\w+)+", advice)
     for each in used:
         pkgutil.resolve_name(each)

@@ -20,12 +20,12 @@ REWARDS = st.lists(st.floats(-5, 5), min_size=2, max_size=6)
 def test_advantages_against_float64(groups: list[list[float]], global_std: bool) -> None:
     flat = [reward for group in groups for reward in group]
     names = [f"g{index}" for index, group in enumerate(groups) for _ in group]
-    found = advantages.group_advantages(torch.tensor(flat), names, global_std=global_std)
+    computed = advantages.group_advantages(torch.tensor(flat), names, global_std=global_std)
     want = []
     for group in groups:
         spread = statistics.stdev(flat if global_std else group)
         want += [(reward - statistics.fmean(group)) / (spread + 1e-4) for reward in group]
-    assert found.tolist() == pytest.approx(want, rel=2e-3, abs=2e-3)
+    assert computed.tolist() == pytest.approx(want, rel=2e-3, abs=2e-3)
 
 
 @given(st.lists(st.lists(st.tuples(*[st.floats(-5, 5)] * 3), min_size=2, max_size=5), min_size=1, max_size=3))
@@ -34,7 +34,7 @@ def test_a_normalized_sum_against_float64(groups: list[list[tuple[float, float, 
     weights = [2.0, 0.5, -1.0]
     flat = [scores for group in groups for scores in group]
     names = [f"g{index}" for index, group in enumerate(groups) for _ in group]
-    found = advantages.normalized_sum(torch.tensor(flat, dtype=torch.float64), weights, names)
+    computed = advantages.normalized_sum(torch.tensor(flat, dtype=torch.float64), weights, names)
     want = []
     for group in groups:
         columns = list(zip(*group, strict=True))
@@ -45,7 +45,7 @@ def test_a_normalized_sum_against_float64(groups: list[list[tuple[float, float, 
             )
             for scores in group
         ]
-    assert found.dtype == torch.float32 and found.tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
+    assert computed.dtype == torch.float32 and computed.tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
 
 
 UNSCORED = st.lists(st.lists(st.none() | st.floats(-30, -20), min_size=1, max_size=6), min_size=1, max_size=4)
@@ -68,9 +68,9 @@ def test_samples_without_a_reward_have_advantage_0_and_change_no_other(
 
 def test_a_sample_without_one_score_takes_no_part_in_a_normalized_sum() -> None:
     scores = torch.tensor([[1.0, 10.0], [math.nan, 900.0], [3.0, 40.0], [2.0, 10.0]])
-    found = advantages.normalized_sum(scores, [1.0, 2.0], ["a"] * 4)
+    computed = advantages.normalized_sum(scores, [1.0, 2.0], ["a"] * 4)
     alone = advantages.normalized_sum(scores[[0, 2, 3]], [1.0, 2.0], ["a"] * 3)
-    assert found[[0, 2, 3]].tolist() == alone.tolist() and found.isnan().tolist() == [False, True, False, False]
+    assert computed[[0, 2, 3]].tolist() == alone.tolist() and computed.isnan().tolist() == [False, True, False, False]
 
 
 def test_in_a_normalized_sum_the_range_of_a_scorer_does_not_matter() -> None:
@@ -87,9 +87,9 @@ def test_in_a_normalized_sum_the_range_of_a_scorer_does_not_matter() -> None:
 
 
 def test_equal_rewards_have_no_advantage() -> None:
-    found = advantages.group_advantages(torch.full((3,), 3.488598273467498), ["a"] * 3, global_std=False)
-    assert found.dtype == torch.float32
-    assert found.abs().max() < 1e-9
+    computed = advantages.group_advantages(torch.full((3,), 3.488598273467498), ["a"] * 3, global_std=False)
+    assert computed.dtype == torch.float32
+    assert computed.abs().max() < 1e-9
 
 
 def test_a_single_sample_has_no_advantage() -> None:
@@ -99,8 +99,8 @@ def test_a_single_sample_has_no_advantage() -> None:
 
 def test_of_two_samples_of_one_prompt_the_better_one_has_the_advantage() -> None:
     for global_std in (True, False):
-        found = advantages.group_advantages(torch.tensor([0.0, 4.0]), ["a", "a"], global_std=global_std)
-        assert found.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-4)
+        computed = advantages.group_advantages(torch.tensor([0.0, 4.0]), ["a", "a"], global_std=global_std)
+        assert computed.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-4)
 
 
 def test_the_deviation_is_that_of_the_batch_unless_that_of_the_group_is_asked_for() -> None:

@@ -132,9 +132,9 @@ def test_channels_are_averaged_and_rates_are_converted(folder: Path) -> None:
 async def test_a_manager_gives_the_scorer_the_audio_of_the_sample(
     folder: Path, settings: Callable[..., DictConfig], sample: Callable[..., DataProto]
 ) -> None:
-    made = settings(scorer="clap", scorer_kwargs={"model_name_or_path": str(folder)})
-    found = await VisualRewardManager(made, None, None).run_single(sample(PICTURE, extra_info=INFOS[1]))
-    assert found["reward_score"] == pytest.approx(score(folder)[1], abs=1e-5)
+    config = settings(scorer="clap", scorer_kwargs={"model_name_or_path": str(folder)})
+    result = await VisualRewardManager(config, None, None).run_single(sample(PICTURE, extra_info=INFOS[1]))
+    assert result["reward_score"] == pytest.approx(score(folder)[1], abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ def test_the_weights_keep_their_dtype_and_the_head_is_in_fp32(folder: Path) -> N
 
 
 def test_a_file_of_weights_may_be_named(folder: Path) -> None:
-    found = score(folder, model_name_or_path=str(folder / "HPSv3.safetensors"))
-    assert found == pytest.approx(REFERENCE, abs=TOLERANCE)
+    scored = score(folder, model_name_or_path=str(folder / "HPSv3.safetensors"))
+    assert scored == pytest.approx(REFERENCE, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize(("height", "width", "resized"), [(512, 512, (448, 448)), (32, 32, (448, 448))])
@@ -100,8 +100,8 @@ def test_the_score_of_a_video_is_the_mean_of_its_frames(folder: Path) -> None:
     frames = [tiny.pictures()[0], 255 - tiny.pictures()[0]]
     first, second = score(folder, frames, [PROMPTS[0]] * 2)
     assert first != pytest.approx(second, abs=1e-3)
-    found = score(folder, [torch.stack(frames)], PROMPTS[:1])
-    assert found == pytest.approx([(first + second) / 2], abs=1e-5)
+    scored = score(folder, [torch.stack(frames)], PROMPTS[:1])
+    assert scored == pytest.approx([(first + second) / 2], abs=1e-5)
 
 
 def test_samples_without_a_prompt_and_narrow_images_are_refused(folder: Path) -> None:

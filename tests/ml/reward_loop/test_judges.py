@@ -263,8 +263,8 @@ async def test_of_a_video_the_judge_gets_frames_at_the_interval(serve: Serve) ->
 
 async def test_the_text_of_a_video_is_that_of_the_frames_that_show_some(serve: Serve) -> None:
     server = serve(says("OPEN"), says(""), says("OPXX"), says(""))
-    found = await ask("genrm_ocr", server, sample=VIDEO[:4], frame_interval=1)
-    assert found == {"score": 0.75, "exact": 0.25, "cut": 0.0}
+    answer = await ask("genrm_ocr", server, sample=VIDEO[:4], frame_interval=1)
+    assert answer == {"score": 0.75, "exact": 0.25, "cut": 0.0}
     server = serve(says("nothing like it"), says(""))
     assert (await ask("genrm_ocr", server, sample=VIDEO[:2], frame_interval=1))["score"] == 0
 
@@ -288,8 +288,8 @@ async def test_verls_reward_router_is_the_judge_unless_another_is_given(
     kind = MultiVisualRewardManager if several else VisualRewardManager
     manager = kind(settings(**chosen, **reward), None, None, reward_router_address=server.address)
     rows = [sample(reward_model={"ground_truth": "open"}, extra_info={"prompt": "a sign"}) for _ in range(3)]
-    found = await asyncio.gather(*[manager.run_single(row) for row in rows])
-    assert [each["reward_score"] for each in found] == [1.0] * 3
+    results = await asyncio.gather(*[manager.run_single(row) for row in rows])
+    assert [each["reward_score"] for each in results] == [1.0] * 3
     assert server.received[0]["model"] == "router-model"
 
 
@@ -313,9 +313,9 @@ async def test_a_judge_that_is_not_named_is_asked_for() -> None:
     ],
 )
 def test_what_is_missing_is_said_before_anything_starts(options: dict[str, Any], said: list[str]) -> None:
-    found = rewards.setting_problems("unified_reward", options)
-    assert len(found) == len(said)
-    assert all(problem.startswith(begin) for problem, begin in zip(found, said, strict=True))
+    problems = rewards.setting_problems("unified_reward", options)
+    assert len(problems) == len(said)
+    assert all(problem.startswith(begin) for problem, begin in zip(problems, said, strict=True))
 
 
 @pytest.mark.parametrize("begin", [b"X-Slow: ", b"Content-Length: 9999\r\n\r\n"])

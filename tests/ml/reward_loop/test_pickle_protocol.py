@@ -186,8 +186,8 @@ def test_arrays_of_either_byte_order_and_any_layout_survive() -> None:
         ):
             given = array.astype(kind, order="K")
             for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-                found = pickled_messages.decode(pickle.dumps(given, protocol))
-                assert (found == given).all() and found.dtype.kind == given.dtype.kind
+                decoded = pickled_messages.decode(pickle.dumps(given, protocol))
+                assert (decoded == given).all() and decoded.dtype.kind == given.dtype.kind
 
 
 @pytest.mark.parametrize("status", [500, 200])
@@ -235,5 +235,5 @@ def test_a_video_and_an_unknown_protocol_are_refused(serve: Callable[..., Server
 
 def test_plain_values_survive() -> None:
     values = {"a": [1, 2.5, None, True, "x", b"y", (1, {2})], "n": np.arange(6, dtype="<f4").reshape(2, 3)}
-    found = pickled_messages.decode(pickle.dumps(values))
-    assert found["a"] == values["a"] and (found["n"] == values["n"]).all()
+    decoded = pickled_messages.decode(pickle.dumps(values))
+    assert decoded["a"] == values["a"] and (decoded["n"] == values["n"]).all()

@@ -75,8 +75,8 @@ def test_the_score_of_a_video_is_the_mean_of_its_frames(name: str, folder: Path)
     frames = [tiny.pictures()[0], 255 - tiny.pictures()[0]]
     first, second = score(name, folder, frames, tiny.PROMPTS[:1] * 2)
     assert abs(first - second) > 50 * TOLERANCE
-    found = score(name, folder, [torch.stack(frames)], tiny.PROMPTS[:1])
-    assert found == pytest.approx([(first + second) / 2], abs=TOLERANCE)
+    scored = score(name, folder, [torch.stack(frames)], tiny.PROMPTS[:1])
+    assert scored == pytest.approx([(first + second) / 2], abs=TOLERANCE)
 
 
 def test_a_file_of_weights_may_be_named_and_be_of_safetensors(name: str, folder: Path) -> None:
@@ -85,8 +85,8 @@ def test_a_file_of_weights_may_be_named_and_be_of_safetensors(name: str, folder:
     read = torch.load(folder / FILES[name], weights_only=True)
     (folder / FILES[name]).unlink()
     save_file(read.get("state_dict", read), folder / "weights.safetensors")
-    found = score(name, folder, model_name_or_path=str(folder / "weights.safetensors"))
-    assert found == pytest.approx(REFERENCE[name], abs=TOLERANCE)
+    scored = score(name, folder, model_name_or_path=str(folder / "weights.safetensors"))
+    assert scored == pytest.approx(REFERENCE[name], abs=TOLERANCE)
 
 
 def test_samples_without_a_prompt_are_refused(name: str, folder: Path) -> None:

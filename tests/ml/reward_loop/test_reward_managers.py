@@ -40,8 +40,8 @@ def user_file(tmp_path: Path) -> Callable[[str], str]:
 
 
 async def test_without_a_function_the_data_source_names_the_scorer(settings: Settings, sample: Sample) -> None:
-    found = await visual(settings()).run_single(sample())
-    assert found == {"reward_score": DARK, "reward_extra_info": {"acc": DARK}}
+    result = await visual(settings()).run_single(sample())
+    assert result == {"reward_score": DARK, "reward_extra_info": {"acc": DARK}}
 
 
 async def test_the_references_section_has_no_settings_of_scorers(settings: Settings, sample: Sample) -> None:
@@ -119,8 +119,8 @@ async def test_a_users_function_as_verl_loads_it(
         "    return {'score': bonus, 'router': reward_router_address, 'index': extra_info['index']}\n"
     )
     manager = with_custom_function(settings, path)
-    found = await manager.run_single(sample())
-    assert found == {"reward_score": 2.0, "reward_extra_info": {"router": "router:1", "index": 7}}
+    result = await manager.run_single(sample())
+    assert result == {"reward_score": 2.0, "reward_extra_info": {"router": "router:1", "index": 7}}
 
 
 @pytest.mark.parametrize("way", ["custom", "python", "several"])
@@ -144,10 +144,10 @@ async def test_a_users_function_may_take_lists(
     else:
         manager = multi(settings(reward_functions={"mine": named["several"]}))
     rows = [manager.run_single(sample(extra_info={"index": index}, data_source=f"{index}")) for index in range(9)]
-    found = await asyncio.gather(*rows)
-    assert [each["reward_score"] for each in found] == [2.0 * index for index in range(9)]
+    results = await asyncio.gather(*rows)
+    assert [each["reward_score"] for each in results] == [2.0 * index for index in range(9)]
     calls = "reward/mine/calls" if way == "several" else "calls"
-    assert found[-1]["reward_extra_info"][calls] == 2, "the first sample alone, then all that waited"
+    assert results[-1]["reward_extra_info"][calls] == 2, "the first sample alone, then all that waited"
 
 
 async def test_a_plain_function_does_not_block_the_loop(settings: Settings, sample: Sample) -> None:
@@ -272,8 +272,8 @@ async def test_the_fields_of_a_part_carry_its_name(
 ) -> None:
     path = user_file("def f(data_source, solution_image, ground_truth, extra_info, **s):\n return {'score': 1, **s}\n")
     functions = {"mine": {"path": path, "name": "f", "depth": 4}}
-    found = await multi(settings(reward_functions=functions)).run_single(sample())
-    assert found["reward_extra_info"] == {"reward/mine": 1.0, "reward/mine/depth": 4, "reward/combined": 1.0}
+    result = await multi(settings(reward_functions=functions)).run_single(sample())
+    assert result["reward_extra_info"] == {"reward/mine": 1.0, "reward/mine/depth": 4, "reward/combined": 1.0}
 
 
 PINK = "reward 'hue' failed: ValueError: Unknown color 'pink'"
@@ -296,10 +296,10 @@ async def test_a_sample_that_a_part_fails_for_has_no_reward(
 
 async def test_a_part_without_weight_may_fail_and_is_counted(settings: Settings, sample: Sample) -> None:
     functions = {"bright": {"name": "brightness"}, "hue": {"name": "color", "color": "pink", "weight": 0}}
-    found = await multi(settings(reward_functions=functions)).run_single(sample())
-    assert found["reward_score"] == DARK
-    assert found["reward_extra_info"] == {"reward/bright": DARK, "reward/combined": DARK}
-    assert found[FAILURE].text.startswith(PINK) and found[FAILURE].required
+    result = await multi(settings(reward_functions=functions)).run_single(sample())
+    assert result["reward_score"] == DARK
+    assert result["reward_extra_info"] == {"reward/bright": DARK, "reward/combined": DARK}
+    assert result[FAILURE].text.startswith(PINK) and result[FAILURE].required
 
 
 async def test_a_part_of_evaluations_scores_only_their_samples_and_never_fails_one(
@@ -324,8 +324,8 @@ async def test_of_several_failures_the_first_required_one_counts(settings: Setti
         "first": {"name": "color", "color": "grey", "required": False},
         "hue": {"name": "color", "color": "pink"},
     }
-    found = await multi(settings(reward_functions=functions)).run_single(sample())
-    assert found[FAILURE].text.startswith(PINK) and found[FAILURE].required
+    result = await multi(settings(reward_functions=functions)).run_single(sample())
+    assert result[FAILURE].text.startswith(PINK) and result[FAILURE].required
 
 
 def test_a_setting_that_no_scorer_takes_is_refused(settings: Settings) -> None:

@@ -184,7 +184,7 @@ def test_labels_of_pick_a_pic_choose_the_image_and_ties_are_left_out_and_counted
     ]
     assert colors(pairs, [0, 1]) == [[list(BLUE), list(RED)], [list(RED), list(BLUE)]]
     assert list(pairs.update_request([0, 1], 1).non_tensor_batch["prompts"]) == ["p0", "p2"]
-    given = [
+    overrides = [
         *REQUIRED[1:2],
         f"data.train_files='{tmp_path / 'pairs.parquet'}'",
         OFFLINE,
@@ -193,7 +193,7 @@ def test_labels_of_pick_a_pic_choose_the_image_and_ties_are_left_out_and_counted
         "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo",
         "trainer.total_epochs=3",
     ]
-    assert run_length.total_steps(configuration.load(given)) == 6
+    assert run_length.total_steps(configuration.load(overrides)) == 6
 
 
 @pytest.mark.parametrize(

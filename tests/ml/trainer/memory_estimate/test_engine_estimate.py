@@ -56,18 +56,18 @@ def test_offloaded_text_encoders_are_on_the_device_only_while_prompts_are_encode
     cache = f"{ROLLOUT}.prompt_cache_dir=/cache"
     offload = f"{ROLLOUT}.offload_text_encoders=true"
     before = estimated(tiny)
-    found = estimated(tiny, cache, offload)
+    job = estimated(tiny, cache, offload)
     encoders = before.engine.text_encoders
     assert encoders > 0 and estimated(tiny, cache).engine == before.engine
-    assert (found.engine.text_encoders, found.engine.offloaded) == (0, encoders)
-    device = {phase.name: phase.parts for phase in found.estimate.device}
+    assert (job.engine.text_encoders, job.engine.offloaded) == (0, encoders)
+    device = {phase.name: phase.parts for phase in job.estimate.device}
     expected = {phase.name: dict(phase.parts) for phase in before.estimate.device}
     assert list(device) == ["text encoding", *expected]
     for name, parts in expected.items():
         assert dict(device[name]) == {part: size for part, size in parts.items() if part != "text encoders"}, name
     assert device["text encoding"]["text encoders"] == encoders
-    assert device["text encoding"]["engine activations"] == found.engine.passes["text encoding"]
-    at_rest = {phase.name: phase.parts.get("text encoders at rest") for phase in found.estimate.host}
+    assert device["text encoding"]["engine activations"] == job.engine.passes["text encoding"]
+    at_rest = {phase.name: phase.parts.get("text encoders at rest") for phase in job.estimate.host}
     assert at_rest == {"start": None, "generation": encoders, "update": encoders}
     on_cpu = estimated(tiny, cache, offload, accelerator=False)
     assert on_cpu.estimate == estimated(tiny, accelerator=False).estimate, "there is no other memory"
@@ -89,15 +89,15 @@ def test_a_sleeping_engine_has_no_copy_of_offloaded_text_encoders(tiny: Path, mo
 def test_engines_of_their_own_offload_text_encoders_too(tiny: Path) -> None:
     cache = f"{ROLLOUT}.prompt_cache_dir=/cache"
     apart = (cache, f"{ROLLOUT}.offload_text_encoders=true", f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=2")
-    found = estimated(tiny, *apart)
-    assert found.standalone is not None
-    phases = {phase.name: phase.parts for phase in found.standalone.device}
+    job = estimated(tiny, *apart)
+    assert job.standalone is not None
+    phases = {phase.name: phase.parts for phase in job.standalone.device}
     assert {name: parts.get("text encoders") for name, parts in phases.items()} == {
-        "text encoding": found.engine.offloaded,
+        "text encoding": job.engine.offloaded,
         "generation": None,
         "weight sync": None,
     }
-    assert all(phase.parts["text encoders at rest"] == 2 * found.engine.offloaded for phase in found.standalone.host)
+    assert all(phase.parts["text encoders at rest"] == 2 * job.engine.offloaded for phase in job.standalone.host)
 
 
 def test_offloading_text_encoders_is_advised_where_prompts_are_cached(tiny: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_sleeping_engine_pins_blocks_whose_sizes_are_powers_of_two() -> None:
 
 @pytest.mark.slow
 def test_the_host_has_memory_for_sleeping_engines_in_every_phase_after_the_start(tiny: Path) -> None:
-    found = estimated(tiny, "trainer.n_gpus_per_node=2")
-    parts = {phase.name: phase.parts.get("engine weights asleep") for phase in found.estimate.host}
-    assert parts == {"start": None, "generation": 2 * found.engine.asleep, "update": 2 * found.engine.asleep}
-    assert found.engine.weights < found.engine.asleep
+    job = estimated(tiny, "trainer.n_gpus_per_node=2")
+    parts = {phase.name: phase.parts.get("engine weights asleep") for phase in job.estimate.host}
+    assert parts == {"start": None, "generation": 2 * job.engine.asleep, "update": 2 * job.engine.asleep}
+    assert job.engine.weights < job.engine.asleep

@@ -82,8 +82,10 @@ def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
         return {"update": 100 if changed.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is None else 60}
 
     before = {"update": 100}
-    found = advice.advise(config, before, phases_of, lambda peak: peak < 70)
-    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in found] == [(MICRO, "update", 60, True)]
+    advised = advice.advise(config, before, phases_of, lambda peak: peak < 70)
+    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in advised] == [
+        (MICRO, "update", 60, True)
+    ]
     assert advice.advise(config, before, lambda _: before, lambda _: False) == ()
     assert advice.advise(config, before, phases_of, lambda _: True) == ()
 
@@ -96,8 +98,8 @@ def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
         micro, batch = (OmegaConf.select(changed, name) for name in (MICRO, BATCH))
         return {"generation": 100 if batch > 16 else 50, "update": update if micro > 1 else 40}
 
-    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 60)
-    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in found] == [
+    advised = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 60)
+    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in advised] == [
         (MICRO, "update", 100, False),
         (BATCH, "generation", 50, True),
     ]
@@ -109,8 +111,8 @@ def test_of_a_setting_that_is_lowered_twice_the_last_value_is_advised() -> None:
     def phases_of(changed: Any) -> dict[str, int]:
         return {"generation": 10 * OmegaConf.select(changed, BATCH)}
 
-    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 10)
-    assert [(each.change.setting, each.change.value, each.peak) for each in found] == [(BATCH, 1, 10)]
+    advised = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 10)
+    assert [(each.change.setting, each.change.value, each.peak) for each in advised] == [(BATCH, 1, 10)]
 
 
 def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
@@ -125,8 +127,8 @@ def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
         weights = 10 if rank else 50
         return {"generation": weights + 2 * batch - 20 * offload, "update": weights + 10 * micro}
 
-    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 45)
-    assert [(each.change.setting, each.change.value, each.peak, each.fits) for each in found] == [
+    advised = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 45)
+    assert [(each.change.setting, each.change.value, each.peak, each.fits) for each in advised] == [
         (MICRO, 1, 82, False),
         ("actor_rollout_ref.model.lora_rank", 32, 42, True),
     ]

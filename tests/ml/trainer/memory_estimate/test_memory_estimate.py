@@ -110,10 +110,10 @@ def test_a_rank_gathers_weights_for_each_pass_and_to_recompute_old_log_probabili
     for loss, updates, evaluated in (("flow_grpo", 1, 0), ("flow_grpo", 2, 1), ("diffusion_nft", 2, 0)):
         mini = f"{actor}.ppo_mini_batch_size={4 // updates}"
         loss_mode = f"{actor}.diffusion_loss.loss_mode={loss}"
-        found = estimated(tiny, "trainer.n_gpus_per_node=2", mini, loss_mode)
-        passes = 2 * found.trainer.calls * found.trainer.backward_passes * updates
-        passes += evaluated * found.trainer.backward_passes
-        assert found.estimate.moved["weights gathered by each rank"] == passes * found.trainer.computed // 2
+        job = estimated(tiny, "trainer.n_gpus_per_node=2", mini, loss_mode)
+        passes = 2 * job.trainer.calls * job.trainer.backward_passes * updates
+        passes += evaluated * job.trainer.backward_passes
+        assert job.estimate.moved["weights gathered by each rank"] == passes * job.trainer.computed // 2
 
 
 @pytest.mark.slow
@@ -203,8 +203,8 @@ def test_samples_that_a_judge_scores_when_all_are_generated_wait_on_the_host(tin
     awake = (*judge, "reward.reward_model.rollout.free_cache_engine=false")
     pixels = 32 * 3 * 64 * 64
     for more, accelerator, waiting in ((judge, True, pixels), (judge, False, pixels), (awake, True, 0)):
-        found = estimated(tiny, *more, accelerator=accelerator)
-        parts = {phase.name: phase.parts.get("samples to score", 0) for phase in found.estimate.host}
+        job = estimated(tiny, *more, accelerator=accelerator)
+        parts = {phase.name: phase.parts.get("samples to score", 0) for phase in job.estimate.host}
         assert parts.pop("generation") == waiting and not any(parts.values())
 
 
@@ -233,9 +233,9 @@ def test_ranks_load_their_shards_and_not_the_whole_model(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_in_the_background_is_copied_to_the_host(tiny: Path) -> None:
-    found = estimated(tiny, "actor_rollout_ref.actor.checkpoint.async_save=true", "trainer.n_gpus_per_node=2")
-    copies = {phase.name: phase.parts.get("checkpoint copy") for phase in found.estimate.host}
-    state = 2 * 3 * found.trainer.optimizer // 2  # on two ranks: weights and two moments
+    job = estimated(tiny, "actor_rollout_ref.actor.checkpoint.async_save=true", "trainer.n_gpus_per_node=2")
+    copies = {phase.name: phase.parts.get("checkpoint copy") for phase in job.estimate.host}
+    state = 2 * 3 * job.trainer.optimizer // 2  # on two ranks: weights and two moments
     assert copies == {"start": None, "generation": state, "update": state}
 
 
@@ -318,5 +318,5 @@ def test_the_tracker_adds_the_workspace_of_a_convolution_on_an_accelerator() -> 
     ],
 )
 def test_the_estimate_is_within_15_percent_of_the_measured_peak(family: str, overrides: list[str]) -> None:
-    found = measured_update.compare(family, overrides)
-    assert 0.85 < found["ratio"] < 1.15, found
+    comparison = measured_update.compare(family, overrides)
+    assert 0.85 < comparison["ratio"] < 1.15, comparison

@@ -90,9 +90,9 @@ def test_without_evaluations_engines_get_weights_and_generate_nothing(
 @pytest.mark.slow
 @pytest.mark.parametrize("pools", [(), STANDALONE])
 def test_without_accelerators_encoders_are_in_host_memory_once(tiny: Path, pools: tuple[str, ...]) -> None:
-    found = estimated(tiny, *PAIRS, held_out(tiny), *pools, accelerator=False)
-    sizes = [phase.parts["trainer's encoders"] for phase in found.estimate.host]
-    assert set(sizes) == {found.trainer.encoders} and len(sizes) == 4
+    job = estimated(tiny, *PAIRS, held_out(tiny), *pools, accelerator=False)
+    sizes = [phase.parts["trainer's encoders"] for phase in job.estimate.host]
+    assert set(sizes) == {job.trainer.encoders} and len(sizes) == 4
 
 
 @pytest.mark.slow

@@ -211,8 +211,8 @@ def test_only_settings_that_concern_a_pool_are_tried_for_it(concerns: Any) -> No
         )
         return {"update": 100 - len(tried) * 5}
 
-    found = advice.advise(config, {"update": 100}, phases_of, lambda _: False, concerns)
-    assert len(found) > 1 and all(concerns(each.change.setting) for each in found)
+    advised = advice.advise(config, {"update": 100}, phases_of, lambda _: False, concerns)
+    assert len(advised) > 1 and all(concerns(each.change.setting) for each in advised)
     assert tried == [{}] * len(tried), "settings of the other pool stay"
 
 
@@ -233,13 +233,13 @@ def test_engines_of_their_own_may_be_split_and_never_sleep() -> None:
 @pytest.mark.slow
 def test_without_accelerators_one_machine_needs_memory_for_both_pools(model: Path) -> None:
     config = job(model, *STANDALONE, accelerator=False)
-    found = program.describe(config, 1 << 50, accelerator=False)
-    peaks = {name: max(phase["bytes"] for phase in pool["host"]) for name, pool in found["pools"].items()}
-    assert found["peak"] == peaks["trainer"] + peaks["rollout"] and found["fits"] is True
-    assert all("fits" not in pool for pool in found["pools"].values())
+    document = program.describe(config, 1 << 50, accelerator=False)
+    peaks = {name: max(phase["bytes"] for phase in pool["host"]) for name, pool in document["pools"].items()}
+    assert document["peak"] == peaks["trainer"] + peaks["rollout"] and document["fits"] is True
+    assert all("fits" not in pool for pool in document["pools"].values())
     two = program.describe(
         job(model, f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=1", accelerator=False),
-        found["peak"],
+        document["peak"],
         accelerator=False,
     )
-    assert two["fits"] is False and two["peak"] > found["peak"], "another pod on the same machine"
+    assert two["fits"] is False and two["peak"] > document["peak"], "another pod on the same machine"

@@ -45,10 +45,10 @@ def test_a_run_that_is_rewarded_for_darkness_is_found() -> None:
     """Recorded: examples/shapes-brightness.yaml at learning rate 0.01, rewarded for 1 - brightness; 12 steps."""
     measured = json.loads((Path(__file__).parent / "degradation.json").read_text())
     assert measured[-1]["reward/mean"] > 3 * measured[0]["reward/mean"]
-    found = warnings(measured)
-    assert [measured[place]["step"] for place, _ in found] == [9, 11, 12]
-    assert "luminance 0.75 -> 0.38" in found[1][1]
-    assert "share of dark pixels 0.0023 -> 0.33" in found[2][1]
+    warned = warnings(measured)
+    assert [measured[place]["step"] for place, _ in warned] == [9, 11, 12]
+    assert "luminance 0.75 -> 0.38" in warned[1][1]
+    assert "share of dark pixels 0.0023 -> 0.33" in warned[2][1]
 
 
 @pytest.mark.parametrize(

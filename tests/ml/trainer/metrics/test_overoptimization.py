@@ -84,10 +84,10 @@ class Exploiting(AnsweringAgentLoop):
 def run(folder: Path, *overrides: str, checkpoint: Path | None = None) -> list[dict[str, Any]]:
     """The events of a run of ten steps."""
     given = ["trainer.total_training_steps=10", "trainer.test_freq=1", "trainer.save_freq=0"]
-    made = trainer(folder, *given, f"reward.reward_functions={EVALUATES}", *overrides)
-    made.stack.agent_loop = Exploiting()
-    made.stack.workers.load_checkpoint = lambda folder: None
-    made.fit(checkpoint)
+    running = trainer(folder, *given, f"reward.reward_functions={EVALUATES}", *overrides)
+    running.stack.agent_loop = Exploiting()
+    running.stack.workers.load_checkpoint = lambda folder: None
+    running.fit(checkpoint)
     return [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
 
 
@@ -130,6 +130,6 @@ def test_what_would_have_no_effect_is_refused(overrides: list[str], said: str) -
 
 
 def test_patience_is_a_positive_number() -> None:
-    said = smallest_job.refusal("reward.early_stopping_patience=0")
-    assert said.startswith("reward.early_stopping_patience: must be positive")
+    message = smallest_job.refusal("reward.early_stopping_patience=0")
+    assert message.startswith("reward.early_stopping_patience: must be positive")
     assert "early_stopping_patience" in smallest_job.refusal("reward.early_stopping_patience=soon")

@@ -36,7 +36,7 @@ def waiting_run(
     folder: Path, stack: Trained, sync: str, patience: float, lost: int | None = LOST
 ) -> tuple[RunInMemory, ReplicaUpdates]:
     """A run whose only replica is lost with the weights of a step, and its replicas."""
-    made = trainer(
+    running = trainer(
         folder,
         stack,
         STEPS,
@@ -45,19 +45,19 @@ def waiting_run(
         "trainer.test_freq=2",
         "trainer.val_before_train=false",
     )
-    made.loop.evaluation.rows = made.rows
+    running.loop.evaluation.rows = running.rows
     memory = Memory(replicas=[Replica(0, 0)])
     memory.add(memory.replicas)
     updates = ReplicaUpdates(memory, list(memory.replicas), 1, patience, Recorded(), clock=time.monotonic)
-    updates.waited = made.loop.checkpoints.poll_requests
+    updates.waited = running.loop.checkpoints.poll_requests
 
     def update(global_steps: int) -> None:
         memory.replicas[0].takes = global_steps != lost
         updates.update_weights(global_steps)
         stack.served = global_steps
 
-    made.stack.weights = SimpleNamespace(update_weights=update, sleep_replicas=lambda: None)
-    return made, updates
+    running.stack.weights = SimpleNamespace(update_weights=update, sleep_replicas=lambda: None)
+    return running, updates
 
 
 def resumed(folder: Path, sync: str, first: list[Any]) -> None:

@@ -41,12 +41,12 @@ def test_the_page_has_a_slider_the_extremes_of_the_last_evaluation_and_previews(
     for step in (2, 4):
         fixed = [Sample("a cat", 7, 0.1 * step, PIXELS)]
         folder.samples(step, [*fixed, *extremes([sample(0.1 * step), sample(0.9)]), preview], 24)
-    found = load(run)
-    assert [row.prompt for row in image_rows(found, [2, 4])] == ["a cat"], (
+    loaded = load(run)
+    assert [row.prompt for row in image_rows(loaded, [2, 4])] == ["a cat"], (
         "extremes and previews have sections of theirs"
     )
-    assert image_size(found) == "small", "a preview is no strip of a video"
-    text = render(found)
+    assert image_size(loaded) == "small", "a preview is no strip of a video"
+    text = render(loaded)
     assert 'data-steps="0 2 4"' in text
     assert "Best of step 4" in text and "Worst of step 4" in text and "Best of step 2" not in text
     assert "training 0.25, evaluation" in text and "<b>0.75</b>" in text

@@ -83,8 +83,8 @@ def test_accelerators_that_scorers_cannot_share_are_refused(overrides: list[str]
 
 def test_a_function_does_not_share_accelerators_whose_memory_it_would_not_free(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCORER)
-    given = [f"{FUNCTION}.path={tmp_path / 'mine.py'}", f"+{FUNCTION}.reward_kwargs.device=trainer"]
-    (said,) = reward_settings.find_problems(load(*given).reward)
+    overrides = [f"{FUNCTION}.path={tmp_path / 'mine.py'}", f"+{FUNCTION}.reward_kwargs.device=trainer"]
+    (said,) = reward_settings.find_problems(load(*overrides).reward)
     assert said.startswith(f"{FUNCTION}.reward_kwargs.device: only scorers of this package share the trainer's")
 
 

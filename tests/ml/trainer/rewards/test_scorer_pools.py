@@ -172,9 +172,9 @@ def test_errors_and_ends_of_a_scorer_in_a_pool_are_treated_as_elsewhere(tmp_path
         "ends": f"marks: {tmp_path / 'marks'}, times: 1, pool: {{}}",
     }
     made = workers(tmp_path, parts, number=1)
-    found = made.compute_rm_score(samples(3))
-    assert found.batch["rm_scores"].flatten().tolist() == [0.25] * 3
-    (text,) = {failure.text for failure in found.non_tensor_batch[FAILURE]}
+    scored = made.compute_rm_score(samples(3))
+    assert scored.batch["rm_scores"].flatten().tolist() == [0.25] * 3
+    (text,) = {failure.text for failure in scored.non_tensor_batch[FAILURE]}
     assert text == "reward 'broken' failed: OSError: no such model"
     made.stop()
 

@@ -154,16 +154,18 @@ def test_every_tracker_that_is_accepted_for_pictures_shows_them() -> None:
 @pytest.mark.parametrize("logger", ["[]", "[console]"])
 def test_pictures_without_a_tracker_that_shows_them_have_no_effect(logger: str) -> None:
     """A recipe asks for them, and another tracker is chosen for a run; verl shows none then."""
-    given = [*REQUIRED, f"trainer.logger={logger}", "trainer.log_val_generations=2"]
+    overrides = [*REQUIRED, f"trainer.logger={logger}", "trainer.log_val_generations=2"]
     reason = "trainer.logger shows no pictures; wandb, tensorboard, mlflow, trackio do"
-    assert configuration.without_effect(given, configuration.load(given)) == {"trainer.log_val_generations": reason}
-    none = [*given, "trainer.log_val_generations=0"]
+    assert configuration.without_effect(overrides, configuration.load(overrides)) == {
+        "trainer.log_val_generations": reason
+    }
+    none = [*overrides, "trainer.log_val_generations=0"]
     assert configuration.without_effect(none, configuration.load(none)) == {}
 
 
 def test_pictures_in_a_tracker_that_shows_them_have_an_effect(config: Any) -> None:
-    given = [*REQUIRED, "trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2"]
-    assert configuration.without_effect(given, config) == {}
+    overrides = [*REQUIRED, "trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2"]
+    assert configuration.without_effect(overrides, config) == {}
 
 
 def test_a_tracker_that_did_not_start_is_an_error(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,8 +122,8 @@ def test_what_the_engine_does_not_take_is_refused(given: str, said: str) -> None
 
 
 def test_a_group_is_checked_like_its_settings() -> None:
-    said = refusal(f"{GROUP}={{no_such: 1, ulysses_degree: 2, vae-use-tiling: maybe, mm_processor_cache_gb: 0}}")
-    assert [line.partition(":")[0].rpartition(".")[2] for line in said.splitlines()] == [
+    message = refusal(f"{GROUP}={{no_such: 1, ulysses_degree: 2, vae-use-tiling: maybe, mm_processor_cache_gb: 0}}")
+    assert [line.partition(":")[0].rpartition(".")[2] for line in message.splitlines()] == [
         "no_such",
         "ulysses_degree",
         "vae_use_tiling",
@@ -151,14 +151,14 @@ def test_two_spellings_with_two_values_are_refused() -> None:
     ],
 )
 def test_what_recipes_set_in_vain_loads_and_is_named(name: str, value: str) -> None:
-    given = [f"+{GROUP}.{name}={value}"]
-    assert load(*given) == load()
-    assert list(configuration.without_effect(given)) == [f"{GROUP}.{name.replace('-', '_')}"]
+    overrides = [f"+{GROUP}.{name}={value}"]
+    assert load(*overrides) == load()
+    assert list(configuration.without_effect(overrides)) == [f"{GROUP}.{name.replace('-', '_')}"]
 
 
 def test_the_batch_size_of_the_engine_is_that_of_the_rollout() -> None:
-    given = [f"{GROUP}.max-num-seqs=7", "actor_rollout_ref.rollout.max_num_seqs=9"]
-    for order in (given, given[::-1]):
+    overrides = [f"{GROUP}.max-num-seqs=7", "actor_rollout_ref.rollout.max_num_seqs=9"]
+    for order in (overrides, overrides[::-1]):
         assert load(*order).max_num_seqs == 7
     assert load(f"{GROUP}.max_num_seqs=null").max_num_seqs == load().max_num_seqs == 64
 
@@ -251,11 +251,11 @@ def test_what_does_nothing_for_a_family_is_named() -> None:
 
 
 def test_what_does_nothing_on_a_cpu_is_named() -> None:
-    given = [f"{GROUP}.enable-cpu-offload=true", f"{GROUP}.fa_deterministic=false"]
-    assert configuration.without_effect(given, has_accelerator=False) == {
+    overrides = [f"{GROUP}.enable-cpu-offload=true", f"{GROUP}.fa_deterministic=false"]
+    assert configuration.without_effect(overrides, has_accelerator=False) == {
         f"{GROUP}.enable_cpu_offload": "on a CPU weights are in host memory"
     }
-    assert configuration.without_effect(given) == {}
+    assert configuration.without_effect(overrides) == {}
 
 
 @pytest.mark.parametrize("architecture", ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"])

@@ -26,8 +26,10 @@ def problem(*given: str) -> str:
     [("ByteDance-Seed/BAGEL-7B-MoT", "BAGEL"), ("Lightricks/LTX-2", "LTX"), ("/models/MiniMax-H3", "MiniMax-H3")],
 )
 def test_a_family_of_the_reference_that_is_missing_is_refused_before_it_is_downloaded(path: str, family: str) -> None:
-    said = problem(f"{MODEL}.path={path}")
-    assert said.startswith(f"{MODEL}.path: the model family {family} is not supported; ") and "WanPipeline" in said
+    message = problem(f"{MODEL}.path={path}")
+    assert (
+        message.startswith(f"{MODEL}.path: the model family {family} is not supported; ") and "WanPipeline" in message
+    )
 
 
 @pytest.mark.parametrize(

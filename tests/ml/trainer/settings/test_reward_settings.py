@@ -48,8 +48,8 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
 @pytest.mark.parametrize("placeholder", [[], [f"{ONE}.path=pkg://verl_omni.reward_loop.reward_manager.multi"]])
 def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[str]) -> None:
     """As in the reference (verl-omni#109); `drl convert` takes such a recipe too."""
-    given = [*smallest_job.REQUIRED, *placeholder, f"{PARTS}={{jpeg: {{}}, red: {{name: color}}}}"]
-    reward = configuration.load(given).reward
+    overrides = [*smallest_job.REQUIRED, *placeholder, f"{PARTS}={{jpeg: {{}}, red: {{name: color}}}}"]
+    reward = configuration.load(overrides).reward
     assert reward.reward_manager.name == "MultiVisualRewardManager"
     assert reward_settings.find_problems(reward) == []
 

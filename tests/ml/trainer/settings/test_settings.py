@@ -24,9 +24,9 @@ def test_the_result_is_that_of_hydra() -> None:
     with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
         expected = compose("diffusion_trainer", overrides=["loss=diffusion_nft", *REQUIRED, *GIVEN])
     loss = "actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_nft"
-    found = smallest_job.load(loss, *GIVEN)
-    assert OmegaConf.to_container(found) == OmegaConf.to_container(expected)
-    assert OmegaConf.is_struct(found) and OmegaConf.is_struct(expected)
+    config = smallest_job.load(loss, *GIVEN)
+    assert OmegaConf.to_container(config) == OmegaConf.to_container(expected)
+    assert OmegaConf.is_struct(config) and OmegaConf.is_struct(expected)
 
 
 def test_overrides_do_not_reach_the_next_configuration() -> None:
@@ -88,8 +88,8 @@ def test_a_plus_adds_no_unknown_setting() -> None:
 def test_the_name_of_an_algorithm_may_have_quotes(quote: str) -> None:
     loss = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
     sampled_for = "actor_rollout_ref.model.algorithm"
-    given = [f"{loss}={quote}dance_grpo{quote}", f"{sampled_for}={quote}flow_grpo{quote}"]
-    assert smallest_job.load(*given) == smallest_job.load(f"{loss}=dance_grpo")
+    overrides = [f"{loss}={quote}dance_grpo{quote}", f"{sampled_for}={quote}flow_grpo{quote}"]
+    assert smallest_job.load(*overrides) == smallest_job.load(f"{loss}=dance_grpo")
 
 
 def test_settings_of_hydra_itself_are_accepted_where_they_change_nothing() -> None:
@@ -99,11 +99,11 @@ def test_settings_of_hydra_itself_are_accepted_where_they_change_nothing() -> No
         "--config-name='diffusion_trainer.yaml'",
         "--config-path=config",
     ]
-    given = [*REQUIRED, "hydra.run.dir=.", "hydra.output_subdir=null", *nothing]
-    config = configuration.load(given)
+    overrides = [*REQUIRED, "hydra.run.dir=.", "hydra.output_subdir=null", *nothing]
+    config = configuration.load(overrides)
     assert config == configuration.load(REQUIRED)
     assert smallest_job.load("--config-name", "diffusion_trainer", "-cp", "config") == configuration.load(REQUIRED)
-    assert list(configuration.without_effect(given, config)) == ["hydra.run.dir", "hydra.output_subdir"]
+    assert list(configuration.without_effect(overrides, config)) == ["hydra.run.dir", "hydra.output_subdir"]
 
 
 @pytest.mark.parametrize(

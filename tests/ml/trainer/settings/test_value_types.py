@@ -45,8 +45,8 @@ def test_a_value_of_another_type_is_refused_with_what_to_write(given: str, said:
 
 
 def test_a_setting_of_a_group_that_is_given_as_a_whole_is_checked() -> None:
-    said = problem(f"{ROLLOUT}.algo={{noise_level: much, sde_type: sde}}")
-    assert said == f"{ROLLOUT}.algo.noise_level: the text 'much' is not supported; write a number"
+    message = problem(f"{ROLLOUT}.algo={{noise_level: much, sde_type: sde}}")
+    assert message == f"{ROLLOUT}.algo.noise_level: the text 'much' is not supported; write a number"
 
 
 @pytest.mark.parametrize("value", ["", "text", None])

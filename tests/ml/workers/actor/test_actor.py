@@ -46,8 +46,8 @@ def batch(actor: DiffusionActor | None = None, steps: int = 2, side: int = 8) ->
 def test_an_update_raises_the_likelihood_of_good_samples(model_folder: Path) -> None:
     actor = make(model_folder)
     data = batch(actor)
-    found = actor.update(data, **SAMPLER, tolerance=1e-6)
-    assert found["rollout_corr/mean_abs_diff"] == 0 and found["actor/ratio_max"] == 1
+    metrics = actor.update(data, **SAMPLER, tolerance=1e-6)
+    assert metrics["rollout_corr/mean_abs_diff"] == 0 and metrics["actor/ratio_max"] == 1
     gained = (log_probs(actor, data) - data["rollout_log_probs"]).mean(1)
     assert (gained * data["advantages"]).sum() > 0
     again = actor.update(data, **SAMPLER, bypass_mode=True)
@@ -61,8 +61,8 @@ def test_micro_batches_and_idle_rows_do_not_change_the_gradient(model_folder: Pa
         data = batch(actor)
         before = weights_of(actor)
         data["advantages"] = torch.tensor([1.0, 0.0, -1.0, 0.0])
-        found = actor.update(data, **SAMPLER)
-        results.append((found["actor/grad_norm"], weights_of(actor)))
+        metrics = actor.update(data, **SAMPLER)
+        results.append((metrics["actor/grad_norm"], weights_of(actor)))
     for norm, weights in results[1:]:
         assert norm == pytest.approx(results[0][0], rel=1e-4)
         assert relative_difference(before, results[0][1], weights) < 1e-4
@@ -182,9 +182,9 @@ def test_too_many_skipped_steps_in_a_row_end_the_run(model_folder: Path) -> None
 
 def test_no_kl_is_reported_when_none_is_computed(model_folder: Path) -> None:
     actor = make(model_folder)
-    found = actor.update(batch(actor), **SAMPLER)
-    assert "actor/clip_fraction" in found
-    assert "actor/kl" not in found
+    metrics = actor.update(batch(actor), **SAMPLER)
+    assert "actor/clip_fraction" in metrics
+    assert "actor/kl" not in metrics
 
 
 def test_the_kl_loss_is_0_at_the_base_and_grows(model_folder: Path) -> None:
@@ -231,9 +231,9 @@ def test_with_all_weights_trained_the_kl_is_that_to_the_weights_of_the_folder(
     expected.backward()
     norm = torch.cat([build.gather(p.grad).flatten().double() for p in actor.trained if p.grad is not None]).norm()
     actor.optimizer.zero_grad()
-    found = actor.update(data, **SAMPLER)
-    assert found["actor/kl"] == pytest.approx(expected.item(), rel=1e-4) and expected > 0
-    assert found["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-2 if fsdp is BFLOAT16 else 1e-4)
+    metrics = actor.update(data, **SAMPLER)
+    assert metrics["actor/kl"] == pytest.approx(expected.item(), rel=1e-4) and expected > 0
+    assert metrics["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-2 if fsdp is BFLOAT16 else 1e-4)
 
 
 def test_with_all_weights_trained_the_kl_loss_holds_the_policy_to_the_base(model_folder: Path) -> None:
@@ -244,8 +244,8 @@ def test_with_all_weights_trained_the_kl_loss_holds_the_policy_to_the_base(model
         )
         data = batch()
         for _ in range(6):
-            found = actor.update(data, **SAMPLER)
-        distances.append(found["actor/kl"])
+            metrics = actor.update(data, **SAMPLER)
+        distances.append(metrics["actor/kl"])
     assert distances[1] < 0.5 * distances[0]
 
 

@@ -72,8 +72,8 @@ def test_a_skipped_step_leaves_the_average(model_folder: Path) -> None:
     actor.update(batch(), **SAMPLER)  # so that the average is not where the weights are
     before = {name: value.clone() for name, value in actor.policy.require_average().values.items()}
     actor.trained[0].register_hook(lambda gradient: gradient * float("nan"))
-    found = actor.update(batch(), **SAMPLER)
-    assert found["actor/skipped_steps"] == 2
+    metrics = actor.update(batch(), **SAMPLER)
+    assert metrics["actor/skipped_steps"] == 2
     assert all(torch.equal(before[name], value) for name, value in actor.policy.require_average().values.items())
 
 

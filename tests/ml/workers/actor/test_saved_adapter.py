@@ -178,8 +178,8 @@ def test_a_sharded_model_starts_from_the_adapter_and_its_base_is_the_base_model(
 
 def test_the_settings_of_the_adapter_may_be_given_too(model_folder: Path, before: Any, tmp_path: Path) -> None:
     targets = "[attn.to_q,attn.add_k_proj,attn.to_out.0]"
-    given = [f"{MODEL}.lora_rank={RANK}", f"{MODEL}.lora_alpha={ALPHA}", f"{MODEL}.target_modules={targets}"]
-    model = filled(model_folder, write_peft(before, tmp_path / "adapter"), *given)
+    overrides = [f"{MODEL}.lora_rank={RANK}", f"{MODEL}.lora_alpha={ALPHA}", f"{MODEL}.target_modules={targets}"]
+    model = filled(model_folder, write_peft(before, tmp_path / "adapter"), *overrides)
     assert (model.lora_rank, model.lora_alpha, len(model.target_modules)) == (RANK, ALPHA, 3)
 
 

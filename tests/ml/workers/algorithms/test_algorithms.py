@@ -79,14 +79,14 @@ def test_settings_of_other_algorithms_are_accepted_and_named(loss: str) -> None:
         "actor_rollout_ref.actor.kl_loss_coef": "0.0",
         "++algorithm.old_policy_update_interval": "1",
     }
-    given = [*REQUIRED, f"{LOSS}.loss_mode={loss}", "actor_rollout_ref.model.lora_rank=4"]
-    written = [*given, *(f"{name}={value}" for name, value in of_others.items())]
+    overrides = [*REQUIRED, f"{LOSS}.loss_mode={loss}", "actor_rollout_ref.model.lora_rank=4"]
+    written = [*overrides, *(f"{name}={value}" for name, value in of_others.items())]
     config = configuration.load(written)
     names = [name.lstrip("+") for name in of_others]
     unread = [name for name in names if OmegaConf.select(config, name, default="absent") == "absent"]
     assert 0 < len(unread) < len(names)
     assert configuration.without_effect(written, config) == dict.fromkeys(unread, f"loss_mode={loss} does not read it")
-    assert configuration.without_effect(given, config) == {}
+    assert configuration.without_effect(overrides, config) == {}
 
 
 def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:

@@ -193,8 +193,8 @@ def test_dpo_prefers_the_better_sample_of_each_pair(model_folder: Path) -> None:
 
 def test_dpo_has_no_gradient_without_a_preference(model_folder: Path) -> None:
     actor = make(model_folder, diffusion_loss=DPO)
-    found = actor.update(compared() | {"preferred": torch.zeros(2)})
-    assert found["actor/grad_norm"] == 0 and found["actor/preferred_fraction"] == 0
+    metrics = actor.update(compared() | {"preferred": torch.zeros(2)})
+    assert metrics["actor/grad_norm"] == 0 and metrics["actor/preferred_fraction"] == 0
     one_of_two = actor.update(compared() | {"preferred": torch.tensor([0.0, 1.0])})
     assert one_of_two["actor/grad_norm"] > 0 and one_of_two["actor/preferred_fraction"] == 0.5
 
@@ -295,9 +295,9 @@ def test_dpo_of_all_weights_compares_with_the_weights_of_the_folder_also_after_a
     expected.backward()
     norm = torch.cat([p.grad.flatten().double() for p in actor.trained if p.grad is not None]).norm()
     actor.optimizer.zero_grad()
-    found = actor.update(data)
-    assert found["actor/loss"] == pytest.approx(expected.item(), rel=1e-4) and found["actor/margin"] != 0
-    assert found["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+    metrics = actor.update(data)
+    assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=1e-4) and metrics["actor/margin"] != 0
+    assert metrics["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
 
 
 def test_a_comparison_with_a_base_that_is_not_kept_is_refused(model_folder: Path) -> None:

@@ -75,10 +75,10 @@ def test_recomputed_log_probs_do_not_depend_on_the_engine(model_folder: Path, ch
 
 def test_in_bypass_mode_the_ratio_is_to_the_engine(model_folder: Path) -> None:
     actor = make(model_folder)
-    found = actor.update(batch(actor), **SAMPLER, bypass_mode=True)
-    assert found["actor/clip_fraction_at_start"] == 1, "every row differs by more than clip_ratio"
-    assert found["actor/ratio_max"] == pytest.approx(OFF.max().exp().item(), rel=1e-4)
-    assert not same(actor, make(model_folder)) and found["actor/optimizer_steps"] == 1
+    metrics = actor.update(batch(actor), **SAMPLER, bypass_mode=True)
+    assert metrics["actor/clip_fraction_at_start"] == 1, "every row differs by more than clip_ratio"
+    assert metrics["actor/ratio_max"] == pytest.approx(OFF.max().exp().item(), rel=1e-4)
+    assert not same(actor, make(model_folder)) and metrics["actor/optimizer_steps"] == 1
 
 
 @pytest.mark.parametrize("bypass", [False, True])
@@ -160,8 +160,8 @@ def test_rows_without_gradient_are_not_recomputed(model_folder: Path) -> None:
     passes = []
     data["advantages"] = torch.tensor([1.0, 0.0, -1.0, 0.0])
     actor.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
-    found = actor.update(data, **SAMPLER)
-    assert passes.count(False) == STEPS and found["actor/skipped_steps"] == 0
+    metrics = actor.update(data, **SAMPLER)
+    assert passes.count(False) == STEPS and metrics["actor/skipped_steps"] == 0
     assert passes.count(True) == 2 * STEPS, "of the first row of each mini-batch"
 
 
@@ -201,9 +201,9 @@ def test_a_fraction_trains_each_row_on_its_own_steps(model_folder: Path) -> None
         "rollout_log_probs": data["rollout_log_probs"][rows, chosen],
     }
     weights: dict[str, Any] = {"rollout_is": "token", "rollout_is_threshold": 1.5}
-    found = actor.update({**data, "draw_seeds": SEEDS}, **HALF, **weights)
+    metrics = actor.update({**data, "draw_seeds": SEEDS}, **HALF, **weights)
     want = reference.update(alone, **SAMPLER, **weights)
-    assert found == pytest.approx(want, rel=1e-4, abs=1e-6) and same(actor, reference)
+    assert metrics == pytest.approx(want, rel=1e-4, abs=1e-6) and same(actor, reference)
 
 
 @pytest.mark.parametrize("more", [{}, {"timestep_fraction": 0.5}], ids=str)
@@ -287,9 +287,9 @@ def test_grpo_guard_against_float64(model_folder: Path) -> None:
     with torch.no_grad():
         old = [objective.density(data, place) for place in range(STEPS)]
     first, no_clip = guard_loss(one, data, old)
-    found = one.update(data, **SAMPLER)
-    assert found["actor/loss"] == pytest.approx(first, rel=1e-5)
-    assert found["actor/clip_fraction_at_start"] == no_clip == 0 and found["actor/ratio_max"] == 1
+    metrics = one.update(data, **SAMPLER)
+    assert metrics["actor/loss"] == pytest.approx(first, rel=1e-5)
+    assert metrics["actor/clip_fraction_at_start"] == no_clip == 0 and metrics["actor/ratio_max"] == 1
     second, clip = guard_loss(one, data, old)
     both = make(model_folder, diffusion_loss=GUARD, ppo_epochs=2, optim=OPTIM).update(data, **SAMPLER)
     assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-5) and second != pytest.approx(first)
@@ -335,9 +335,9 @@ def test_flow_dppo_against_float64(model_folder: Path, kind: str, threshold: flo
     with torch.no_grad():
         old = [objective.density(data, place) for place in range(STEPS)]
     first, *nothing = dppo_loss(objective, data, old)
-    found = one.update(data, **sampler)
-    assert found["actor/loss"] == pytest.approx(first, rel=1e-5)
-    assert nothing == [0, 0, 0] and found["actor/clip_fraction_at_start"] == found["actor/kl_to_old_max"] == 0
+    metrics = one.update(data, **sampler)
+    assert metrics["actor/loss"] == pytest.approx(first, rel=1e-5)
+    assert nothing == [0, 0, 0] and metrics["actor/clip_fraction_at_start"] == metrics["actor/kl_to_old_max"] == 0
     second, excluded, mean, largest = dppo_loss(objective, data, old)
     both = make(model_folder, diffusion_loss=loss, ppo_epochs=2, optim=OPTIM).update(data, **sampler)
     assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-4)
@@ -402,7 +402,7 @@ def test_the_rewarded_channel_moves_in_the_direction_of_the_reward(model_folder:
     for step in range(20):
         data, reward = sampled(actor, 32, seed=step)
         data["advantages"] = advantages.group_advantages(sign * reward, ["prompt"] * 32)
-        found = actor.update(data, **SAMPLER)
-        assert found["actor/clip_fraction_at_start"] == 0 and found["rollout_corr/mean_abs_diff"] < 1e-5
+        metrics = actor.update(data, **SAMPLER)
+        assert metrics["actor/clip_fraction_at_start"] == 0 and metrics["rollout_corr/mean_abs_diff"] < 1e-5
     _, after = sampled(actor, 64, seed=999)
     assert sign * (after.mean() - before.mean()) > 0.2
