@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,30 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.ml.trainer.memory_estimate.small_jobs import estimated
 from verl_omni.models.tiny import MAKERS
 from verl_omni.trainer import startup
-from verl_omni.trainer.memory_estimate import advice, engine_memory, job_estimate, model_shapes, public_models
+from verl_omni.trainer.memory_estimate import advice, engine_memory, model_shapes, public_models
 from verl_omni.trainer.settings import configuration
 
 ROLLOUT = "actor_rollout_ref.rollout"
-SMALL = [f"{ROLLOUT}.pipeline.{each}" for each in ("height=64", "width=64", "max_sequence_length=16")]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny SD3."""
-    folder = tmp_path_factory.mktemp("fit") / "model"
-    MAKERS["sd3"](folder)
-    return folder
-
-
-@functools.cache
-def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
-    """The estimate of a job with an adapter; made once."""
-    needed = ["data.train_files=x.jsonl", "trainer.total_training_steps=1", "actor_rollout_ref.model.lora_rank=4"]
-    config = configuration.load([f"actor_rollout_ref.model.path={folder}", *needed, *SMALL, *overrides])
-    startup.fit_to_machine(config, accelerator)
-    return job_estimate.estimate_job(config, accelerator=accelerator)
 
 
 @pytest.mark.slow
@@ -149,7 +131,8 @@ def test_an_engine_that_returns_latents_decodes_nothing(tiny: Path) -> None:
 
     def passes(training: str, evaluation: str) -> dict[str, int]:
         types = (f"pipeline.output_type={training}", f"val_kwargs.pipeline.output_type={evaluation}")
-        return estimated(tiny, *(f"{ROLLOUT}.{each}" for each in types), "data.val_files=held_out.jsonl").engine.passes
+        overrides = ("data.val_files=held_out.jsonl", "data.train_batch_size=32")  # an evaluation has no more samples
+        return estimated(tiny, *(f"{ROLLOUT}.{each}" for each in types), *overrides).engine.passes
 
     images = passes("image", "image")
     assert images["decoding"] > 0

@@ -9,39 +9,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.ml import smallest_job
-from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
+from tests.ml.trainer.memory_estimate.small_jobs import ACTOR, PIPELINE, job
 from verl_omni.settings_schema.layout import layout
-from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import advice, engine_memory, estimate, job_estimate, trainer_memory
 
 REQUIRED = ("data.train_files=x.jsonl", "trainer.total_training_steps=1")
-ACTOR = "actor_rollout_ref.actor"
-PIPELINE = "actor_rollout_ref.rollout.pipeline"
-SMALL = (
-    "actor_rollout_ref.model.lora_rank=4",
-    "data.train_batch_size=4",
-    f"{ACTOR}.ppo_mini_batch_size=4",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
-    f"{PIPELINE}.height=64",
-    f"{PIPELINE}.width=64",
-    f"{PIPELINE}.num_inference_steps=3",
-    f"{PIPELINE}.max_sequence_length=16",
-)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny SD3."""
-    folder = tmp_path_factory.mktemp("fit") / "model"
-    make_tiny_sd3(folder)
-    return folder
-
-
-def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
-    config = smallest_job.load(f"actor_rollout_ref.model.path={folder}", *SMALL, *overrides)
-    startup.fit_to_machine(config, accelerator)
-    return config
 
 
 @pytest.mark.slow

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.ml import smallest_job
-from verl_omni.trainer import startup
+from tests.ml.trainer.memory_estimate.small_jobs import ACTOR, estimated
 from verl_omni.trainer.device_checks import measured_update
 from verl_omni.trainer.memory_estimate import estimate, job_estimate, model_shapes, public_models, sharding
 from verl_omni.trainer.memory_estimate.caching_allocator import CachingAllocator
@@ -26,42 +23,8 @@ BFLOAT16 = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bflo
 KL = "actor_rollout_ref.actor.use_kl_loss=true"
 KEEPS_GATHERED = "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false"
 SMALL_IMAGES = [f"actor_rollout_ref.rollout.pipeline.{side}=64" for side in ("height", "width")]
-ACTOR = "actor_rollout_ref.actor"
 LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
 NFT = f"{LOSS}=diffusion_nft"
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The configuration of a tiny SD3, without weights."""
-    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
-
-    folder = tmp_path_factory.mktemp("fit") / "model"
-    make_tiny_sd3(folder)
-    for weights in folder.rglob("*.safetensors"):
-        weights.unlink()
-    return folder
-
-
-def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
-    small = ("height=64", "width=64", "num_inference_steps=3", "max_sequence_length=16")
-    config = smallest_job.load(
-        f"actor_rollout_ref.model.path={folder}",
-        LORA,
-        "data.train_batch_size=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
-        *(f"actor_rollout_ref.rollout.pipeline.{setting}" for setting in small),
-        *overrides,
-    )
-    startup.fit_to_machine(config, accelerator)
-    return config
-
-
-@functools.cache
-def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
-    """The estimate of `job`; made once."""
-    return job_estimate.estimate_job(job(folder, *overrides, accelerator=accelerator), accelerator=accelerator)
 
 
 @pytest.mark.slow

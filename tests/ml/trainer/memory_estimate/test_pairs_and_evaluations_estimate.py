@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.ml import smallest_job
+from tests.ml.trainer.memory_estimate import small_jobs
 from verl_omni.pipelines.sd3.encoding import SD3Encoder
 from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
-from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import evaluations, job_estimate, model_shapes, sample_tensors
-from verl_omni.trainer.settings import configuration
 
-MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
-SMALL = [f"{ROLLOUT}.pipeline.{each}" for each in ("height=64", "width=64", "num_inference_steps=3")]
-JOB = (
-    "data.train_files=x.jsonl",
-    "trainer.total_training_steps=1",
-    f"{MODEL}.lora_rank=4",
-    "data.train_batch_size=4",
-    f"{ACTOR}.ppo_mini_batch_size=4",
-    *SMALL,
-    f"{ROLLOUT}.pipeline.max_sequence_length=16",
-    f"{ROLLOUT}.pipeline.guidance_scale=4",
-)
+GUIDED = f"{ROLLOUT}.pipeline.guidance_scale=4"
 PAIRS = (f"{ACTOR}.diffusion_loss.loss_mode=diffusion_dpo", "algorithm.sample_source=offline")
 STANDALONE = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1")
 
@@ -44,19 +32,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
-    config = configuration.load([f"{MODEL}.path={folder / 'model'}", *JOB, *overrides])
-    startup.fit_to_machine(config, accelerator)
-    return config
+    return small_jobs.job(folder / "model", GUIDED, *overrides, accelerator=accelerator)
 
 
 def held_out(folder: Path) -> str:
     return f"data.val_files={folder / 'held_out.jsonl'}"
 
 
-@functools.cache
 def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
-    """The estimate of `job`; made once."""
-    return job_estimate.estimate_job(job(folder, *overrides, accelerator=accelerator), accelerator=accelerator)
+    return small_jobs.estimated(folder / "model", GUIDED, *overrides, accelerator=accelerator)
 
 
 @pytest.mark.slow
@@ -138,13 +122,13 @@ def test_an_engine_needs_memory_for_the_larger_images_of_an_evaluation(tiny: Pat
 
 @pytest.mark.parametrize(("override", "same"), [("num_inference_steps=50", True), ("guidance_scale=1", False)])
 def test_more_steps_of_evaluations_need_no_more_memory(override: str, *, same: bool) -> None:
-    config = configuration.load([f"{MODEL}.path=m", *JOB, f"{ROLLOUT}.val_kwargs.pipeline.{override}"])
+    config = smallest_job.load(*small_jobs.SMALL, GUIDED, f"{ROLLOUT}.val_kwargs.pipeline.{override}")
     assert evaluations.have_samples_of_training(config) is same
 
 
 def test_prompts_of_evaluations_that_are_elsewhere_are_not_counted(tiny: Path) -> None:
     def count(files: str, *overrides: str) -> int | None:
-        config = configuration.load([f"{MODEL}.path=m", *JOB, f"data.val_files={files}", *overrides])
+        config = smallest_job.load(f"data.val_files={files}", *overrides)
         return evaluations.count_samples(config)
 
     here = str(tiny / "held_out.jsonl")

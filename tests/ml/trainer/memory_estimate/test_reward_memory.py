@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.ml.trainer.memory_estimate.test_memory_estimate import job
+from tests.ml.trainer.memory_estimate.small_jobs import job
 from verl_omni.reward_loop.models.clip_model import ClipModel, load_once
 from verl_omni.trainer.memory_estimate import advice, reward_memory
 from verl_omni.trainer.memory_estimate import estimate as estimates
