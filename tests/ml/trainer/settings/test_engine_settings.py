@@ -9,23 +9,19 @@ from typing import Any
 
 import pytest
 
+from tests.ml import smallest_job
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.engine_settings import GROUP, SETTINGS
 from verl_omni.settings_schema.reference_settings import rules
 from verl_omni.trainer.memory_estimate.advice import changes
 from verl_omni.trainer.settings import configuration
 
-REQUIRED = [
-    "data.train_files=t",
-    "actor_rollout_ref.model.path=m",
-    "trainer.total_training_steps=1",
-    "actor_rollout_ref.model.lora_rank=4",
-]
+LORA = "actor_rollout_ref.model.lora_rank=4"
 AWAKE = "actor_rollout_ref.rollout.enable_sleep_mode=false"
 
 
 def load(*overrides: str) -> Any:
-    return configuration.load([*REQUIRED, *overrides]).actor_rollout_ref.rollout
+    return smallest_job.load(LORA, *overrides).actor_rollout_ref.rollout
 
 
 def engine(*overrides: str) -> dict[str, Any]:
@@ -33,9 +29,7 @@ def engine(*overrides: str) -> dict[str, Any]:
 
 
 def refusal(*overrides: str) -> str:
-    with pytest.raises(configuration.SettingsError) as caught:
-        load(*overrides)
-    return str(caught.value)
+    return smallest_job.refusal(LORA, *overrides)
 
 
 # Fields of the stage that vLLM-Omni fills in itself, or that only its own servers, its language models and other model
@@ -170,7 +164,7 @@ def test_the_batch_size_of_the_engine_is_that_of_the_rollout() -> None:
 def test_advice_changes_the_batch_size_where_it_is_set(overrides: list[str], setting: str) -> None:
     from omegaconf import OmegaConf
 
-    config = configuration.load([*REQUIRED, *overrides, f"{GROUP}.distributed_executor_backend=uni"])
+    config = smallest_job.load(LORA, *overrides, f"{GROUP}.distributed_executor_backend=uni")
     (change,) = (each for each in changes(config) if each.setting.endswith("max_num_seqs"))
     OmegaConf.update(config, change.setting, change.value)
     assert (change.setting, config.actor_rollout_ref.rollout.max_num_seqs) == (setting, 16)
@@ -209,7 +203,7 @@ def test_what_goes_with_other_settings_is_accepted() -> None:
 
 
 def idle(*overrides: str, architecture: str | None = None) -> dict[str, str]:
-    config = configuration.load([*REQUIRED, *overrides])
+    config = smallest_job.load(LORA, *overrides)
     config.actor_rollout_ref.model.architecture = architecture
     named = configuration.without_effect(overrides, config)
     return {name.removeprefix(f"{GROUP}."): reason for name, reason in named.items()}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.ml import smallest_job
 from tools import settings_page
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.settings import configuration, cpu_values, reward_settings
@@ -22,7 +23,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 LOSS = f"{ACTOR}.diffusion_loss"
 CORRECTION = "algorithm.rollout_correction"
 RM = "reward.reward_model"
-REQUIRED = ["data.train_files=t", "trainer.total_training_steps=1", f"{MODEL}.lora_rank=64"]
+JOB = [*smallest_job.REQUIRED, f"{MODEL}.lora_rank=64"]
 # What the value of a setting needs besides it, by the beginning of the setting's name. The longest one counts.
 NFT, DPO = (f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "dpo"))
 SD3, QWEN = (f"{MODEL}.architecture={name}" for name in ("StableDiffusion3Pipeline", "QwenImagePipeline"))
@@ -83,8 +84,7 @@ def overrides(name: str, value: str) -> list[str]:
         companions = [WITH_ALGORITHM[value]]
     if name == f"{ROLLOUT}.algo.noise_level":
         companions = []
-    path = [] if name == f"{MODEL}.path" else [f"{MODEL}.path=m"]
-    return [*REQUIRED, *path, *companions, f"{name}={text}"]
+    return [*JOB, *companions, f"{name}={text}"]
 
 
 def refusal(name: str, value: str) -> str | None:
@@ -152,7 +152,7 @@ def test_every_value_loads_unless_it_is_out_of_scope() -> None:
     ],
 )
 def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str], named: str) -> None:
-    given = [*REQUIRED, f"{MODEL}.path=m", *given]
+    given = [*JOB, *given]
     unused = configuration.without_effect(given, configuration.load(given))
     assert list(unused) == [named] and unused[named]
 
@@ -170,7 +170,7 @@ def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str],
     ids=str,
 )
 def test_a_guidance_that_samples_have_is_not_named(given: list[str]) -> None:
-    given = [*REQUIRED, f"{MODEL}.path=m", *given]
+    given = [*JOB, *given]
     assert configuration.without_effect(given, configuration.load(given)) == {}
 
 
@@ -202,7 +202,7 @@ def test_a_value_that_changes_nothing_on_a_cpu_is_named_there(given: str) -> Non
 @pytest.mark.parametrize("kernel", ["_native_npu", "_flash_3_varlen_hub"])
 def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
     """Otherwise a recipe as it is published, on a CPU, ends when its model is loaded."""
-    config = configuration.load([*REQUIRED, f"{MODEL}.path=m", f"{MODEL}.attn_backend={kernel}"])
+    config = configuration.load([*JOB, f"{MODEL}.attn_backend={kernel}"])
     assert config.actor_rollout_ref.model.attn_backend == kernel
     cpu_values.fill_in(config)
     assert config.actor_rollout_ref.model.attn_backend == "native"
@@ -238,9 +238,9 @@ def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
 )
 def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason: str) -> None:
     """A recipe that forgets `lora_rank`, or has another algorithm's sampler, trains something else than it says."""
-    given = [*REQUIRED, f"{MODEL}.path=m", *given]
+    given = [*JOB, *given]
     unused = configuration.without_effect(given, configuration.load(given))
-    named = {each.partition("=")[0] for each in given[len(REQUIRED) + 1 :]}
+    named = {each.partition("=")[0] for each in given[len(JOB) :]}
     read = {f"{ACTOR}.diffusion_loss.loss_mode", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path"}
     assert set(unused) == named - read
     assert all(each.startswith(reason) for each in unused.values())
@@ -261,7 +261,7 @@ def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason
     ids=str,
 )
 def test_settings_of_what_a_run_has_are_not_named(given: list[str]) -> None:
-    given = [*REQUIRED, f"{MODEL}.path=m", *given]
+    given = [*JOB, *given]
     assert configuration.without_effect(given, configuration.load(given)) == {}
 
 
@@ -289,7 +289,7 @@ def test_a_run_on_a_cpu_names_them_once_at_its_start(
 def test_whether_the_engine_records_log_probabilities_depends_on_the_algorithm_only(
     algorithm: list[str], value: str
 ) -> None:
-    overrides = [*REQUIRED, f"{MODEL}.path=m", *algorithm]
+    overrides = [*JOB, *algorithm]
     assert configuration.load([*overrides, f"{ROLLOUT}.calculate_log_probs={value}"]) == configuration.load(overrides)
 
 
@@ -297,7 +297,7 @@ def test_whether_the_engine_records_log_probabilities_depends_on_the_algorithm_o
 def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) -> None:
     several = "reward.reward_functions"
     reward = "reward.custom_reward_function"
-    overrides = [*REQUIRED, f"{MODEL}.path=m"]
+    overrides = JOB
     one = configuration.load(
         [*overrides, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"]
     )
@@ -344,7 +344,7 @@ def test_a_file_of_the_users_runs_and_a_replaced_one_is_named(
     file.parent.mkdir(parents=True)
     file.write_text(f"def {function}(data_source, solution_image, ground_truth, extra_info):\n    return 0.25\n")
     group = "reward.reward_functions.own" if several else FUNCTION
-    overrides = [*REQUIRED, f"{MODEL}.path=m", f"{group}.path={file}", f"{group}.name={function}"]
+    overrides = [*JOB, f"{group}.path={file}", f"{group}.name={function}"]
     config = configuration.load(overrides)
     part = config.reward.reward_functions.own if several else config.reward.custom_reward_function
     assert part.path == (None if scorer else str(file))
@@ -362,7 +362,7 @@ def test_a_file_of_the_users_runs_and_a_replaced_one_is_named(
 
 def test_several_scorers_in_one_override_are_named_where_they_are_replaced() -> None:
     parts = "{a: {path: pkg://verl_omni.utils.reward_score.jpeg_compressibility}, b: {name: jpeg}}"
-    overrides = [*REQUIRED, f"{MODEL}.path=m", f"reward.reward_functions={parts}"]
+    overrides = [*JOB, f"reward.reward_functions={parts}"]
     (named,) = configuration.without_effect(overrides, configuration.load(overrides))
     assert named == "reward.reward_functions.a.path"
 
@@ -390,7 +390,7 @@ def test_the_options_of_the_published_scorers_are_those_of_the_built_in_ones(
     group, inside = ("reward.reward_functions.a", "") if several else (FUNCTION, "reward_kwargs.")
     options = [f"+{group}.{inside}{name}={value}" for name, value in given.items()]
     path = f"{group}.path=pkg://verl_omni.utils.reward_score.{module}"
-    reward = configuration.load([*REQUIRED, f"{MODEL}.path=m", path, *options]).reward
+    reward = configuration.load([*JOB, path, *options]).reward
     found = reward.reward_functions.a if several else reward.scorer_kwargs
     assert {name: value for name, value in found.items() if name not in ("path", "name")} == expected
     assert not [each for each in reward_settings.find_problems(reward) if "setting" in each]
@@ -398,7 +398,7 @@ def test_the_options_of_the_published_scorers_are_those_of_the_built_in_ones(
 
 def test_the_data_set_of_pairs_of_the_reference_is_that_of_this_project() -> None:
     custom = "data.custom_cls"
-    overrides = [*REQUIRED, f"{MODEL}.path=m", DPO, "algorithm.sample_source=offline"]
+    overrides = [*JOB, DPO, "algorithm.sample_source=offline"]
     theirs = [f"{custom}.path=pkg://verl_omni.utils.dataset.offline_dpo_dataset", f"{custom}.name=OfflineDPODataset"]
     assert configuration.load(
         [*overrides, *theirs, f"{custom}.collate_fn=offline_dpo_collate_fn"]

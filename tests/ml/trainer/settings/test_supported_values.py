@@ -11,10 +11,9 @@ from tests.ml import smallest_job
 from tests.ml.smallest_job import refusal
 from verl_omni.settings_schema.declarations import SETTINGS
 from verl_omni.trainer.data.prompt_dataset import epoch_order
-from verl_omni.trainer.settings import configuration, supported_values
+from verl_omni.trainer.settings import supported_values
 from verl_omni.utils.seeds import hashed_seed
 
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 NOTHING = frozenset[str]()
 ROLLOUT = "actor_rollout_ref.rollout"
 FSDP = "actor_rollout_ref.actor.fsdp_config"
@@ -144,7 +143,7 @@ def test_the_arguments_of_the_optimizer_are_those_of_torch() -> None:
 
 
 def test_the_defaults_are_supported_and_every_restricted_setting_is_tried() -> None:
-    configuration.load(REQUIRED)
+    smallest_job.load()
     assert OTHERS.keys() == {name for name, setting in SETTINGS.items() if setting.values}
 
 

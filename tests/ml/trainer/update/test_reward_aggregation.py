@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ml import smallest_job
+from tests.ml.smallest_job import load
 from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.data.prompt_dataset import PromptOrder
 from verl_omni.trainer.generation import sample_generation
@@ -31,10 +31,6 @@ SAMPLES = ScoredSamples(
     seconds=0.0,
     scoring_seconds=None,
 )
-
-
-def load(*overrides: str) -> Any:
-    return smallest_job.load(*overrides)
 
 
 def test_normalized_scores_are_what_an_algorithm_trains_on() -> None:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from tests.ml import smallest_job
+from tests.ml.smallest_job import load
 from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -23,7 +24,6 @@ from verl_omni.workers.algorithms.registry import optimizer_steps
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 CORRECTION = "algorithm.rollout_correction"
 PARAM_DTYPE = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
@@ -32,10 +32,6 @@ SEQUENCE = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 NFT, DPO, GUARD, DPPO = (
     f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "diffusion_dpo", "grpo_guard", "flow_dppo")
 )
-
-
-def load(*overrides: str) -> Any:
-    return smallest_job.load(*overrides)
 
 
 def loss_of(config: Any) -> Any:
@@ -79,7 +75,7 @@ def test_settings_of_other_algorithms_are_accepted_and_named(loss: str) -> None:
         "actor_rollout_ref.actor.kl_loss_coef": "0.0",
         "++algorithm.old_policy_update_interval": "1",
     }
-    overrides = [*REQUIRED, f"{LOSS}.loss_mode={loss}", "actor_rollout_ref.model.lora_rank=4"]
+    overrides = [*smallest_job.REQUIRED, f"{LOSS}.loss_mode={loss}", "actor_rollout_ref.model.lora_rank=4"]
     written = [*overrides, *(f"{name}={value}" for name, value in of_others.items())]
     config = configuration.load(written)
     names = [name.lstrip("+") for name in of_others]
