@@ -18,8 +18,7 @@ from PIL import Image
 from tensordict import TensorDict
 from verl import DataProto
 
-from tests.ml import smallest_job
-from tests.ml.trainer.runs_in_memory import RunInMemory, run_in_memory
+from tests.ml.trainer.runs_in_memory import RunInMemory, job_in_memory, prompt_rows, run_in_memory
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.trainer.generation import sample_generation, verl_batches
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
@@ -27,20 +26,11 @@ from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder, TakenOver
 from verl_omni.trainer.run.step_checkpoints import Interrupted
-from verl_omni.trainer.settings import process_counts
 from verl_omni.utils.seeds import sample_seeds
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
-ROWS = [
-    {
-        "raw_prompt": [{"role": "user", "content": text}],
-        "data_source": "brightness",
-        "reward_model": {"ground_truth": text},
-        "extra_info": {"prompt": text},
-    }
-    for text in ("a red circle", "a blue square")
-]
+ROWS = prompt_rows(["a red circle", "a blue square"])
 
 
 class AnsweringAgentLoop:
@@ -94,17 +84,13 @@ class AnsweringWorkers:
 def trainer(
     folder: Path, *overrides: str, optimizer_steps: float = 1.0, rows: Any = ROWS, held_out: Any = ROWS
 ) -> RunInMemory:
-    config = smallest_job.load(
+    config = job_in_memory(
         "trainer.total_training_steps=2",
-        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
         "data.train_batch_size=2",
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "actor_rollout_ref.rollout.n=2",
         *overrides,
     )
-    process_counts.fill_in(config, cpus=2)
     published: list[int] = []
 
     def publish(global_steps: int) -> None:

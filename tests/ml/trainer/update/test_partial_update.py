@@ -11,24 +11,14 @@ import torch
 from tensordict import TensorDict
 from verl import DataProto
 
-from tests.ml import smallest_job
-from tests.ml.trainer.runs_in_memory import RunInMemory, run_in_memory, stack_of
+from tests.ml.trainer.runs_in_memory import RunInMemory, job_in_memory, prompt_rows, run_in_memory, stack_of
 from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, TooManyUnscored
-from verl_omni.trainer.settings import process_counts
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
 PROMPTS = 8
 SAMPLES = 4
-ROWS = [
-    {
-        "raw_prompt": [{"role": "user", "content": str(row)}],
-        "data_source": "brightness",
-        "reward_model": {"ground_truth": ""},
-        "extra_info": {"prompt": str(row)},
-    }
-    for row in range(PROMPTS)
-]
+ROWS = prompt_rows(map(str, range(PROMPTS)))
 
 
 class Trained:
@@ -113,9 +103,7 @@ def enough_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, stack: Trained, *overrides: str) -> RunInMemory:
-    config = smallest_job.load(
-        "trainer.total_training_steps=1",
-        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+    config = job_in_memory(
         f"data.train_batch_size={PROMPTS}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
         f"actor_rollout_ref.rollout.n={SAMPLES}",
@@ -123,11 +111,8 @@ def run(folder: Path, stack: Trained, *overrides: str) -> RunInMemory:
         "actor_rollout_ref.rollout.free_cache_engine=false",
         "data.val_files=null",
         "data.shuffle=false",
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
         *overrides,
     )
-    process_counts.fill_in(config, cpus=2)
     return run_in_memory(config, stack_of(stack), folder, ROWS, None)
 
 

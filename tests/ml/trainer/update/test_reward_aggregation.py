@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ml.smallest_job import load
+from tests.ml.smallest_job import FLOAT32, load
 from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.data.prompt_dataset import PromptOrder
 from verl_omni.trainer.generation import sample_generation
@@ -94,8 +94,7 @@ def test_the_training_loop_normalizes_the_scores_of_a_step(overrides: tuple[str,
         "reward.reward_functions={red: {name: color}, jpeg: {weight: 30}}",
         *overrides,
         "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
+        *FLOAT32,
     )
     requests: list[Any] = []
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from tests.ml import smallest_job
-from tests.ml.smallest_job import load
+from tests.ml.smallest_job import FLOAT32, load
 from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -27,7 +27,6 @@ pytestmark = pytest.mark.slow  # composes all settings for each
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 CORRECTION = "algorithm.rollout_correction"
 PARAM_DTYPE = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
-FLOAT32 = ("actor_rollout_ref.rollout.dtype=float32", f"{PARAM_DTYPE}=float32")
 SEQUENCE = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 NFT, DPO, GUARD, DPPO = (
     f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "diffusion_dpo", "grpo_guard", "flow_dppo")
