@@ -61,11 +61,6 @@ NOT_OF_TRAINER = (
 )
 
 
-def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
-    """Estimate the memory of a job; see `JobEstimator.estimate`."""
-    return JobEstimator(accelerator=accelerator).estimate(config)
-
-
 class JobEstimator:
     """Estimates of one job with several settings: what a change does not concern is measured once.
 

@@ -34,4 +34,4 @@ def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
 @functools.cache
 def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
     """The estimate of `job`; made once."""
-    return job_estimate.estimate_job(job(folder, *overrides, accelerator=accelerator), accelerator=accelerator)
+    return job_estimate.JobEstimator(accelerator=accelerator).estimate(job(folder, *overrides, accelerator=accelerator))

@@ -151,7 +151,7 @@ def test_what_a_change_does_not_concern_is_measured_once(tiny: Path, monkeypatch
     estimator = job_estimate.JobEstimator(accelerator=True)
     together = [estimator.estimate(each) for each in changed]
     once = dict(run)
-    alone = [job_estimate.estimate_job(each, accelerator=True) for each in changed]
+    alone = [job_estimate.JobEstimator(accelerator=True).estimate(each) for each in changed]
     assert together == alone
     assert {name: run[name] - once[name] for name in run} == dict.fromkeys(run, len(changed)), "each measures both"
     concerns = {

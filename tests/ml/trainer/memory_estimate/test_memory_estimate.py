@@ -94,7 +94,7 @@ def test_ranks_share_the_copy_of_all_weights_that_is_made_to_run_as_the_old_poli
     found = []
     for ranks in (1, 8):
         config = measured_update.load_settings(tmp_path / "model", [*more, f"trainer.n_gpus_per_node={ranks}"], "cuda")
-        found.append(job_estimate.estimate_job(config, accelerator=True).trainer)
+        found.append(job_estimate.JobEstimator(accelerator=True).estimate(config).trainer)
     assert found[0].delayed_copies == 4 * found[0].parameters
     assert found[0].activations - found[1].activations == found[0].delayed_copies - found[1].delayed_copies > 0
 

@@ -86,7 +86,7 @@ def test_the_trainers_encoders_and_their_tensors_are_those_of_the_estimate(tiny:
     pipeline: Any = encoder._pipeline
     parts = [each for each in pipeline.components.values() if isinstance(each, torch.nn.Module)]
     weights = sum(tensor.nbytes for part in parts for tensor in (*part.parameters(), *part.buffers()))
-    found = job_estimate.estimate_job(config, accelerator=True)
+    found = job_estimate.JobEstimator(accelerator=True).estimate(config)
     assert found.trainer.encoders == pytest.approx(weights, rel=0.01), "small buffers differ"
     encoded = encoder.encode(["a circle"], torch.zeros(1, 2, 3, 64, 64, dtype=torch.uint8), torch.device("cpu"))
     sample = sample_tensors.training_sample(config, model_shapes.read(tiny / "model"))

@@ -164,7 +164,7 @@ STANDALONE = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1")
 @functools.cache
 def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
     """The estimate of `job`; made once."""
-    return job_estimate.estimate_job(job(folder, *overrides, accelerator=accelerator), accelerator=accelerator)
+    return job_estimate.JobEstimator(accelerator=accelerator).estimate(job(folder, *overrides, accelerator=accelerator))
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_es
 def test_the_bytes_of_an_update_are_those_that_the_actor_sends(model: Path, what: str) -> None:
     kind, overrides = ("lora", ()) if what == "adapter" else ("full", ("actor_rollout_ref.model.lora_rank=0",))
     config = job(model, *STANDALONE, *overrides, f"{ROLLOUT}.dtype=bfloat16", accelerator=False)
-    found = job_estimate.estimate_job(config, accelerator=False)
+    found = job_estimate.JobEstimator(accelerator=False).estimate(config)
     actor = measured_update.make_actor(config, "cpu")
     sizes = [tensor.nbytes for _, tensor in actor.weights(kind, dtype=torch.bfloat16 if kind == "full" else None)]
     assert found.estimate.moved["weights to each replica"] == sum(sizes)

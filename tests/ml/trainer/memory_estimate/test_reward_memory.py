@@ -127,13 +127,13 @@ def test_scorers_are_on_the_device_while_they_score_and_in_host_memory_otherwise
 def test_a_job_that_shares_has_a_phase_for_its_scorers_and_advice_about_them(tmp_path: Path) -> None:
     from tests.ml.reward_loop.test_clip_scorers import write_clip
     from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
-    from verl_omni.trainer.memory_estimate.job_estimate import estimate_job
+    from verl_omni.trainer.memory_estimate.job_estimate import JobEstimator
 
     write_clip(tmp_path / "clip")
     make_tiny_sd3(tmp_path / "model")
     models = [f"reward.scorer_kwargs.{name}_name_or_path={tmp_path / 'clip'}" for name in ("model", "processor")]
     config = job(tmp_path / "model", "reward.scorer=pickscore", *models, "reward.scorer_kwargs.device=trainer")
-    found = estimate_job(config, accelerator=True)
+    found = JobEstimator(accelerator=True).estimate(config)
     assert found.setup.scorers == 1 and found.setup.waiting > 0
     assert parts(found.estimate.device, "scoring")["reward models"] == found.setup.scorer_weights > 0
     assert ("reward.batch_size", 8) in [(each.setting, each.value) for each in advice.changes(config)]
