@@ -100,10 +100,10 @@ def head(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, list[tup
 def score(name: str, folder: Path, pictures: Any = None, infos: Any = None, **options: Any) -> list[float]:
     pictures = PICTURES if pictures is None else pictures
     infos = INFOS if infos is None else infos
-    given = {"model_name_or_path": str(folder), **options}
+    settings = {"model_name_or_path": str(folder), **options}
     if name == "pickscore":
-        given.setdefault("processor_name_or_path", str(folder))
-    return rewards.get_scorer(name)(["t"] * len(infos), list(pictures), [""] * len(infos), infos, **given)
+        settings.setdefault("processor_name_or_path", str(folder))
+    return rewards.get_scorer(name)(["t"] * len(infos), list(pictures), [""] * len(infos), infos, **settings)
 
 
 def cosines(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:

@@ -40,9 +40,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def score(folder: Path, pictures: Any = None, prompts: Any = None, **options: str) -> list[float]:
     pictures = tiny.pictures() if pictures is None else pictures
     prompts = PROMPTS if prompts is None else prompts
-    given = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base"), **options}
+    settings = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base"), **options}
     infos = [{"prompt": prompt} for prompt in prompts]
-    return rewards.get_scorer("hpsv3")(["t"] * len(infos), list(pictures), [""] * len(infos), infos, **given)
+    return rewards.get_scorer("hpsv3")(["t"] * len(infos), list(pictures), [""] * len(infos), infos, **settings)
 
 
 def spoil(folder: Path, weights: dict[str, torch.Tensor]) -> None:
@@ -161,20 +161,20 @@ def test_a_tokenizer_of_another_size_is_refused(folder: Path) -> None:
 
 
 def test_what_is_missing_is_said_before_anything_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base")}
-    assert rewards.setting_problems("hpsv3", given) == []
+    settings = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base")}
+    assert rewards.setting_problems("hpsv3", settings) == []
     assert rewards.setting_problems("hpsv3", {"model_name_or_path": "/no", "processor_name_or_path": "/no"}) == [
         "model_name_or_path: /no does not exist; write the folder with HPSv3.safetensors, or that file",
         "processor_name_or_path: /no/config.json does not exist; write the folder of Qwen2-VL",
     ]
-    (found,) = rewards.setting_problems("hpsv3", {**given, "device": "gpu"})
+    (found,) = rewards.setting_problems("hpsv3", {**settings, "device": "gpu"})
     assert found.startswith("device: ")
     texts = folder / "packages/hpsv3/dataset/data_collator_qwen.py"
     texts.write_text(texts.read_text().replace("INSTRUCTION", "OTHER"))
-    (found,) = rewards.setting_problems("hpsv3", given)
+    (found,) = rewards.setting_problems("hpsv3", settings)
     assert found == f"{texts} has no question with {{text_prompt}} and <|Reward|>; 1.0.0 of hpsv3 has it"
     monkeypatch.undo()
-    (found,) = rewards.setting_problems("hpsv3", given)
+    (found,) = rewards.setting_problems("hpsv3", settings)
     assert found == (
         "model_name_or_path: needs the question in the package hpsv3; install it without its requirements: "
         "pip install --no-deps hpsv3"

@@ -89,18 +89,18 @@ async def test_the_judge_gets_the_image_and_the_question(serve: Serve, monkeypat
     [("OPEN", 1.0), (" o pen\n", 1.0), ("OPN", 0.75), ("0PEM", 0.5), ("", 0.0), ("closed for repairs", 0.0)],
 )
 async def test_the_text_of_the_image_is_compared(serve: Serve, answer: str, score: float) -> None:
-    found = await ask("genrm_ocr", serve(says(answer)))
-    assert found == {"score": score, "exact": float(score == 1), "cut": 0.0}
+    result = await ask("genrm_ocr", serve(says(answer)))
+    assert result == {"score": score, "exact": float(score == 1), "cut": 0.0}
 
 
 def slow_distance(left: str, right: str) -> int:
     """Levenshtein's own definition."""
     if not left or not right:
         return len(left) + len(right)
-    rest = slow_distance(left[1:], right[1:])
+    shorter = slow_distance(left[1:], right[1:])
     if left[0] == right[0]:
-        return rest
-    return 1 + min(rest, slow_distance(left[1:], right), slow_distance(left, right[1:]))
+        return shorter
+    return 1 + min(shorter, slow_distance(left[1:], right), slow_distance(left, right[1:]))
 
 
 @settings(deadline=None, max_examples=100)  # the machine may be busy
@@ -367,11 +367,11 @@ async def test_the_win_rate_is_the_share_of_a_prompts_samples_that_the_judge_fin
     groups = [group for group, own in levels.items() for _ in own]
     images = [torch.full((3, 4, 4), level, dtype=torch.uint8) for own in levels.values() for level in own]
     infos = [{"prompt": f"prompt {group}"} for group in groups]
-    found = await rewards.get_scorer("win_rate")(
+    rates = await rewards.get_scorer("win_rate")(
         groups, images, groups, infos, groups, base_url=f"http://{server.address}/v1", model="vlm"
     )
-    assert [each and each["score"] for each in found] == [1.0, 0.0, 0.5, None, None, 0.5]
-    assert [each and each["compared"] for each in found] == [1.0, 1.0, 1.0, None, None, 0.0]
+    assert [each and each["score"] for each in rates] == [1.0, 0.0, 0.5, None, None, 0.5]
+    assert [each and each["compared"] for each in rates] == [1.0, 1.0, 1.0, None, None, 0.0]
     assert len(server.received) == 4, "three pairs of a, one of b"
     questions = [body["messages"][0]["content"][2]["text"] for body in server.received]
     assert sum("Caption: prompt a\n" in question for question in questions) == 3

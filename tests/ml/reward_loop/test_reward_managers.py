@@ -61,8 +61,8 @@ async def test_a_file_of_several_functions_is_run_once(
         f"def one{arguments}: return 1.0\ndef two{arguments}: return 2.0\n"
     )
     parts = {name: {"path": path, "name": name} for name in ("one", "two")}
-    found = await multi(settings(reward_functions=parts)).run_single(sample())
-    assert found["reward_score"] == 1.5 and sys.__dict__.pop("runs_of_the_test") == 1
+    result = await multi(settings(reward_functions=parts)).run_single(sample())
+    assert result["reward_score"] == 1.5 and sys.__dict__.pop("runs_of_the_test") == 1
 
 
 async def test_a_named_scorer_wins_over_the_data_source(settings: Settings, sample: Sample) -> None:
@@ -75,8 +75,8 @@ async def test_a_named_scorer_wins_over_the_data_source(settings: Settings, samp
 @pytest.mark.parametrize("wrapped", [False, True])
 async def test_verls_scorer_of_texts_is_ignored(settings: Settings, sample: Sample, wrapped: bool) -> None:
     texts = get_default_compute_score("naive")
-    given = partial(texts, sandbox_fusion_url="http://nowhere") if wrapped else texts
-    assert (await visual(settings(), given).run_single(sample()))["reward_score"] == DARK
+    scorer = partial(texts, sandbox_fusion_url="http://nowhere") if wrapped else texts
+    assert (await visual(settings(), scorer).run_single(sample()))["reward_score"] == DARK
 
 
 async def test_a_function_needs_no_other_settings(sample: Sample) -> None:
@@ -173,12 +173,12 @@ async def test_the_data_sets_row_is_not_changed(settings: Settings, sample: Samp
         extra_info["index"] = "changed"
         return 0.0
 
-    own = {"index": 7}
-    before = copy.deepcopy(own)
-    data = sample(extra_info=own, tool_extra_fields={"seed": 3})
+    row_info = {"index": 7}
+    before = copy.deepcopy(row_info)
+    data = sample(extra_info=row_info, tool_extra_fields={"seed": 3})
     await visual(settings(custom_reward_function={"path": "mine.py", "name": "x"}), judge).run_single(data)
     assert seen == [{"index": 7, "seed": 3, "num_turns": None, "rollout_reward_scores": {}}]
-    assert own == before
+    assert row_info == before
 
 
 async def test_scorers_get_the_turns_and_the_scores_of_the_agent_loop(settings: Settings, sample: Sample) -> None:
@@ -208,8 +208,8 @@ async def test_a_wrong_dtype_is_refused(
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         await visual(settings(output_type=wanted)).run_single(sample(response))
     assert str(caught.value) == message
-    other = {"image": "latent", "latent": "image"}[wanted]
-    validating = visual(settings(output_type=other, val_pipeline={"output_type": wanted}))
+    opposite = {"image": "latent", "latent": "image"}[wanted]
+    validating = visual(settings(output_type=opposite, val_pipeline={"output_type": wanted}))
     with pytest.raises(ValueError, match=message.split(",", maxsplit=1)[0]):
         await validating.run_single(sample(response, validate=True))
     await validating.run_single(sample(response, validate=False))  # training has its own output type
@@ -244,10 +244,10 @@ async def test_two_samples_at_once_are_refused(settings: Settings, sample: Sampl
 
 
 def test_scores_become_a_column(sample: Sample) -> None:
-    made = VisualRewardManager.assemble_rm_scores(sample(), [0.5, 1.5])
-    assert made.shape == (2, 1)
-    assert made.dtype == torch.float32
-    assert made[:, 0].tolist() == [0.5, 1.5]
+    column = VisualRewardManager.assemble_rm_scores(sample(), [0.5, 1.5])
+    assert column.shape == (2, 1)
+    assert column.dtype == torch.float32
+    assert column[:, 0].tolist() == [0.5, 1.5]
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,9 @@ async def test_several_scorers_are_averaged_or_added_by_weight(
     settings: Settings, sample: Sample, chosen: dict[str, str], combined: float
 ) -> None:
     functions = {"brightness": {"weight": 3}, "greenness": {"name": "color", "color": "green"}}
-    found = await multi(settings(reward_functions=functions, **chosen)).run_single(sample())
-    assert found["reward_score"] == pytest.approx(combined)
-    assert found["reward_extra_info"] == {
+    result = await multi(settings(reward_functions=functions, **chosen)).run_single(sample())
+    assert result["reward_score"] == pytest.approx(combined)
+    assert result["reward_extra_info"] == {
         "reward/brightness": DARK,
         "reward/greenness": NOTHING,
         "reward/combined": pytest.approx(combined),
@@ -287,10 +287,10 @@ async def test_a_sample_that_a_part_fails_for_has_no_reward(
     """Neither 0, the best of a group of negative scores, nor the mean of the other parts, which is another scale."""
     functions = {"bright": {"name": "brightness"}, "hue": {"name": "color", "color": "pink", "required": required}}
     with caplog.at_level(logging.WARNING):
-        found = await multi(settings(reward_functions=functions, aggregation=aggregation)).run_single(sample())
-    assert math.isnan(found["reward_score"])
-    assert found["reward_extra_info"] == {"reward/bright": DARK}
-    assert found[FAILURE].text.startswith(PINK) and found[FAILURE].required is required
+        result = await multi(settings(reward_functions=functions, aggregation=aggregation)).run_single(sample())
+    assert math.isnan(result["reward_score"])
+    assert result["reward_extra_info"] == {"reward/bright": DARK}
+    assert result[FAILURE].text.startswith(PINK) and result[FAILURE].required is required
     assert [record.getMessage() for record in caplog.records] == ["reward 'hue' failed; a sample has no score of it"]
 
 

@@ -86,9 +86,9 @@ class Trained:
         tensors = {"rm_scores": torch.arange(rows).float()[:, None], "rollout_log_probs": torch.zeros(rows, 1)}
         version = np.full(rows, self.served, dtype=object)
         columns = {**prompts.non_tensor_batch, "global_steps": version}
-        place = torch.tensor([int(info["prompt"]) for info in prompts.non_tensor_batch["extra_info"]])
+        places = torch.tensor([int(info["prompt"]) for info in prompts.non_tensor_batch["extra_info"]])
         return DataProto(
-            batch=TensorDict({**tensors, "all_timesteps": place[:, None]}, batch_size=rows), non_tensor_batch=columns
+            batch=TensorDict({**tensors, "all_timesteps": places[:, None]}, batch_size=rows), non_tensor_batch=columns
         )
 
     def update_actor(self, data: DataProto) -> DataProto:

@@ -59,8 +59,8 @@ class AnsweringWorkers:
         self.started = 0
 
     def update_actor(self, data: DataProto) -> DataProto:
-        found = {"actor/optimizer_steps": [self.optimizer_steps] * 2, "actor/ratio_max": [1.0, 3.0]}
-        return DataProto(meta_info={"metrics": found})
+        metrics = {"actor/optimizer_steps": [self.optimizer_steps] * 2, "actor/ratio_max": [1.0, 3.0]}
+        return DataProto(meta_info={"metrics": metrics})
 
     def save_checkpoint(self, folder: str) -> None:
         (Path(folder) / "weights").write_text("w")
@@ -115,18 +115,18 @@ class ShowingAgentLoop(AnsweringAgentLoop):
         self.asked: list[list[int]] = []
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        made = super().generate_sequences(prompts)
+        samples = super().generate_sequences(prompts)
         rows = len(prompts)
-        if "responses" in made.batch:
-            made.batch["responses"] = torch.full((rows, 3, 8, 8), 200, dtype=torch.uint8)
+        if "responses" in samples.batch:
+            samples.batch["responses"] = torch.full((rows, 3, 8, 8), 200, dtype=torch.uint8)
         kept = prompts.non_tensor_batch.get("_keeps_picture", [False] * rows)
         pictures = np.empty(rows, dtype=object)
         for row in range(rows):
             pictures[row] = np.full((3, 4, 4), 10 * row, dtype=np.uint8) if kept[row] else None
-        made.non_tensor_batch["picture"] = pictures
+        samples.non_tensor_batch["picture"] = pictures
         if prompts.meta_info.get("validate"):
             self.asked.append([int(seed) for seed in prompts.non_tensor_batch["seed"]])
-        return made
+        return samples
 
 
 def test_training_images_are_shown_beside_the_evaluations_of_the_same_prompt_and_seed(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_a_checkpoint_in_the_background_is_complete_after_a_later_step_and_writt
     )
     running.stack.workers.writes_fast = fast
     running.fit(None)
-    found = [event["step"] * (1 if event["event"] == "step" else -1) for event in events_of(tmp_path)]
-    assert [step for step in found if step] == order
+    steps = [event["step"] * (1 if event["event"] == "step" else -1) for event in events_of(tmp_path)]
+    assert [step for step in steps if step] == order
     assert running.stack.workers.started == 2
 
 

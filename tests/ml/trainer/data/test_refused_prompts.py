@@ -23,11 +23,11 @@ FAMILY = {"wan": "wan", "qwen_image": "qwen_image", "edit": "qwen_image_edit_plu
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {name: tmp_path_factory.mktemp(name) / "model" for name in FAMILY}
-    for name, folder in made.items():
+    folders = {name: tmp_path_factory.mktemp(name) / "model" for name in FAMILY}
+    for name, folder in folders.items():
         MAKERS[FAMILY[name]](folder)
-    _merge_line_breaks(made["qwen_image"] / "tokenizer" / "tokenizer.json")
-    return made
+    _merge_line_breaks(folders["qwen_image"] / "tokenizer" / "tokenizer.json")
+    return folders
 
 
 def _merge_line_breaks(file: Path) -> None:

@@ -106,7 +106,7 @@ def test_the_engine_has_the_weights_of_vllm_omnis_modules(tiny: Path, tmp_path: 
     assert package is not None and package.submodule_search_locations
     source = Path(package.submodule_search_locations[0], "diffusion", "models", "sd3", "sd3_transformer.py")
     assert re.search(r"from diffusers.models.embeddings import .*\bPatchEmbed\b", source.read_text())
-    found = estimated(tiny, "actor_rollout_ref.rollout.dtype=bfloat16").engine
+    engine = estimated(tiny, "actor_rollout_ref.rollout.dtype=bfloat16").engine
     transformer = model_shapes.read(tiny).on_meta("transformer", torch.bfloat16)
     (positions,) = transformer.buffers()
     torch.set_default_dtype(torch.bfloat16)
@@ -115,7 +115,7 @@ def test_the_engine_has_the_weights_of_vllm_omnis_modules(tiny: Path, tmp_path: 
     finally:
         torch.set_default_dtype(torch.float32)
     assert own.dtype == torch.float32
-    assert found.transformer == 2 * sum(p.numel() for p in transformer.parameters()) + 4 * positions.numel()
+    assert engine.transformer == 2 * sum(p.numel() for p in transformer.parameters()) + 4 * positions.numel()
     for family, has_vision in (("qwen_image", False), ("qwen_image_edit", True)):
         MAKERS[family](tmp_path / family)
         encoder = model_shapes.read(tmp_path / family).on_meta("text_encoder", torch.bfloat16)

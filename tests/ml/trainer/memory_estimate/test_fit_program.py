@@ -180,8 +180,8 @@ def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
     accelerators: int, size: int, divisible: int, said: int | None
 ) -> None:
     config = smallest_job.load(f"trainer.n_gpus_per_node={accelerators}", f"{SPLIT}={size}")
-    found = [change for change in advice.changes(config, divisible) if change.setting == SPLIT]
-    assert [(each.value, each.costs.partition("; needs ")[2]) for each in found] == (
+    splits = [change for change in advice.changes(config, divisible) if change.setting == SPLIT]
+    assert [(each.value, each.costs.partition("; needs ")[2]) for each in splits] == (
         [] if said is None else [(2 * size, f"spec.rollout.replicas: {said}")]
     )
 

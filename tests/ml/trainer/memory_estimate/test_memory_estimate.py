@@ -29,11 +29,11 @@ NFT = f"{LOSS}=diffusion_nft"
 
 @pytest.mark.slow
 def test_an_adapter_has_two_moments_and_a_gradient_and_the_base_has_none(tiny: Path) -> None:
-    found = estimated(tiny).trainer
-    trained = 4 * found.trained_parameters  # float32
-    assert 0 < found.trained_parameters < found.parameters
-    assert (found.gradients, found.optimizer, found.delayed_copies) == (trained, 2 * trained, 0)
-    assert found.weights >= 2 * found.parameters, "bfloat16, with buffers and the adapter on top"
+    trainer = estimated(tiny).trainer
+    trained = 4 * trainer.trained_parameters  # float32
+    assert 0 < trainer.trained_parameters < trainer.parameters
+    assert (trainer.gradients, trainer.optimizer, trainer.delayed_copies) == (trained, 2 * trained, 0)
+    assert trainer.weights >= 2 * trainer.parameters, "bfloat16, with buffers and the adapter on top"
     everything = estimated(tiny, "actor_rollout_ref.model.lora_rank=0").trainer
     assert everything.trained_parameters == everything.parameters
     assert everything.optimizer == 8 * everything.parameters
@@ -58,12 +58,12 @@ def test_frozen_parts_in_float32_are_whole_on_every_rank(tmp_path: Path) -> None
     """Time embeddings and scale tables of Wan 14B are 0.1 GiB of each rank, however many there are."""
     public_models.write("Wan-AI/Wan2.1-T2V-14B-Diffusers", tmp_path)
     module = model_shapes.read(tmp_path).on_meta("transformer", torch.bfloat16).requires_grad_(False)
-    whole = sum(p.nbytes for p in module.parameters() if p.dtype == torch.float32)
-    assert whole > 1e8
+    unsharded = sum(p.nbytes for p in module.parameters() if p.dtype == torch.float32)
+    assert unsharded > 1e8
     half = Precision(torch.bfloat16, torch.bfloat16)
     one, eight = (sharding.weight_bytes(module, sharding.Sharding(n, n, 1, half)) for n in (1, 8))
     assert one == model_shapes.tensor_bytes(module.parameters())
-    assert eight == pytest.approx(whole + (one - whole) / 8, rel=1e-4)
+    assert eight == pytest.approx(unsharded + (one - unsharded) / 8, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -91,12 +91,14 @@ def test_ranks_share_the_copy_of_all_weights_that_is_made_to_run_as_the_old_poli
         parts = json.loads(index.read_text())
         index.write_text(json.dumps({**parts, "transformer_2": parts["transformer"], "boundary_ratio": 0.875}))
     more = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", NFT, *SMALL_IMAGES]
-    found = []
+    trainers = []
     for ranks in (1, 8):
         config = measured_update.load_settings(tmp_path / "model", [*more, f"trainer.n_gpus_per_node={ranks}"], "cuda")
-        found.append(job_estimate.JobEstimator(accelerator=True).estimate(config).trainer)
-    assert found[0].delayed_copies == 4 * found[0].parameters
-    assert found[0].activations - found[1].activations == found[0].delayed_copies - found[1].delayed_copies > 0
+        trainers.append(job_estimate.JobEstimator(accelerator=True).estimate(config).trainer)
+    assert trainers[0].delayed_copies == 4 * trainers[0].parameters
+    assert (
+        trainers[0].activations - trainers[1].activations == trainers[0].delayed_copies - trainers[1].delayed_copies > 0
+    )
 
 
 @pytest.mark.slow
@@ -104,9 +106,9 @@ def test_checkpointing_needs_fewer_activations_and_accumulation_on_each_rank_mor
     kept = estimated(tiny, "actor_rollout_ref.model.enable_gradient_checkpointing=false").trainer
     assert estimated(tiny).trainer.activations < kept.activations, "on by default with accelerators"
     ranks = ("trainer.n_gpus_per_node=2", "actor_rollout_ref.model.lora_rank=0")
-    each = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=false"
+    without_no_sync = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=false"
     once = estimated(tiny, *ranks).trainer
-    reduced = estimated(tiny, *ranks, each).trainer
+    reduced = estimated(tiny, *ranks, without_no_sync).trainer
     assert once.gradients == 4 * once.parameters
     assert reduced.gradients < 0.6 * once.gradients
 
@@ -144,9 +146,9 @@ def test_samples_carry_their_windows_and_share_what_their_prompts_have_in_common
 
     # 4 prompts of 8 samples: 3 latents of 16 x 8 x 8 around 2 steps; 32 rows of 64 embeddings and 64 pooled, bfloat16.
     embeddings = 2 * (32 * 64 + 64)
-    own = 2 * 3 * 16 * 8 * 8 + 4 * (2 + 3 + 1 + 2 + 2 * 33)
-    assert stored().setup.stored == stored().setup.trained == 32 * own + 4 * embeddings
-    assert stored(GUIDANCE).setup.stored == 32 * own + 5 * embeddings, "one negative prompt"
+    of_a_sample = 2 * 3 * 16 * 8 * 8 + 4 * (2 + 3 + 1 + 2 + 2 * 33)
+    assert stored().setup.stored == stored().setup.trained == 32 * of_a_sample + 4 * embeddings
+    assert stored(GUIDANCE).setup.stored == 32 * of_a_sample + 5 * embeddings, "one negative prompt"
     final = 2 * 16 * 8 * 8 + 4 * 3  # latents, and the noise level of each step
     dpo = stored("actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_dpo").setup
     assert dpo.stored == 32 * final + 4 * embeddings
@@ -224,10 +226,10 @@ def test_what_later_optimizer_steps_need_of_the_policy_before_is_on_the_host(tin
 
 @pytest.mark.slow
 def test_without_accelerators_everything_is_on_the_host(tiny: Path) -> None:
-    found = estimated(tiny, accelerator=False).estimate
-    assert found.device == ()
+    estimate = estimated(tiny, accelerator=False).estimate
+    assert estimate.device == ()
     assert {"weights", "activations", "text encoders", "VAE", "processes"} <= dict(
-        next(phase for phase in found.host if phase.name == "update").parts
+        next(phase for phase in estimate.host if phase.name == "update").parts
     ).keys()
 
 
@@ -236,10 +238,10 @@ def test_the_tracker_counts_storages_until_they_are_free() -> None:
     kept = torch.zeros(100)
     assert tracker.add([kept, kept.view(10, 10)]) == 400
     with tracker:
-        made = kept + 1
-        view = made[:10]
+        result = kept + 1
+        view = result[:10]
         assert tracker.live == 800
-        del made
+        del result
         assert tracker.live == 800, "the view keeps the storage"
         del view
     assert (tracker.live, tracker.peak) == (400, 800)
@@ -253,9 +255,9 @@ def test_the_tracker_adds_the_workspace_of_a_convolution_on_an_accelerator() -> 
         tracker = PeakTracker(allocator)
         tracker.add([image, weight])
         with tracker:
-            made = torch.nn.functional.conv2d(image, weight)
+            result = torch.nn.functional.conv2d(image, weight)
         peaks.append(tracker.peak)
-        assert tracker.live == image.nbytes + weight.nbytes + made.nbytes
+        assert tracker.live == image.nbytes + weight.nbytes + result.nbytes
     assert peaks[1] == 2 * peaks[0], "input, weight and output, and a copy of each"
 
 

@@ -45,13 +45,13 @@ def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_es
 
 @pytest.mark.slow
 def test_training_on_pairs_has_no_samples_of_the_engine(tiny: Path) -> None:
-    found = estimated(tiny, *PAIRS, held_out(tiny)).estimate
-    assert [phase.name for phase in found.device] == ["evaluation", "encoding", "update", "weight sync"]
-    assert [phase.name for phase in found.host] == ["start", "evaluation", "encoding", "update"]
-    parts = {part for phase in (*found.device, *found.host) for part in phase.parts}
+    result = estimated(tiny, *PAIRS, held_out(tiny)).estimate
+    assert [phase.name for phase in result.device] == ["evaluation", "encoding", "update", "weight sync"]
+    assert [phase.name for phase in result.host] == ["start", "evaluation", "encoding", "update"]
+    parts = {part for phase in (*result.device, *result.host) for part in phase.parts}
     assert "trajectories" not in parts and {"pairs", "trainer's encoders"} <= parts
-    assert found.moved["images of pairs to the trainers"] == 4 * 2 * 3 * 64 * 64
-    assert {name for name in found.moved if "sample" in name or "reward" in name} == set()
+    assert result.moved["images of pairs to the trainers"] == 4 * 2 * 3 * 64 * 64
+    assert {name for name in result.moved if "sample" in name or "reward" in name} == set()
     document = program.describe(job(tiny, *PAIRS, held_out(tiny)), None, accelerator=True)
     assert (document["engine_batch"], document["sample_bytes"]) == (40, None)
 
@@ -62,8 +62,8 @@ def test_training_on_pairs_has_no_samples_of_the_engine(tiny: Path) -> None:
 def test_without_evaluations_engines_get_weights_and_generate_nothing(
     tiny: Path, pools: tuple[str, ...], accelerator: bool
 ) -> None:
-    made = estimated(tiny, *PAIRS, *pools, accelerator=accelerator)
-    for found in (made.estimate, *([made.standalone] if made.standalone else [])):
+    result = estimated(tiny, *PAIRS, *pools, accelerator=accelerator)
+    for found in (result.estimate, *([result.standalone] if result.standalone else [])):
         phases = (*found.device, *found.host)
         assert {"evaluation", "generation"} & {phase.name for phase in phases} == set()
         assert {"engine activations", "samples in flight"} & {part for each in phases for part in each.parts} == set()
@@ -86,15 +86,15 @@ def test_the_trainers_encoders_and_their_tensors_are_those_of_the_estimate(tiny:
     pipeline: Any = encoder._pipeline
     parts = [each for each in pipeline.components.values() if isinstance(each, torch.nn.Module)]
     weights = sum(tensor.nbytes for part in parts for tensor in (*part.parameters(), *part.buffers()))
-    found = job_estimate.JobEstimator(accelerator=True).estimate(config)
-    assert found.trainer.encoders == pytest.approx(weights, rel=0.01), "small buffers differ"
+    result = job_estimate.JobEstimator(accelerator=True).estimate(config)
+    assert result.trainer.encoders == pytest.approx(weights, rel=0.01), "small buffers differ"
     encoded = encoder.encode(["a circle"], torch.zeros(1, 2, 3, 64, 64, dtype=torch.uint8), torch.device("cpu"))
     sample = sample_tensors.training_sample(config, model_shapes.read(tiny / "model"))
     assert {name: (tensor.dtype, tensor.shape[2:]) for name, tensor in encoded.items()} == {
         name: (tensor.dtype, tensor.shape) for name, tensor in sample.items()
     }
     stored = sum(tensor.nbytes for tensor in encoded.values()) * 4
-    assert found.setup.trained == stored, "each image of a pair has embeddings of its own"
+    assert result.setup.trained == stored, "each image of a pair has embeddings of its own"
 
 
 @pytest.mark.slow

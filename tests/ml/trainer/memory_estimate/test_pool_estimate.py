@@ -172,11 +172,11 @@ def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_es
 def test_the_bytes_of_an_update_are_those_that_the_actor_sends(model: Path, what: str) -> None:
     kind, overrides = ("lora", ()) if what == "adapter" else ("full", ("actor_rollout_ref.model.lora_rank=0",))
     config = job(model, *STANDALONE, *overrides, f"{ROLLOUT}.dtype=bfloat16", accelerator=False)
-    found = job_estimate.JobEstimator(accelerator=False).estimate(config)
+    result = job_estimate.JobEstimator(accelerator=False).estimate(config)
     actor = measured_update.make_actor(config, "cpu")
     sizes = [tensor.nbytes for _, tensor in actor.weights(kind, dtype=torch.bfloat16 if kind == "full" else None)]
-    assert found.estimate.moved["weights to each replica"] == sum(sizes)
-    assert found.trainer.largest_sent == max(sizes)
+    assert result.estimate.moved["weights to each replica"] == sum(sizes)
+    assert result.trainer.largest_sent == max(sizes)
 
 
 @pytest.mark.slow
@@ -189,8 +189,8 @@ def test_pools_of_different_devices_have_different_verdicts(model: Path) -> None
         "rollout": (None, []),
     }
     enough = {name: int(pool["peak"] / (1 - RESERVE)) + 1 for name, pool in free.items()}
-    found = program.describe(config, enough["trainer"], enough["rollout"] - 2, accelerator=True)["pools"]
-    assert {name: (pool["fits"], pool["capacity"], pool["advice"]) for name, pool in found.items()} == {
+    pools = program.describe(config, enough["trainer"], enough["rollout"] - 2, accelerator=True)["pools"]
+    assert {name: (pool["fits"], pool["capacity"], pool["advice"]) for name, pool in pools.items()} == {
         "trainer": (True, enough["trainer"], []),
         "rollout": (False, enough["rollout"] - 2, []),
     }

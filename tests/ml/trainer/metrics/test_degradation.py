@@ -81,9 +81,9 @@ def test_a_step_without_images_and_a_few_odd_steps_do_not_count() -> None:
 
 def test_metrics_of_a_batch_are_means_and_diversity_is_within_prompts() -> None:
     black, white = (measure(torch.full((3, 16, 16), value, dtype=torch.uint8)) for value in (0, 255))
-    found = step_metrics.image_statistics([black, black, white, white], ["a", "a", "b", "b"])
-    assert found["images/dark"] == 0.5
-    assert found["images/diversity"] == 0.0, "prompts may differ"
+    metrics = step_metrics.image_statistics([black, black, white, white], ["a", "a", "b", "b"])
+    assert metrics["images/dark"] == 0.5
+    assert metrics["images/diversity"] == 0.0, "prompts may differ"
     assert step_metrics.image_statistics([black, white], ["a", "a"])["images/diversity"] == pytest.approx(0.5)
     held_out = step_metrics.image_statistics([black, white], ["val-0", "val-1"], prefix="val/")
     assert "val/images/dark" in held_out and "val/images/diversity" not in held_out

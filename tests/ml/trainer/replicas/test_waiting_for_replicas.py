@@ -62,15 +62,15 @@ def waiting_run(
 
 def resumed(folder: Path, sync: str, first: list[Any]) -> None:
     """The rest of a run: it trains on the prompt groups that the first part has not had, and no other."""
-    whole = Trained()
-    rest = Trained()
-    waiting_run(folder.with_name("whole"), whole, sync, 0.0, lost=None)[0].fit(None)
+    unbroken = Trained()
+    resumed_part = Trained()
+    waiting_run(folder.with_name("whole"), unbroken, sync, 0.0, lost=None)[0].fit(None)
     newest = checkpoints.latest(folder / "checkpoints")
     assert newest is not None and checkpoints.step_of(newest) == LOST
-    made, _ = waiting_run(folder, rest, sync, 0.0, lost=None)
+    made, _ = waiting_run(folder, resumed_part, sync, 0.0, lost=None)
     made.folder.start(made.config, resumed_from=LOST)
     made.fit(newest)
-    assert [*first, *rest.updates] == whole.updates
+    assert [*first, *resumed_part.updates] == unbroken.updates
     assert [line["step"] for line in made.folder.metrics()] == [1, 2, 3, 4]
     lines = {line["step"]: line for line in made.folder.metrics()}
     assert {"reward/mean", "val/reward/mean"} <= lines[LOST].keys(), "its metrics, and the evaluation of its weights"

@@ -38,9 +38,9 @@ def test_the_table_of_a_run(run: Path) -> None:
 
 
 def test_the_trainer_records_machine_and_version(run: Path) -> None:
-    found = describe(load(run))
-    assert " GiB memory, " in found["Machine"]
-    assert found["Version"]
+    description = describe(load(run))
+    assert " GiB memory, " in description["Machine"]
+    assert description["Version"]
 
 
 def test_a_row_without_a_source_is_left_out() -> None:

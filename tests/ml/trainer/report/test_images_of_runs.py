@@ -28,8 +28,8 @@ def sample(score: float | None, **more: Any) -> Sample:
 
 def test_the_best_and_the_worst_samples_are_chosen_once_each() -> None:
     scores = [0.5, None, 0.1, 0.9, 0.3]
-    found = [(each.kind, each.score) for each in extremes([sample(score) for score in scores])]
-    assert found == [("best", 0.9), ("best", 0.5), ("worst", 0.1), ("worst", 0.3)]
+    chosen = [(each.kind, each.score) for each in extremes([sample(score) for score in scores])]
+    assert chosen == [("best", 0.9), ("best", 0.5), ("worst", 0.1), ("worst", 0.3)]
     assert extremes([sample(0.5), sample(None)]) == []
     assert len(extremes([sample(number / 100) for number in range(100)])) == 2 * EXTREMES
 
@@ -69,10 +69,10 @@ def test_large_images_are_reduced_and_link_to_the_file(run: Path) -> None:
 
 @pytest.mark.slow  # composes all settings
 def test_settings_that_differ_from_the_defaults_are_listed_with_both_values(run: Path) -> None:
-    found = changed_settings(load(run).settings)
-    assert found["actor_rollout_ref.actor.optim.lr"][1] == "0.004"
-    assert found["actor_rollout_ref.actor.optim.lr"][0] not in ("0.004", "–")
-    assert "trainer.nnodes" not in found, "1 is the default"
+    changed = changed_settings(load(run).settings)
+    assert changed["actor_rollout_ref.actor.optim.lr"][1] == "0.004"
+    assert changed["actor_rollout_ref.actor.optim.lr"][0] not in ("0.004", "–")
+    assert "trainer.nnodes" not in changed, "1 is the default"
     assert changed_settings({}) == {}
     mine = {"actor_rollout_ref": {"actor": {"diffusion_loss": {"loss_mode": "of an extension"}}}}
     assert changed_settings(mine) == {}

@@ -20,9 +20,9 @@ lines = st.fixed_dictionaries({"step": st.integers(0, 9)}, optional={"reward/mea
 @given(st.lists(st.integers(0, 9), max_size=20))
 def test_the_last_line_of_a_repeated_step_counts(steps: list[int]) -> None:
     text = "".join(json.dumps({"step": step, "place": place}) + "\n" for place, step in enumerate(steps))
-    found = parse_metrics(text + '{"step": 3, "cut')
-    assert [line["step"] for line in found] == sorted(set(steps))
-    assert all(line["place"] == max(p for p, s in enumerate(steps) if s == line["step"]) for line in found)
+    lines = parse_metrics(text + '{"step": 3, "cut')
+    assert [line["step"] for line in lines] == sorted(set(steps))
+    assert all(line["place"] == max(p for p, s in enumerate(steps) if s == line["step"]) for line in lines)
 
 
 @given(st.lists(lines, max_size=8), st.integers(0))

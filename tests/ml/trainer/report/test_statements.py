@@ -130,10 +130,10 @@ def test_a_wrong_weight_version_is_named() -> None:
         True,
         "At every recorded step, the published weight version equals the step.",
     )
-    found = statements.weight_versions(
+    statement = statements.weight_versions(
         [trained(1), trained(2) | {"weights/version": 1}, trained(3) | {"weights/version": None}]
     )
-    assert found == (False, "The published weight version differs from the step at step 2–3; see train.log.")
+    assert statement == (False, "The published weight version differs from the step at step 2–3; see train.log.")
 
 
 def test_phases_add_up_to_the_steps() -> None:

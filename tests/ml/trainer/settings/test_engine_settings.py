@@ -83,12 +83,12 @@ def test_everything_that_a_stage_of_vllm_omni_takes_is_handed_on_or_refused_with
     ],
 )
 def test_values_get_their_types_and_names_their_spelling(given: str, found: dict[str, Any]) -> None:
-    made = engine(given)
-    assert {name: made[name] for name in found} == found
-    assert {name: type(made[name]) for name in found if name != "cache_config"} == {
+    settings = engine(given)
+    assert {name: settings[name] for name in found} == found
+    assert {name: type(settings[name]) for name in found if name != "cache_config"} == {
         name: type(value) for name, value in found.items() if name != "cache_config"
     }
-    assert made.keys() == {"distributed_executor_backend", "request_batch_max_wait_ms", *found}
+    assert settings.keys() == {"distributed_executor_backend", "request_batch_max_wait_ms", *found}
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_a_group_is_checked_like_its_settings() -> None:
         "ulysses_degree",
         "vae_use_tiling",
     ]
-    given = f"{GROUP}={{mm-processor-cache-gb: 0, ring_degree: 1, flow_shift: 2}}"
-    assert dict(load(given).engine_kwargs.vllm_omni) == {**load().engine_kwargs.vllm_omni, "flow_shift": 2.0}
-    assert list(configuration.without_effect([given])) == [f"{GROUP}.mm_processor_cache_gb"]
+    group = f"{GROUP}={{mm-processor-cache-gb: 0, ring_degree: 1, flow_shift: 2}}"
+    assert dict(load(group).engine_kwargs.vllm_omni) == {**load().engine_kwargs.vllm_omni, "flow_shift": 2.0}
+    assert list(configuration.without_effect([group])) == [f"{GROUP}.mm_processor_cache_gb"]
 
 
 def test_two_spellings_with_two_values_are_refused() -> None:
@@ -210,13 +210,15 @@ def idle(*overrides: str, architecture: str | None = None) -> dict[str, str]:
 
 
 def test_what_does_nothing_next_to_other_settings_is_named() -> None:
-    given = [f"{GROUP}.{name}" for name in ("cache_config={}", "vae_parallel_mode=tile", "prompt_embed_cache_size=8")]
-    assert idle(*given) == {
+    overrides = [
+        f"{GROUP}.{name}" for name in ("cache_config={}", "vae_parallel_mode=tile", "prompt_embed_cache_size=8")
+    ]
+    assert idle(*overrides) == {
         "cache_config": "cache_backend is not set",
         "vae_parallel_mode": "vae_patch_parallel_size is not set",
         "prompt_embed_cache_size": "enable_prompt_embed_cache is not set",
     }
-    assert idle(*given, f"{GROUP}.cache_backend=none", f"{GROUP}.enable_prompt_embed_cache=true").keys() == {
+    assert idle(*overrides, f"{GROUP}.cache_backend=none", f"{GROUP}.enable_prompt_embed_cache=true").keys() == {
         "cache_config",
         "vae_parallel_mode",
     }
@@ -265,13 +267,13 @@ def test_embeddings_that_depend_on_images_are_not_cached_by_their_text(architect
 def test_a_program_that_starts_a_server_has_the_same_checks(caplog: pytest.LogCaptureFixture) -> None:
     from verl_omni.workers.config import DiffusionRolloutConfig
 
-    made = DiffusionRolloutConfig(
+    config = DiffusionRolloutConfig(
         engine_kwargs={
             "vllm_omni": {"flow-shift": 3, "vae_use_tiling": None, "custom-pipeline": "a.B"},
             "vllm": {"a": 1},
         }
     )
-    assert made.engine_kwargs == {"vllm_omni": {"flow_shift": 3.0}, "vllm": {"a": 1}}
+    assert config.engine_kwargs == {"vllm_omni": {"flow_shift": 3.0}, "vllm": {"a": 1}}
     assert f"{GROUP}.custom_pipeline has no effect: a replica has one stage" in caplog.text
     for name, value in (("no_such", 1), ("ulysses-degree", 2), ("vae_use_tiling", "maybe")):
         with pytest.raises(ValueError, match=name.replace("-", "_")):

@@ -298,10 +298,10 @@ def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) ->
     several = "reward.reward_functions"
     reward = "reward.custom_reward_function"
     overrides = JOB
-    one = configuration.load(
+    reference = configuration.load(
         [*overrides, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"]
     )
-    assert (one.reward.scorer, one.reward.custom_reward_function.path) == ("genrm_ocr", None)
+    assert (reference.reward.scorer, reference.reward.custom_reward_function.path) == ("genrm_ocr", None)
     url = f"+{reward}.reward_kwargs.server_url=http://localhost:1"
     with_settings = configuration.load([*overrides, f"{reward}.path={path.format('http_scorer_client')}", url]).reward
     assert (with_settings.scorer, with_settings.custom_reward_function.reward_kwargs) == ("http", {})
@@ -318,8 +318,8 @@ def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) ->
     assert (parts.a.name, parts.a.path, parts.a.url) == ("http", None, "http://localhost:1")
     assert parts.a.protocol == "pickle"
     assert (parts.b.name, parts.b.path) == ("pickscore", None)
-    own = configuration.load([*overrides, f"{reward}.path={path.format('mine')}"]).reward
-    assert (own.scorer, own.custom_reward_function.path) == (None, path.format("mine"))
+    named = configuration.load([*overrides, f"{reward}.path={path.format('mine')}"]).reward
+    assert (named.scorer, named.custom_reward_function.path) == (None, path.format("mine"))
 
 
 FUNCTION = "reward.custom_reward_function"

@@ -21,9 +21,9 @@ def of_kind(kind: type) -> list[str]:
 
 
 def test_every_setting_of_the_reference_is_known() -> None:
-    found = settings_page.rows()
-    assert len(found) == 486
-    assert {row.kind for row in found} <= set(settings_page.KINDS)
+    rows = settings_page.rows()
+    assert len(rows) == 486
+    assert {row.kind for row in rows} <= set(settings_page.KINDS)
 
 
 def test_no_setting_has_a_rule_and_a_default() -> None:
@@ -124,8 +124,8 @@ def test_of_several_names_in_one_setting_the_last_counts() -> None:
 
 def test_without_loss_mode_the_algorithm_is_that_of_the_samples() -> None:
     """The reference's default of `loss_mode` is `model.algorithm`."""
-    found = smallest_job.load(f"{SAMPLED_FOR}=flow_dppo").actor_rollout_ref
-    assert found.actor.diffusion_loss.loss_mode == "flow_dppo"
+    actor_settings = smallest_job.load(f"{SAMPLED_FOR}=flow_dppo").actor_rollout_ref
+    assert actor_settings.actor.diffusion_loss.loss_mode == "flow_dppo"
 
 
 def test_mix_grpo_draws_one_window_a_step_unless_it_is_told_to_move_it() -> None:
@@ -222,9 +222,9 @@ def test_the_longest_name_of_a_group_counts() -> None:
 
 
 def test_a_whole_group_can_be_given() -> None:
-    given = f"{ACTOR}.profiler={{enable: true, tool: nsys}}"
-    assert list(configuration.without_effect([given])) == [f"{ACTOR}.profiler"]
-    smallest_job.load(given)
+    group = f"{ACTOR}.profiler={{enable: true, tool: nsys}}"
+    assert list(configuration.without_effect([group])) == [f"{ACTOR}.profiler"]
+    smallest_job.load(group)
 
 
 def test_a_misspelt_setting_is_still_refused() -> None:

@@ -35,8 +35,8 @@ def test_a_family_of_the_reference_that_is_missing_is_refused_before_it_is_downl
 )
 def test_a_missing_family_is_named_before_its_settings(named: str, own: str) -> None:
     """Otherwise the first message asks for another resolution, and says nothing of the family."""
-    said = [line.partition(":")[0] for line in refusal(own, named).splitlines()]
-    assert said == [named.partition("=")[0], own.partition("=")[0]]
+    problems = [line.partition(":")[0] for line in refusal(own, named).splitlines()]
+    assert problems == [named.partition("=")[0], own.partition("=")[0]]
 
 
 def test_a_folder_may_be_called_like_a_missing_family(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ SD3 = Path(__file__).parents[4] / "examples" / "shapes-sd3"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {name: tmp_path_factory.mktemp(name) / "model" for name in STEPS}
-    for name, folder in made.items():
+    folders = {name: tmp_path_factory.mktemp(name) / "model" for name in STEPS}
+    for name, folder in folders.items():
         MAKERS[name](folder)
-    return made
+    return folders
 
 
 def load(folder: Path, model: Path, *overrides: str) -> Any:
@@ -52,8 +52,8 @@ def test_sides_are_multiples_of_a_token_for_training_and_evaluations(
     step = STEPS[name]
     for group in ("pipeline", "val_kwargs.pipeline"):
         for side in ("height", "width"):
-            said = rf"{ROLLOUT}.{group}: {side} must be a multiple of {step}, not {step * 3 // 2}; write {step}"
-            with pytest.raises(ValueError, match=said):
+            problem = rf"{ROLLOUT}.{group}: {side} must be a multiple of {step}, not {step * 3 // 2}; write {step}"
+            with pytest.raises(ValueError, match=problem):
                 load(tmp_path, models[name], f"{group}.{side}={step * 3 // 2}")
     load(tmp_path, models[name], f"pipeline.height={step}", f"val_kwargs.pipeline.width={3 * step}")
 

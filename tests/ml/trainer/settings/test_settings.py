@@ -52,10 +52,10 @@ def test_a_deleted_setting_is_refused_with_what_to_write(name: str) -> None:
 
 
 def test_deleting_a_setting_that_has_no_effect_has_none() -> None:
-    given = [*smallest_job.REQUIRED, "~trainer.device"]
-    config = configuration.load(given)
+    overrides = [*smallest_job.REQUIRED, "~trainer.device"]
+    config = configuration.load(overrides)
     assert config == smallest_job.load()
-    assert list(configuration.without_effect(given, config)) == ["trainer.device"]
+    assert list(configuration.without_effect(overrides, config)) == ["trainer.device"]
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,11 @@ def test_the_guidance_of_evaluations_has_the_name_of_every_family_too(
     """Qwen-Image reads `true_cfg_scale`, which the value of training must not keep."""
     rollout = "actor_rollout_ref.rollout."
     names = (name.replace("val.", "val_kwargs.pipeline.") if "val." in name else f"pipeline.{name}" for name in given)
-    made = smallest_job.load(*(f"{rollout}{name}" for name in names)).actor_rollout_ref.rollout
-    sampled = [row_params(made, meta, 1, {})[0]["true_cfg_scale"] for meta in ({"global_steps": 0}, {"validate": True})]
+    rollout_settings = smallest_job.load(*(f"{rollout}{name}" for name in names)).actor_rollout_ref.rollout
+    sampled = [
+        row_params(rollout_settings, meta, 1, {})[0]["true_cfg_scale"]
+        for meta in ({"global_steps": 0}, {"validate": True})
+    ]
     assert sampled == [training, evaluations]
 
 

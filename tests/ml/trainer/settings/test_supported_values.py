@@ -93,8 +93,10 @@ def test_every_seed_that_is_accepted_has_random_numbers_of_its_own(setting: str)
         if setting in HASHED:
             smallest_job.load(f"{setting}={seed}")
         else:
-            said = f"{setting}: must be from 0 to 4294967295 (2^32 - 1), because a CPU uses 32 bits of a seed: {seed}"
-            assert refusal(f"{setting}={seed}") == said
+            problem = (
+                f"{setting}: must be from 0 to 4294967295 (2^32 - 1), because a CPU uses 32 bits of a seed: {seed}"
+            )
+            assert refusal(f"{setting}={seed}") == problem
 
 
 def test_orders_of_the_largest_and_the_smallest_seed_differ() -> None:
@@ -138,8 +140,8 @@ def test_wrong_settings_of_the_optimizer_are_refused(overrides: list[str], said:
 
 
 def test_the_arguments_of_the_optimizer_are_those_of_torch() -> None:
-    own = {"params", "lr", "betas", "weight_decay"}  # with settings of their own
-    assert set(supported_values.ADAMW) == inspect.signature(torch.optim.AdamW).parameters.keys() - own
+    separate = {"params", "lr", "betas", "weight_decay"}  # with settings of their own
+    assert set(supported_values.ADAMW) == inspect.signature(torch.optim.AdamW).parameters.keys() - separate
 
 
 def test_the_defaults_are_supported_and_every_restricted_setting_is_tried() -> None:

@@ -52,8 +52,8 @@ def test_no_number_or_switch_stops_with_another_error(value: str | None) -> None
             continue
         if (kind in (Kind.PATH, Kind.PATHS) and value == "text") or (name == "data.val_files" and value != "text"):
             continue
-        said = known.wrong_type(name, value)
-        assert said is not None and "; write " in said
+        problem = known.wrong_type(name, value)
+        assert problem is not None and "; write " in problem
 
 
 @pytest.mark.parametrize(

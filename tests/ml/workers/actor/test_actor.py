@@ -85,14 +85,14 @@ def test_an_engine_whose_velocity_is_wrong_by_1_percent_updates_nothing(model_fo
     data = batch(actor)
     before = weights_of(actor)
     with torch.no_grad():
-        found = [
+        projections = [
             velocity_projections(
                 (1 + wrong)
                 * actor.policy.velocity(data, data["all_latents"][:, step], data["all_timesteps"][:, step], 1)
             )
             for step in range(2)
         ]
-    data["velocity_projections"] = torch.stack(found, 1)
+    data["velocity_projections"] = torch.stack(projections, 1)
     if wrong == 0.05:  # as a velocity does that is wrong enough; it is what the message names
         data["rollout_log_probs"] = data["rollout_log_probs"] + 0.5
     request = {**SAMPLER, "tolerance": 1e-3, "velocity_tolerance": 1e-3}
@@ -288,16 +288,16 @@ def test_further_arguments_reach_the_optimizer(model_folder: Path) -> None:
 
 @pytest.mark.parametrize("rank", [4, 0])
 def test_a_loaded_checkpoint_resumes_bit_exactly(model_folder: Path, tmp_path: Path, rank: int) -> None:
-    one = make(model_folder, rank=rank, shuffle=True)
-    data = batch(one)
-    one.update(data, **SAMPLER)
-    one.save(tmp_path)
-    expected = [one.update(data, **SAMPLER) for _ in range(2)]
+    first = make(model_folder, rank=rank, shuffle=True)
+    data = batch(first)
+    first.update(data, **SAMPLER)
+    first.save(tmp_path)
+    expected = [first.update(data, **SAMPLER) for _ in range(2)]
     two = make(model_folder, rank=rank, shuffle=True)
     two.load(tmp_path)
     assert [two.update(data, **SAMPLER) for _ in range(2)] == expected
     kind = "lora" if rank else "full"
-    for (name, tensor), (_, other) in zip(one.weights(kind), two.weights(kind), strict=True):  # type: ignore[arg-type]
+    for (name, tensor), (_, other) in zip(first.weights(kind), two.weights(kind), strict=True):  # type: ignore[arg-type]
         assert torch.equal(tensor, other), name
 
 

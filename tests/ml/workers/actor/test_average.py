@@ -78,14 +78,14 @@ def test_a_skipped_step_leaves_the_average(model_folder: Path) -> None:
 
 
 def test_a_resumed_run_continues_the_average_and_saves_it_as_the_adapter(model_folder: Path, tmp_path: Path) -> None:
-    one = make(model_folder)
+    first = make(model_folder)
     two = make(model_folder)
     data = batch()
-    one.update(data, **SAMPLER)
-    one.save(tmp_path / "state")
+    first.update(data, **SAMPLER)
+    first.save(tmp_path / "state")
     two.load(tmp_path / "state")
-    assert one.update(data, **SAMPLER) == two.update(data, **SAMPLER)
-    wanted = weights_of(one, "average")
+    assert first.update(data, **SAMPLER) == two.update(data, **SAMPLER)
+    wanted = weights_of(first, "average")
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in weights_of(two, "average").items())
     two.save_adapter(tmp_path / "lora")
     saved, _ = adapter_folder.read(tmp_path / "lora")

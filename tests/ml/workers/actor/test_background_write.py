@@ -32,14 +32,14 @@ def batch() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("rank", [4, 0], ids=["adapter", "all weights"])
 def test_a_checkpoint_has_the_state_at_the_time_of_the_save(model_folder: Path, tmp_path: Path, rank: int) -> None:
     """Weights, optimizer, old policy and generators have moved on when the copy is written."""
-    one = make(model_folder, rank)
+    saving = make(model_folder, rank)
     data = batch()
-    one.update(data, **SAMPLER)
-    write = one.stage(tmp_path / "background")
-    one.save(tmp_path / "expected")
-    one.save_adapter(tmp_path / "expected-adapter")
-    expected = one.update(data, **SAMPLER)
-    one.policy.require_old().follow(one.policy.trained, 0.5)
+    saving.update(data, **SAMPLER)
+    write = saving.stage(tmp_path / "background")
+    saving.save(tmp_path / "expected")
+    saving.save_adapter(tmp_path / "expected-adapter")
+    expected = saving.update(data, **SAMPLER)
+    saving.policy.require_old().follow(saving.policy.trained, 0.5)
     torch.rand(3)
     write()
     two = make(model_folder, rank)
@@ -49,7 +49,7 @@ def test_a_checkpoint_has_the_state_at_the_time_of_the_save(model_folder: Path, 
     for name, parameter in three.policy.trained.items():
         assert torch.equal(two.policy.trained[name], parameter)
         assert torch.equal(two.policy.require_old().values[name], three.policy.require_old().values[name])
-        assert not torch.equal(one.policy.trained[name], parameter)
+        assert not torch.equal(saving.policy.trained[name], parameter)
     assert two.update(data, **SAMPLER) == expected, "the optimizer state and the order of rows"
     adapter = tmp_path / "background" / "lora" / "pytorch_lora_weights.safetensors"
     assert adapter.exists() == (rank > 0)

@@ -146,8 +146,8 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     with count(collectives):
         norms.append(actor.update(data, **SAMPLER)["actor/grad_norm"])
     with torch.no_grad(), count(forward):
-        given = {name: tensor.to(actor.device) for name, tensor in data.items()}
-        actor.policy.velocity(given, given["all_latents"][:, 0], given["all_timesteps"][:, 0], 1.0)
+        on_device = {name: tensor.to(actor.device) for name, tensor in data.items()}
+        actor.policy.velocity(on_device, on_device["all_latents"][:, 0], on_device["all_timesteps"][:, 0], 1.0)
     return {
         "norms": norms,
         "before": before,
@@ -252,20 +252,20 @@ def test_copies_of_the_model_are_sharded_over_fewer_ranks(found: dict[str, Any])
 @pytest.mark.parametrize("name", RESUMED)
 def test_other_ranks_resume_a_checkpoint(found: dict[str, Any], name: str) -> None:
     """4 ranks resume from the shards of 2 and take the same steps, to 0.1%."""
-    one = found["unbroken on 2"]
-    other = found[f"resumed with {name}"]
-    assert other["norms"] == pytest.approx(one["norms"], rel=1e-3)
-    assert relative_difference(one["before"], one["weights"], other["weights"]) < 1e-3
+    unbroken = found["unbroken on 2"]
+    resumed = found[f"resumed with {name}"]
+    assert resumed["norms"] == pytest.approx(unbroken["norms"], rel=1e-3)
+    assert relative_difference(unbroken["before"], unbroken["weights"], resumed["weights"]) < 1e-3
 
 
 @pytest.mark.parametrize("way", ["saved", "written in the background"])
 @pytest.mark.parametrize("ranks", SAVED)
 def test_ranks_resume_what_they_wrote_also_while_they_trained(found: dict[str, Any], ranks: int, way: str) -> None:
     """The state at the time of the save, bit for bit."""
-    one = found[f"unbroken on {ranks}"]
-    other = found[f"{way} on {ranks}"]
-    assert other["norms"] == one["norms"]
-    assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())
+    unbroken = found[f"unbroken on {ranks}"]
+    resumed = found[f"{way} on {ranks}"]
+    assert resumed["norms"] == unbroken["norms"]
+    assert all(torch.equal(tensor, resumed["weights"][name]) for name, tensor in unbroken["weights"].items())
 
 
 def test_one_process_reads_the_shards_of_two(found: dict[str, Any], model_folder: Path) -> None:

@@ -102,7 +102,7 @@ def batch(architecture: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(5)
     sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(ROWS, STEPS + 1)
     latents = (4, 3, 8, 8) if architecture == WAN else (24, 16)
-    found = {
+    tensors = {
         "all_latents": torch.randn(ROWS, STEPS + 1, *latents, generator=generator),
         "all_timesteps": sigmas[:, :-1] * 1000,
         "all_sigmas": sigmas,
@@ -115,13 +115,13 @@ def batch(architecture: str) -> dict[str, Tensor]:
     }
     if architecture != WAN:
         lengths = torch.arange(3, 3 + ROWS)[:, None]
-        found["prompt_embeds_mask"] = (torch.arange(7) < lengths).long()
-        found["negative_prompt_embeds_mask"] = (torch.arange(7) < 2).long().expand(ROWS, -1)
-        found["img_shapes"] = torch.tensor([1, 4, 6]).expand(ROWS, -1)
+        tensors["prompt_embeds_mask"] = (torch.arange(7) < lengths).long()
+        tensors["negative_prompt_embeds_mask"] = (torch.arange(7) < 2).long().expand(ROWS, -1)
+        tensors["img_shapes"] = torch.tensor([1, 4, 6]).expand(ROWS, -1)
     if architecture == EDIT:
-        found["image_latents"] = torch.randn(ROWS, 16, 16, generator=generator)
-        found["img_shapes"] = torch.tensor([[1, 4, 6], [1, 4, 4]]).expand(ROWS, -1, -1)
-    return found
+        tensors["image_latents"] = torch.randn(ROWS, 16, 16, generator=generator)
+        tensors["img_shapes"] = torch.tensor([[1, 4, 6], [1, 4, 4]]).expand(ROWS, -1, -1)
+    return tensors
 
 
 def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
@@ -160,13 +160,13 @@ def refused_kernel(folder: Path, case: Case, mesh: Any, device: torch.device) ->
 def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
     """The updates of all cases of this number of ranks, by name; each rank is on its device of this kind."""
     rows = ROWS * SHARING // ranks
-    place = rank // SHARING * rows
+    first = rank // SHARING * rows
     found: dict[str, Any] = {}
     for name, case in CASES.items():
         if case.ranks == ranks:
             mesh = parallel.make_mesh(kind, ranks, case.fsdp.get("fsdp_size", -1))
             actor = make(folder, case, mesh, SHARING, device=parallel.device_of(mesh))
-            found[name] = updated(actor, slice(place, place + rows))
+            found[name] = updated(actor, slice(first, first + rows))
     if ranks == SHARING:
         mesh = parallel.make_mesh(kind, ranks, -1)
         device = parallel.device_of(mesh)

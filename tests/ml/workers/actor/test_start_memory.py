@@ -41,9 +41,9 @@ def settings(folder: Path) -> Any:
 
 def own_bytes() -> int:
     """Memory of this process, without pages of mapped files: the kernel may drop these."""
-    found = re.search(r"^RssAnon:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
+    line = re.search(r"^RssAnon:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+    assert line is not None
+    return int(line[1]) * 1024
 
 
 @contextmanager

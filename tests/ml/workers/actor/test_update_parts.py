@@ -25,17 +25,17 @@ def made(folder: Path, micro: int | None) -> tuple[Any, dict[str, torch.Tensor]]
 def in_parts(
     actor: Any, rows: dict[str, torch.Tensor], sizes: tuple[int, ...], *, scale: float = 1.0, **request: Any
 ) -> dict[str, float] | None:
-    found = None
+    metrics = None
     start = 0
     for number, size in enumerate(sizes):
         part = {name: tensor[start : start + size] for name, tensor in rows.items()}
         is_last = number == len(sizes) - 1
-        found = actor.update_part(
+        metrics = actor.update_part(
             part, rows=len(ADVANTAGES), is_first=number == 0, is_last=is_last, scale=scale, **SAMPLER, **request
         )
-        assert (found is None) is not is_last
+        assert (metrics is None) is not is_last
         start += size
-    return found
+    return metrics
 
 
 @pytest.mark.parametrize("sizes", [(1, 3), (2, 2), (1, 1, 1, 1)])
@@ -55,8 +55,8 @@ def test_without_micro_batches_each_part_is_one(model_folder: Path) -> None:
     before = weights_of(whole)
     expected = whole.update(rows, **SAMPLER)
     actor, rows = made(model_folder, None)
-    found = in_parts(actor, rows, (2, 2))
-    assert found is not None and found["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-5)
+    metrics = in_parts(actor, rows, (2, 2))
+    assert metrics is not None and metrics["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-5)
     assert relative_difference(before, weights_of(whole), weights_of(actor)) < 1e-4
 
 
@@ -90,11 +90,11 @@ def test_parts_of_an_update_that_does_not_end_leave_no_gradient(model_folder: Pa
         if fails:
             with pytest.raises(ValueError, match="no sample"):
                 fail_after_a_part(actor, rows)
-        found = actor.update(rows, **SAMPLER) if then == "update" else in_parts(actor, rows, (3, 1))
+        metrics = actor.update(rows, **SAMPLER) if then == "update" else in_parts(actor, rows, (3, 1))
         weights = weights_of(actor)
         if expected is None:
-            expected = found, weights
-    assert expected is not None and found == expected[0]
+            expected = metrics, weights
+    assert expected is not None and metrics == expected[0]
     assert all(torch.equal(expected[1][name], tensor) for name, tensor in weights.items())
 
 

@@ -49,10 +49,10 @@ def judged(rows: int = 4) -> dict[str, torch.Tensor]:
 
 def compared(pairs: int = 2) -> dict[str, torch.Tensor]:
     """Pairs for DPO: the better sample first, both of one prompt."""
-    made = {name: value.reshape(pairs, 2, *value.shape[1:]) for name, value in clean(2 * pairs).items()}
+    pairs_of = {name: value.reshape(pairs, 2, *value.shape[1:]) for name, value in clean(2 * pairs).items()}
     for name in ("prompt_embeds", "pooled_prompt_embeds"):
-        made[name] = made[name][:, :1].expand_as(made[name]).contiguous()
-    return {**made, "preferred": torch.ones(pairs), "draw_seeds": torch.arange(pairs)}
+        pairs_of[name] = pairs_of[name][:, :1].expand_as(pairs_of[name]).contiguous()
+    return {**pairs_of, "preferred": torch.ones(pairs), "draw_seeds": torch.arange(pairs)}
 
 
 def errors(actor: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -75,11 +75,11 @@ def test_nft_fits_good_samples_better_than_bad_ones(model_folder: Path) -> None:
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()
     before = errors(actor, data)
-    found = [actor.update(data, step=step) for step in range(1, 7)]
+    metrics = [actor.update(data, step=step) for step in range(1, 7)]
     gained = before - errors(actor, data)
-    assert found[0]["actor/distance_to_old"] < 1e-12 < found[-1]["actor/distance_to_old"]
+    assert metrics[0]["actor/distance_to_old"] < 1e-12 < metrics[-1]["actor/distance_to_old"]
     assert gained[data["optimality"] == 1].mean() > gained[data["optimality"] == 0].mean() + 1e-3
-    assert not {name for name in found[0] if name.startswith("rollout_corr/")}, "there are no likelihoods to compare"
+    assert not {name for name in metrics[0] if name.startswith("rollout_corr/")}, "there are no likelihoods to compare"
 
 
 def test_nft_has_no_gradient_at_optimality_one_half(model_folder: Path) -> None:
@@ -100,9 +100,9 @@ def test_the_reference_kl_of_nft_pulls_to_the_base_model(
         optim = DiffusionOptimizerConfig(lr=rate)
         actor = make(model_folder, rank=rank, adapters=BOTH, diffusion_loss=changed, optim=optim)
         assert (actor.policy.base is not None) == (rank == 0 and coefficient > 0)
-        found = [actor.update(judged() | {"optimality": torch.ones(4)}, step=step) for step in range(1, 7)]
-        far[coefficient] = found[-1].get("actor/distance_to_base")
-        assert found[0].get("actor/distance_to_base") == (0 if coefficient else None)
+        metrics = [actor.update(judged() | {"optimality": torch.ones(4)}, step=step) for step in range(1, 7)]
+        far[coefficient] = metrics[-1].get("actor/distance_to_base")
+        assert metrics[0].get("actor/distance_to_base") == (0 if coefficient else None)
     assert far[0.0] is None, "without the pull the base model is not run"
     assert far[1e-12] > 2 * far[pull] > 0
 
@@ -184,10 +184,10 @@ def test_dpo_prefers_the_better_sample_of_each_pair(model_folder: Path) -> None:
     data = compared()
     flat = {name: value.flatten(0, 1) for name, value in data.items() if value.ndim > 2}
     before = errors(actor, flat)
-    found = [actor.update(data) for _ in range(6)]
+    metrics = [actor.update(data) for _ in range(6)]
     gained = before - errors(actor, flat)
-    assert found[0]["actor/loss"] == pytest.approx(0.6931, abs=1e-4) and found[0]["actor/margin"] == 0
-    assert found[-1]["actor/loss"] < found[0]["actor/loss"] and found[-1]["actor/accuracy"] == 1
+    assert metrics[0]["actor/loss"] == pytest.approx(0.6931, abs=1e-4) and metrics[0]["actor/margin"] == 0
+    assert metrics[-1]["actor/loss"] < metrics[0]["actor/loss"] and metrics[-1]["actor/accuracy"] == 1
     assert bool((gained[0::2] > gained[1::2] + 1e-3).all())
 
 
@@ -206,8 +206,8 @@ def test_dpo_measures_the_pairs_with_a_preference_only(model_folder: Path) -> No
     for _ in range(6):
         actor.update(compared())
     none, one = ({"preferred": torch.tensor([0.0, preferred])} for preferred in (0.0, 1.0))
-    found = algorithm.metrics(actor.update(compared() | one))
-    assert found["actor/accuracy"] == 1 and found["actor/preferred_fraction"] == 0.5
+    metrics = algorithm.metrics(actor.update(compared() | one))
+    assert metrics["actor/accuracy"] == 1 and metrics["actor/preferred_fraction"] == 0.5
     ranks = [actor.update(compared() | given) for given in (none, one)]
     over_ranks = algorithm.metrics(step_metrics.over_ranks({name: [each[name] for each in ranks] for name in ranks[0]}))
     assert over_ranks["actor/accuracy"] == 1 and over_ranks["actor/preferred_fraction"] == 0.25
@@ -221,9 +221,9 @@ def test_dpo_trains_when_both_samples_of_a_pair_are_the_same(model_folder: Path)
     data = compared() | {"preferred": torch.tensor([0.0, 1.0])}
     same = torch.tensor([[0, 0], [2, 3]])
     stored = SharedRows(data["clean_latents"].flatten(0, 1), same)
-    found = make(model_folder, diffusion_loss=DPO).update(data | {"clean_latents": stored})
+    metrics = make(model_folder, diffusion_loss=DPO).update(data | {"clean_latents": stored})
     plain = data | {"clean_latents": data["clean_latents"].flatten(0, 1)[same]}
-    assert found == make(model_folder, diffusion_loss=DPO).update(plain) and found["actor/grad_norm"] > 0
+    assert metrics == make(model_folder, diffusion_loss=DPO).update(plain) and metrics["actor/grad_norm"] > 0
 
 
 @pytest.mark.parametrize(("loss", "adapters", "request_"), [(NFT, BOTH, {"step": 1}), (DPO, ("default",), {})])
@@ -239,16 +239,19 @@ def test_micro_batches_do_not_change_the_gradient(
 
 
 def test_a_loaded_checkpoint_resumes_bit_exactly_with_its_old_policy(model_folder: Path, tmp_path: Path) -> None:
-    one = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    first = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()
     for step in (1, 2):
-        one.update(data, step=step)
-    one.save(tmp_path / "state")
+        first.update(data, step=step)
+    first.save(tmp_path / "state")
     two = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     two.load(tmp_path / "state")
-    assert [two.update(data, step=3), two.update(data, step=4)] == [one.update(data, step=3), one.update(data, step=4)]
+    assert [two.update(data, step=3), two.update(data, step=4)] == [
+        first.update(data, step=3),
+        first.update(data, step=4),
+    ]
     for which in ("default", "old"):
-        assert same(dict(one.weights("lora", which)), dict(two.weights("lora", which)))  # type: ignore[arg-type]
+        assert same(dict(first.weights("lora", which)), dict(two.weights("lora", which)))  # type: ignore[arg-type]
     make(model_folder, diffusion_loss=DPO).save(tmp_path / "other")
     with pytest.raises(ValueError, match="no old policy"):
         two.load(tmp_path / "other")

@@ -63,14 +63,14 @@ def same(one: DiffusionActor, other: DiffusionActor) -> bool:
 @pytest.mark.parametrize("changes", [{}, {"prompts": 1}, {"prompts": 1, "ppo_epochs": 2}], ids=str)
 def test_recomputed_log_probs_do_not_depend_on_the_engine(model_folder: Path, changes: dict[str, int]) -> None:
     actors = [make(model_folder, **changes) for _ in range(2)]
-    found = [actor.update(batch(actor, off), **SAMPLER) for actor, off in zip(actors, (OFF, 0 * OFF), strict=True)]
+    metrics = [actor.update(batch(actor, off), **SAMPLER) for actor, off in zip(actors, (OFF, 0 * OFF), strict=True)]
     assert same(*actors)
-    assert found[0]["actor/clip_fraction_at_start"] == 0
+    assert metrics[0]["actor/clip_fraction_at_start"] == 0
     # The terms have the size 1 and cancel, so a smaller loss is rounding.
-    assert found[0]["actor/loss"] == pytest.approx(found[1]["actor/loss"], abs=1e-6)
+    assert metrics[0]["actor/loss"] == pytest.approx(metrics[1]["actor/loss"], abs=1e-6)
     rows = slice(2 if changes else ROWS)  # of the first optimizer step
-    assert found[0]["rollout_corr/kl"] == pytest.approx(-OFF[rows].mean().item(), rel=1e-3)
-    assert found[0]["rollout_corr/k3_kl"] == pytest.approx((OFF.exp() - 1 - OFF)[rows].mean().item(), rel=1e-3)
+    assert metrics[0]["rollout_corr/kl"] == pytest.approx(-OFF[rows].mean().item(), rel=1e-3)
+    assert metrics[0]["rollout_corr/k3_kl"] == pytest.approx((OFF.exp() - 1 - OFF)[rows].mean().item(), rel=1e-3)
 
 
 def test_in_bypass_mode_the_ratio_is_to_the_engine(model_folder: Path) -> None:
@@ -86,23 +86,23 @@ def test_a_rejected_sample_teaches_nothing(model_folder: Path, bypass: bool) -> 
     """Of the differences OFF only 0.9 is outside of the logarithms of 0.5 and 2."""
     rejecting, without = (make(model_folder) for _ in range(2))
     criterion = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"}
-    found = rejecting.update(batch(rejecting), **SAMPLER, bypass_mode=bypass, **criterion)
+    metrics = rejecting.update(batch(rejecting), **SAMPLER, bypass_mode=bypass, **criterion)
     others = {"advantages": ADVANTAGES * torch.tensor([1, 1, 0, 1])}
     without.update(batch(without) | others, **SAMPLER, bypass_mode=bypass)
     assert same(rejecting, without) and not same(rejecting, make(model_folder))
-    assert found["rollout_corr/rollout_rs_kept"] == 0.75
+    assert metrics["rollout_corr/rollout_rs_kept"] == 0.75
 
 
 def test_old_log_probs_of_later_optimizer_steps_are_those_before_the_update(model_folder: Path) -> None:
     """With exact log-probabilities of the engine, both modes take the same steps, and the ratio moves away from 1."""
     actors = [make(model_folder, prompts=1, ppo_epochs=2) for _ in range(2)]
-    found = [
+    metrics = [
         actor.update(batch(actor, 0 * OFF), **SAMPLER, bypass_mode=bypass)
         for actor, bypass in zip(actors, (False, True), strict=True)
     ]
     assert same(*actors)
-    assert found[0]["actor/ratio_max"] == pytest.approx(found[1]["actor/ratio_max"], rel=1e-5) and (
-        found[0]["actor/clip_fraction"] > 0
+    assert metrics[0]["actor/ratio_max"] == pytest.approx(metrics[1]["actor/ratio_max"], rel=1e-5) and (
+        metrics[0]["actor/clip_fraction"] > 0
     )
 
 
@@ -134,7 +134,7 @@ def test_only_what_is_needed_is_recomputed(
 @pytest.mark.parametrize("objective", [GRPOObjective, GuardObjective])
 def test_a_row_without_advantage_is_not_clipped(objective: Any) -> None:
     """Several ranks compute such rows, and one process does not: the share of clipped ratios is the same."""
-    made = objective(None, FlowGRPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")
+    clipped = objective(None, FlowGRPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")
     part = {
         "advantages": torch.tensor([1.0, 0.0, -1.0]),
         "all_timesteps": torch.zeros(3, 1),
@@ -142,15 +142,15 @@ def test_a_row_without_advantage_is_not_clipped(objective: Any) -> None:
     }
     far = torch.full((3,), 0.1)
     mean = torch.zeros(3, 1)
-    _, measured = made.policy_loss(part, 0, far, mean, torch.ones(3, 1))
+    _, measured = clipped.policy_loss(part, 0, far, mean, torch.ones(3, 1))
     assert measured["clip_fraction"].tolist() == [1, 0, 1]
 
 
 def test_the_kl_to_the_old_policy_of_a_row_without_advantage_does_not_count() -> None:
-    made = DPPOObjective(None, FlowDPPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")  # type: ignore[arg-type]
-    made.at_start = False
+    divergence = DPPOObjective(None, FlowDPPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")  # type: ignore[arg-type]
+    divergence.at_start = False
     part = {"advantages": torch.tensor([1.0, 0.0, -1.0]), "old_means": torch.ones(3, 1, 1)}
-    _, measured = made.policy_loss(part, 0, torch.zeros(3), torch.zeros(3, 1), torch.ones(3, 1))
+    _, measured = divergence.policy_loss(part, 0, torch.zeros(3), torch.zeros(3, 1), torch.ones(3, 1))
     assert measured["kl_to_old"].tolist() == [0.5, 0, 0.5]
 
 
@@ -170,13 +170,13 @@ def test_rows_without_gradient_are_not_recomputed(model_folder: Path) -> None:
 def test_weights_multiply_the_loss_of_their_rows(model_folder: Path, level: str, steps: int, prompts: int) -> None:
     weighted, scaled = (make(model_folder, prompts=prompts) for _ in range(2))
     weights = (steps * OFF.double()).exp().clamp(max=1.5)
-    found = weighted.update(batch(weighted), **SAMPLER, rollout_is=level, rollout_is_threshold=1.5)
+    metrics = weighted.update(batch(weighted), **SAMPLER, rollout_is=level, rollout_is_threshold=1.5)
     data = batch(scaled)
     data["advantages"] = (weights * ADVANTAGES).float()
     want = scaled.update(data, **SAMPLER)
-    assert found["rollout_corr/rollout_is_mean"] == pytest.approx(weights.mean().item(), rel=1e-4)
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(weights.mean().item(), rel=1e-4)
     assert "rollout_corr/rollout_is_mean" not in want
-    assert found["actor/grad_norm"] == pytest.approx(want["actor/grad_norm"], rel=1e-3)
+    assert metrics["actor/grad_norm"] == pytest.approx(want["actor/grad_norm"], rel=1e-3)
     assert same(weighted, scaled)
     assert weights[2] == 1.5, "one of them is truncated"
 
@@ -222,13 +222,14 @@ def test_steps_recorded_one_by_one_train_as_those_of_a_window(
 
 @pytest.mark.parametrize("request_", [{}, {"rollout_is": "sequence"}], ids=str)
 def test_a_fraction_does_not_depend_on_the_split_of_a_batch(model_folder: Path, request_: dict[str, str]) -> None:
-    whole = make(model_folder)
+    unsplit = make(model_folder)
     split = make(model_folder, ppo_micro_batch_size_per_gpu=1)
     passes: list[bool] = []
-    data = {**batch(whole), "draw_seeds": SEEDS}
+    data = {**batch(unsplit), "draw_seeds": SEEDS}
     split.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
-    found = [actor.update(data, **HALF, **request_) for actor in (whole, split)]
-    assert found[0]["actor/grad_norm"] == pytest.approx(found[1]["actor/grad_norm"], rel=1e-4) and same(whole, split)
+    metrics = [actor.update(data, **HALF, **request_) for actor in (unsplit, split)]
+    assert metrics[0]["actor/grad_norm"] == pytest.approx(metrics[1]["actor/grad_norm"], rel=1e-4)
+    assert same(unsplit, split)
     assert passes.count(True) == ROWS * STEPS // 2
     assert passes.count(False) == (ROWS * STEPS // 2 if request_ else 0)
 
@@ -281,16 +282,16 @@ def guard_loss(actor: DiffusionActor, data: dict[str, Tensor], old: list[tuple[T
 
 def test_grpo_guard_against_float64(model_folder: Path) -> None:
     """Two optimizer steps: the second one compares with the means before the first."""
-    one = make(model_folder, diffusion_loss=GUARD, optim=OPTIM)
-    data = batch(one)
-    objective = GuardObjective(one.policy, GUARD, kl_loss_coef=None, **SAMPLER)
+    actor = make(model_folder, diffusion_loss=GUARD, optim=OPTIM)
+    data = batch(actor)
+    objective = GuardObjective(actor.policy, GUARD, kl_loss_coef=None, **SAMPLER)
     with torch.no_grad():
         old = [objective.density(data, place) for place in range(STEPS)]
-    first, no_clip = guard_loss(one, data, old)
-    metrics = one.update(data, **SAMPLER)
+    first, no_clip = guard_loss(actor, data, old)
+    metrics = actor.update(data, **SAMPLER)
     assert metrics["actor/loss"] == pytest.approx(first, rel=1e-5)
     assert metrics["actor/clip_fraction_at_start"] == no_clip == 0 and metrics["actor/ratio_max"] == 1
-    second, clip = guard_loss(one, data, old)
+    second, clip = guard_loss(actor, data, old)
     both = make(model_folder, diffusion_loss=GUARD, ppo_epochs=2, optim=OPTIM).update(data, **SAMPLER)
     assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-5) and second != pytest.approx(first)
     assert 2 * both["actor/clip_fraction"] == clip > 0
@@ -329,13 +330,13 @@ def test_flow_dppo_against_float64(model_folder: Path, kind: str, threshold: flo
     """Two optimizer steps: the second one compares with the means before the first."""
     loss = FlowDPPOLossConfig(kl_mask_threshold=threshold, adv_clip_max=0.6)
     sampler = {**SAMPLER, "sde_type": kind}
-    one = make(model_folder, diffusion_loss=loss, optim=OPTIM)
-    data = batch(one)
-    objective = DPPOObjective(one.policy, loss, kl_loss_coef=None, **sampler)
+    actor = make(model_folder, diffusion_loss=loss, optim=OPTIM)
+    data = batch(actor)
+    objective = DPPOObjective(actor.policy, loss, kl_loss_coef=None, **sampler)
     with torch.no_grad():
         old = [objective.density(data, place) for place in range(STEPS)]
     first, *nothing = dppo_loss(objective, data, old)
-    metrics = one.update(data, **sampler)
+    metrics = actor.update(data, **sampler)
     assert metrics["actor/loss"] == pytest.approx(first, rel=1e-5)
     assert nothing == [0, 0, 0] and metrics["actor/clip_fraction_at_start"] == metrics["actor/kl_to_old_max"] == 0
     second, excluded, mean, largest = dppo_loss(objective, data, old)
@@ -368,7 +369,7 @@ LEVELS = torch.tensor([0.95, 0.75, 0.5, 0.25])
 def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
     """Trajectories of the actor's own policy, and the mean of the first channel of their last latents, [B]."""
     generator = torch.Generator().manual_seed(seed)
-    made = {
+    requests = {
         "prompt_embeds": torch.zeros(rows, 8, 64),
         "pooled_prompt_embeds": torch.zeros(rows, 64),
         "all_sigmas": LEVELS.repeat(rows, 1),
@@ -380,13 +381,13 @@ def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tens
     for level, lower in pairwise(LEVELS):
         x = latents[-1]
         sigma = level.repeat(rows)
-        velocity = actor.policy.velocity(made, x, sigma * 1000, 1.0)
-        levels = {"sigma": sigma, "sigma_next": lower.repeat(rows), "sigma_max": made["sigma_max"].flatten()}
+        velocity = actor.policy.velocity(requests, x, sigma * 1000, 1.0)
+        levels = {"sigma": sigma, "sigma_next": lower.repeat(rows), "sigma_max": requests["sigma_max"].flatten()}
         mean, std = sde.moments("sde", x, velocity, noise_level=0.7, **levels)
         latents.append(mean + std * torch.randn(x.shape, generator=generator))
         densities.append(sde.log_prob("sde", latents[-1], mean, std))
-    made |= {"all_latents": torch.stack(latents, 1), "rollout_log_probs": torch.stack(densities, 1)}
-    return made, latents[-1][:, 0].mean((1, 2))
+    requests |= {"all_latents": torch.stack(latents, 1), "rollout_log_probs": torch.stack(densities, 1)}
+    return requests, latents[-1][:, 0].mean((1, 2))
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -46,8 +46,8 @@ class ReferenceLoss(reference_loss.DiffusionLossFn):
 
     def __call__(self, *, config: Any, model_output: Any, data: Any) -> Any:
         difference = model_output["log_probs"] - data["old_log_probs"]
-        found = {"ratio_mean": difference.exp().mean(), "distance_max": difference.abs().max()}
-        return reference_loss.DiffusionLossResult((-data["advantages"] * difference.exp()).mean(), found)
+        metrics = {"ratio_mean": difference.exp().mean(), "distance_max": difference.abs().max()}
+        return reference_loss.DiffusionLossResult((-data["advantages"] * difference.exp()).mean(), metrics)
 
 
 def likelihood(log_ratio: Tensor, advantages: Tensor, settings: Any) -> Tensor:
@@ -215,8 +215,8 @@ def policies(actor: DiffusionActor, case: Case) -> dict[str, Tensor]:
 def updated(actor: DiffusionActor, case: Case, batch: dict[str, Tensor], first: int = 1) -> dict[str, Any]:
     """Metrics of some updates, and the weights before and after them."""
     before = policies(actor, case)
-    found = [actor.update(batch, **request_of(case, step)) for step in range(first, first + UPDATES)]
-    return {"metrics": found, "before": before, "after": policies(actor, case)}
+    metrics = [actor.update(batch, **request_of(case, step)) for step in range(first, first + UPDATES)]
+    return {"metrics": metrics, "before": before, "after": policies(actor, case)}
 
 
 def share_of(batch: dict[str, Tensor], case: Case, ranks: int, rank: int) -> dict[str, Tensor]:
@@ -304,9 +304,9 @@ def check_metrics(case: Case, one: list[dict[str, float]], ranks: list[list[dict
     algorithm = training_algorithm(case.loss_mode)
     for step, alone in enumerate(one):
         assert [rank[step].keys() for rank in ranks] == [alone.keys()] * len(ranks)
-        found = step_metrics.over_ranks({name: [rank[step][name] for rank in ranks] for name in alone})
+        metrics = step_metrics.over_ranks({name: [rank[step][name] for rank in ranks] for name in alone})
         wanted = algorithm.metrics(step_metrics.over_ranks({name: [value] for name, value in alone.items()}))
-        assert algorithm.metrics(found) == {
+        assert algorithm.metrics(metrics) == {
             name: pytest.approx(value, rel=5e-3, abs=ROUNDING.get(name, 1e-7), nan_ok=True)
             for name, value in wanted.items()
         }, step
