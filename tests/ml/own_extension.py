@@ -28,8 +28,8 @@ class MyAlgorithm(FlowGRPO):
     settings = ScaledLossConfig
 
     def training_batch(self, samples: Any, loss: Any, config: Any, seed: int) -> Any:
-        made = super().training_batch(samples, loss, config, seed)
-        return {**made, "advantages": loss.scale * made["advantages"]}
+        batch = super().training_batch(samples, loss, config, seed)
+        return {**batch, "advantages": loss.scale * batch["advantages"]}
 
 
 @register_loss("my_loss")

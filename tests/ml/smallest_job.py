@@ -9,6 +9,10 @@ import pytest
 from verl_omni.trainer.settings import configuration
 
 REQUIRED = ("data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1")
+FLOAT32 = (
+    "actor_rollout_ref.rollout.dtype=float32",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
+)
 
 
 def load(*overrides: str) -> Any:

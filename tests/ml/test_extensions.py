@@ -148,8 +148,8 @@ def test_a_model_family_is_found_by_its_architecture() -> None:
 
 def test_workers_import_the_module_before_they_look_a_name_up() -> None:
     assert "my_extension" not in sys.modules
-    found = DiffusionModelConfig(path=str(MODEL), external_lib="my_extension", algorithm="my_algorithm")
-    assert found.algorithm == "my_algorithm"
+    config = DiffusionModelConfig(path=str(MODEL), external_lib="my_extension", algorithm="my_algorithm")
+    assert config.algorithm == "my_algorithm"
 
 
 def test_reward_workers_import_the_module() -> None:

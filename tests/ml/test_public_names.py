@@ -198,8 +198,8 @@ def test_a_name_that_does_not_exist_here_says_what_to_use(module: str, name: str
     _, advice = (MODULES | ABSENT_NAMES)[module]
     with pytest.raises(ImportError) as caught:
         exec(f"from {module} import {name}", {})
-    said = str(caught.value)
-    assert "of the reference" in said and name in said and said.endswith(f"does not exist here: {advice}")
+    message = str(caught.value)
+    assert "of the reference" in message and name in message and message.endswith(f"does not exist here: {advice}")
     used = re.findall(r"verl_omni(?:\.\w+)+", advice)
     for each in used:
         pkgutil.resolve_name(each)
@@ -247,8 +247,8 @@ def test_the_documented_fields_of_a_sample() -> None:
     from verl_omni.agent_loop import DiffusionAgentLoopOutput
     from verl_omni.workers.rollout.replica import DiffusionOutput
 
-    made = DiffusionAgentLoopOutput(prompt_ids=[1], response_diffusion_output=None, metrics={"num_preempted": 2})
-    assert (made.response_logprobs, made.reward_score, made.num_turns, made.extra_fields) == (None, None, 0, {})
-    assert (made.metrics.num_preempted, made.metrics.generate_sequences) == (2, 0.0)
+    output = DiffusionAgentLoopOutput(prompt_ids=[1], response_diffusion_output=None, metrics={"num_preempted": 2})
+    assert (output.response_logprobs, output.reward_score, output.num_turns, output.extra_fields) == (None, None, 0, {})
+    assert (output.metrics.num_preempted, output.metrics.generate_sequences) == (2, 0.0)
     engine = DiffusionOutput(diffusion_output=None)
     assert (engine.log_probs, engine.stop_reason, engine.num_preempted, engine.extra_fields) == (None, None, None, {})

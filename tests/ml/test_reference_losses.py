@@ -113,12 +113,12 @@ def test_a_clipped_loss_in_their_form_is_flow_grpos(module: Any, by_row: bool) -
 
 
 def test_its_metrics_are_reported() -> None:
-    made = objective("their_loss")
-    loss, _, measured = gradient(made, part())
-    made.at_start = False
-    found = made.summarize(measured, 6)
-    assert found["actor/ratio_mean"] == pytest.approx(torch.linspace(-0.3, 0.3, 6).exp().mean().item(), abs=1e-5)
-    assert found["actor/loss_of_TheirLoss"] == pytest.approx(loss.item())
+    update = objective("their_loss")
+    loss, _, measured = gradient(update, part())
+    update.at_start = False
+    metrics = update.summarize(measured, 6)
+    assert metrics["actor/ratio_mean"] == pytest.approx(torch.linspace(-0.3, 0.3, 6).exp().mean().item(), abs=1e-5)
+    assert metrics["actor/loss_of_TheirLoss"] == pytest.approx(loss.item())
 
 
 @pytest.mark.parametrize("loss", ["their_loss", "their_function"])
@@ -129,11 +129,11 @@ def test_rows_with_advantage_zero_are_given_to_it(loss: str) -> None:
 
 
 def test_a_mean_is_refused_where_rows_have_weights(module: Any) -> None:
-    made = objective("their_loss", rollout_is="token")
+    update = objective("their_loss", rollout_is="token")
     with pytest.raises(ValueError, match=r"TheirLoss returned the mean of its rows, and .*return the loss of each row"):
-        gradient(made, part())
+        gradient(update, part())
     module.TheirLoss.by_row = True
-    gradient(made, part())
+    gradient(update, part())
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ class Plain(DiffusionLossFn):
 
 
 def test_what_cannot_work_is_refused_when_it_is_registered() -> None:
-    said = r"required_model_output_keys: this trainer does not have prev_sample_mean, only log_probs"
-    with pytest.raises(ValueError, match=said):
+    problem = r"required_model_output_keys: this trainer does not have prev_sample_mean, only log_probs"
+    with pytest.raises(ValueError, match=problem):
         register_diffusion_loss("reads_means")(ReadsMeans)
     with pytest.raises(TypeError, match=r"takes a subclass of DiffusionLossFn, .*verl_omni.extensions.register_loss"):
         register_diffusion_loss("function")(lambda **given: None)  # type: ignore[arg-type]

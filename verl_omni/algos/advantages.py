@@ -32,9 +32,9 @@ def group_advantages(
     centred = torch.zeros_like(rewards)
     spread = torch.ones_like(rewards)
     for rows in filter(None, members):
-        own = rewards[rows]
-        centred[rows] = own - own.mean()
-        spread[rows] = own.std() if len(own) > 1 else 1.0
+        group_rewards = rewards[rows]
+        centred[rows] = group_rewards - group_rewards.mean()
+        spread[rows] = group_rewards.std() if len(group_rewards) > 1 else 1.0
     if not normalize:
         return centred.float()
     return (centred / (batch_divisor(rewards) if global_std else spread + EPSILON)).float()

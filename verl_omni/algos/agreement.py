@@ -130,25 +130,25 @@ def check_velocities(
     """
     if size_tolerance is None:
         size_tolerance = SIZE_SHARE * tolerance
-    found = {
+    metrics = {
         "rollout_corr/velocity_rel_diff": difference.mean().item(),
         "rollout_corr/max_velocity_rel_diff": difference.max().item(),
         "rollout_corr/velocity_size_diff": sizes.mean().item(),
     }
-    if not found["rollout_corr/velocity_rel_diff"] <= tolerance:
+    if not metrics["rollout_corr/velocity_rel_diff"] <= tolerance:
         raise VelocityMismatch(
-            f"velocities of engine and trainer differ by {found['rollout_corr/velocity_rel_diff']:.3g} of their size "
+            f"velocities of engine and trainer differ by {metrics['rollout_corr/velocity_rel_diff']:.3g} of their size "
             f"on average, more than {tolerance:g} (trainer.max_velocity_difference): do both use the same weights, "
             "guidance, timesteps, prompt embeddings and dtype?"
         )
-    size = found["rollout_corr/velocity_size_diff"]
+    size = metrics["rollout_corr/velocity_size_diff"]
     if not abs(size) <= size_tolerance:
         raise VelocityMismatch(
             f"velocities of the trainer are {abs(size):.3g} {'larger' if size > 0 else 'smaller'} than those of the "
             f"engine on average, more than {size_tolerance:g} ({SIZE_SHARE:g} of trainer.max_velocity_difference, if "
             "that is given); rounding does not do that: do both use the same weights and guidance?"
         )
-    return found
+    return metrics
 
 
 def check_log_probs(difference: Tensor, tolerance: float) -> dict[str, float]:
@@ -160,7 +160,7 @@ def check_log_probs(difference: Tensor, tolerance: float) -> dict[str, float]:
         LogProbMismatch: the mean absolute difference exceeds `tolerance` or is NaN.
     """
     ratio = difference.exp()
-    found = {
+    metrics = {
         "rollout_corr/mean_abs_diff": difference.abs().mean().item(),
         "rollout_corr/max_abs_diff": difference.abs().max().item(),
         "rollout_corr/ratio_mean": ratio.mean().item(),
@@ -168,9 +168,9 @@ def check_log_probs(difference: Tensor, tolerance: float) -> dict[str, float]:
         "rollout_corr/kl": -difference.mean().item(),
         "rollout_corr/k3_kl": (ratio - 1 - difference).mean().item(),
     }
-    if not found["rollout_corr/mean_abs_diff"] <= tolerance:
+    if not metrics["rollout_corr/mean_abs_diff"] <= tolerance:
         raise LogProbMismatch(
-            f"log-probabilities of engine and trainer differ by {found['rollout_corr/mean_abs_diff']:.3g} on average, "
-            f"more than trainer.max_log_prob_difference={tolerance:g}: do both use the same weights and settings?"
+            f"log-probabilities of engine and trainer differ by {metrics['rollout_corr/mean_abs_diff']:.3g} on average,"
+            f" more than trainer.max_log_prob_difference={tolerance:g}: do both use the same weights and settings?"
         )
-    return found
+    return metrics

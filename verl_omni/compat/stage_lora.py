@@ -20,10 +20,10 @@ def apply(engine_args: dict[str, Any]) -> None:
     require("vllm-omni", TESTED, "stage_lora")
     from vllm_omni.engine import stage_init_utils, stage_runtime
 
-    given = {name: engine_args.pop(name) for name in ARGUMENTS if name in engine_args}
+    lora_arguments = {name: engine_args.pop(name) for name in ARGUMENTS if name in engine_args}
     build = stage_init_utils.build_engine_args_dict_from_omni_stage_config
 
     def build_with_lora(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {**build(*args, **kwargs), **given}
+        return {**build(*args, **kwargs), **lora_arguments}
 
     stage_runtime.build_engine_args_dict_from_omni_stage_config = build_with_lora

@@ -15,6 +15,6 @@ def require(distribution: str, tested: frozenset[str], patch: str) -> None:
     Raises:
         PatchOutdated: the installed version is not in `tested`.
     """
-    found = version(distribution)
-    if found not in tested:
-        raise PatchOutdated(f"{patch}: tested on {distribution} {sorted(tested)}, found {found}: review the patch")
+    installed = version(distribution)
+    if installed not in tested:
+        raise PatchOutdated(f"{patch}: tested on {distribution} {sorted(tested)}, found {installed}: review the patch")

@@ -37,8 +37,8 @@ VISION_IDS = ("vision_start_token_id", "vision_end_token_id", "image_token_id", 
 
 def clip_tokenizer(words: Sequence[str], length: int) -> CLIPTokenizer:
     """A byte-pair tokenizer with one token per word."""
-    made = Tokenizer(models.BPE(unk_token=END, end_of_word_suffix="</w>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(models.BPE(unk_token=END, end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     # Without these special tokens, the trainer numbers final letters in the order of a hash table, which is not
     # deterministic.
     endings = sorted({f"{word[-1]}</w>" for word in words})
@@ -49,9 +49,9 @@ def clip_tokenizer(words: Sequence[str], length: int) -> CLIPTokenizer:
         special_tokens=[START, END, *endings],
         show_progress=False,
     )
-    made.train_from_iterator(words, trainer)
+    tokenizer.train_from_iterator(words, trainer)
     with tempfile.TemporaryDirectory() as folder:
-        made.model.save(folder)
+        tokenizer.model.save(folder)
         return CLIPTokenizer(
             vocab=str(Path(folder) / "vocab.json"), merges=str(Path(folder) / "merges.txt"), model_max_length=length
         )
@@ -82,15 +82,15 @@ def clip_encoder(tokenizer: Any, width: int, length: int, seed: int) -> CLIPText
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = CLIPTextModelWithProjection(config)
-    for name, parameter in made.named_parameters():
+        encoder = CLIPTextModelWithProjection(config)
+    for name, parameter in encoder.named_parameters():
         if "token_embedding" in name:
             parameter.normal_(0, 1, generator=generator)
         elif "position_embedding" in name:
             parameter.normal_(0, 0.7, generator=generator)
         elif parameter.ndim == 2:
             parameter.normal_(0, width**-0.5, generator=generator)
-    return made.eval()
+    return encoder.eval()
 
 
 def t5_encoder(tokenizer: Any, width: int, seed: int) -> T5EncoderModel:
@@ -119,9 +119,9 @@ def _t5(config_class: Any, model_class: Any, tokenizer: Any, width: int, seed: i
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = model_class(config)
-    made.shared.weight.normal_(0, 1, generator=torch.Generator().manual_seed(seed + 1))
-    return made.eval()
+        encoder = model_class(config)
+    encoder.shared.weight.normal_(0, 1, generator=torch.Generator().manual_seed(seed + 1))
+    return encoder.eval()
 
 
 def qwen_tokenizer(words: Sequence[str], special: Sequence[str] = ()) -> Qwen2Tokenizer:
@@ -130,8 +130,8 @@ def qwen_tokenizer(words: Sequence[str], special: Sequence[str] = ()) -> Qwen2To
     Args:
         special: special tokens in addition to the chat-turn tokens.
     """
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=2000,
         min_frequency=1,
@@ -139,8 +139,8 @@ def qwen_tokenizer(words: Sequence[str], special: Sequence[str] = ()) -> Qwen2To
         special_tokens=[QWEN_END, *QWEN_TURNS, *special],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    made.train_from_iterator([" ".join(words), *words], trainer)
-    learned = json.loads(made.to_str())["model"]
+    tokenizer.train_from_iterator([" ".join(words), *words], trainer)
+    learned = json.loads(tokenizer.to_str())["model"]
     return Qwen2Tokenizer(
         vocab=learned["vocab"],
         merges=[tuple(pair) for pair in learned["merges"]],
@@ -190,7 +190,7 @@ def qwen_encoder(tokenizer: Any, width: int, seed: int) -> Qwen2_5_VLForConditio
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = Qwen2_5_VLForConditionalGeneration(config)
+        encoder = Qwen2_5_VLForConditionalGeneration(config)
     with torch.no_grad():
-        made.get_input_embeddings().weight.normal_(0, 1, generator=torch.Generator().manual_seed(seed + 1))
-    return made.eval()
+        encoder.get_input_embeddings().weight.normal_(0, 1, generator=torch.Generator().manual_seed(seed + 1))
+    return encoder.eval()

@@ -90,16 +90,16 @@ def decode_token_ids(prompt: Any, tokenizer: Any) -> Any:
     """
     if isinstance(prompt, str) or prompt.get("prompt"):
         return prompt
-    made = dict(prompt)
+    decoded = dict(prompt)
     for ids, text, given in (
         ("prompt_token_ids", "prompt", "prompt_text"),
         ("negative_prompt_ids", "negative_prompt", "negative_prompt_text"),
     ):
         if prompt.get(given) is not None:
-            made[text] = prompt[given]
+            decoded[text] = prompt[given]
         elif prompt.get(ids) is not None:
-            made[text] = tokenizer.decode(list(prompt[ids]), skip_special_tokens=True)
-    return made
+            decoded[text] = tokenizer.decode(list(prompt[ids]), skip_special_tokens=True)
+    return decoded
 
 
 def step_noise_seed(extra: Mapping[str, Any], generator: torch.Generator) -> int:

@@ -33,8 +33,8 @@ PromptCheck = Callable[[Sequence[int], str], str | None]
 
 def _folders() -> dict[str, FamilyDescription]:
     """The descriptions of this package's families, by the names of their folders."""
-    found = (module.name for module in pkgutil.iter_modules(pipelines.__path__) if module.ispkg)
-    return {name: importlib.import_module(f"{pipelines.__name__}.{name}").FAMILY for name in found}
+    names = (module.name for module in pkgutil.iter_modules(pipelines.__path__) if module.ispkg)
+    return {name: importlib.import_module(f"{pipelines.__name__}.{name}").FAMILY for name in names}
 
 
 FOLDERS = _folders()
@@ -48,8 +48,8 @@ _MISSING = re.compile(r"(?:.*/)?(?P<family>BAGEL|LTX|MiniMax-H3)[^/]*", re.IGNOR
 
 def missing_family(path: str) -> str | None:
     """The reference's family that a model's path or id names, if there is no such family here."""
-    found = _MISSING.fullmatch(path)
-    return found["family"] if found else None
+    match = _MISSING.fullmatch(path)
+    return match["family"] if match else None
 
 
 class TrainingAdapter(Protocol):
@@ -222,5 +222,5 @@ def training_adapter(architecture: str | None) -> TrainingAdapter:
     Raises:
         ValueError: no family has this architecture.
     """
-    found = load(family(architecture).training)
-    return cast(TrainingAdapter, found() if isinstance(found, type) else found)
+    adapter = load(family(architecture).training)
+    return cast(TrainingAdapter, adapter() if isinstance(adapter, type) else adapter)

@@ -65,8 +65,8 @@ def noise_levels(config: dict[str, Any], steps: int, shift: float | None = None)
     import diffusers  # here: the trainer checks a configuration before it imports more than torch
 
     name = config["_class_name"]
-    own = {} if shift is None else {SHIFT[name]: shift}
-    scheduler = getattr(diffusers, name).from_config(config, **own)
+    shift_argument = {} if shift is None else {SHIFT[name]: shift}
+    scheduler = getattr(diffusers, name).from_config(config, **shift_argument)
     scheduler.set_timesteps(steps)
     return scheduler.timesteps.to(torch.float32), scheduler.sigmas.to(torch.float32)
 

@@ -122,29 +122,32 @@ def attach(output: Any, media: str, fields: RequestedFields, record: RecordedSam
         output: the engine's `DiffusionOutput`; left unchanged if no field is requested.
         media: `image` or `video`.
     """
-    found: dict[str, Tensor] = {}
+    recorded: dict[str, Tensor] = {}
     if fields.steps and record.trajectory is not None:
         output.trajectory_latents = record.trajectory.latents[None].cpu()
         output.trajectory_timesteps = record.trajectory.timesteps[None].cpu()
         output.trajectory_log_probs = record.trajectory.log_probs[None].cpu()
-        found = {
+        recorded = {
             "all_sigmas": record.trajectory.sigmas[None].cpu(),
             "sigma_max": _kept(record.schedule[None, 1:2].float()),  # see `algos.sde.moments`
             "velocity_projections": record.trajectory.projections[None].cpu(),
         }
     if fields.clean_latents:
-        found |= {"clean_latents": _kept(record.final), "sampler_levels": _kept(record.schedule[None, :-1].float())}
+        recorded |= {"clean_latents": _kept(record.final), "sampler_levels": _kept(record.schedule[None, :-1].float())}
     # The trainer needs the conditions only together with recorded steps or final latents, and trains without guidance
     # on final latents.
     embeddings = {
         name: _kept(value)
         for name, value in record.conditions.items()
-        if found and (fields.steps or not name.startswith(NEGATIVE))
+        if recorded and (fields.steps or not name.startswith(NEGATIVE))
     }
     if fields.version and record.version is not None:
-        found["weights_version"] = torch.tensor([record.version])
-    if found:
-        output.output = {"payload": {media: output.output}, "metadata": {"rl": found, "prompt_embeddings": embeddings}}
+        recorded["weights_version"] = torch.tensor([record.version])
+    if recorded:
+        output.output = {
+            "payload": {media: output.output},
+            "metadata": {"rl": recorded, "prompt_embeddings": embeddings},
+        }
 
 
 def version_of(pipeline: Any) -> int | None:

@@ -81,8 +81,8 @@ def rating(answer: JudgeAnswer, highest: float | None = None) -> float | None:
     # If an answer is cut at max_tokens, its last number may lack digits.
     text = re.sub(r"\S+\Z", "", answer.text) if answer.is_cut else answer.text
     alone = _ALONE.fullmatch(text)
-    found = [alone, *_RATING.finditer(text)] if alone else list(_RATING.finditer(text))
-    if not found or (last := found[-1]) is None:
+    matches = [alone, *_RATING.finditer(text)] if alone else list(_RATING.finditer(text))
+    if not matches or (last := matches[-1]) is None:
         return None
     number, scale, *others = last.groups()
     if number is None:

@@ -158,8 +158,8 @@ def connect(
     """
     if base_url is None and reward_router_address:
         base_url = f"http://{reward_router_address}/v1"
-    given = {"base_url": base_url, "model": model or model_name, "api_key_env": api_key_env}
-    if problems := connection_problems(given, environment):
+    settings = {"base_url": base_url, "model": model or model_name, "api_key_env": api_key_env}
+    if problems := connection_problems(settings, environment):
         raise ValueError("; ".join(problems))
     key = environment[api_key_env] if api_key_env else None
     return Judge(str(base_url), str(model or model_name), key, timeout, attempts, max_tokens)
@@ -167,17 +167,17 @@ def connect(
 
 def connection_problems(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> list[str]:
     """Messages about missing settings of a judge."""
-    found = []
+    problems = []
     url = given.get("base_url")
     if not url:
-        found.append(
+        problems.append(
             "base_url: must be given: the URL of an OpenAI-compatible server, up to and with /v1; or let the run serve "
             "the judge, with reward.reward_model.enable=true"
         )
     elif not str(url).startswith(("http://", "https://")):
-        found.append(f"base_url: {url} must start with http:// or https://")
+        problems.append(f"base_url: {url} must start with http:// or https://")
     if not given.get("model"):
-        found.append("model: must be given: the name that the judge's server serves the model under")
+        problems.append("model: must be given: the name that the judge's server serves the model under")
     if (variable := given.get("api_key_env")) and not environment.get(str(variable)):
-        found.append(f"api_key_env: the environment variable {variable} is not set")
-    return found
+        problems.append(f"api_key_env: the environment variable {variable} is not set")
+    return problems

@@ -139,9 +139,9 @@ class JudgeRouter:
                 async with self._session.request(
                     request.method, f"http://{replica}{request.rel_url}", data=body, headers=headers
                 ) as answer:
-                    found = await answer.read()
+                    content = await answer.read()
                     answered = True
-                    return web.Response(body=found, status=answer.status, headers=without_connection(answer.headers))
+                    return web.Response(body=content, status=answer.status, headers=without_connection(answer.headers))
             except (TimeoutError, ClientConnectorError) as error:
                 await self.remove(replica, f"{type(error).__name__}: {error}")
             except (ClientConnectionError, ClientPayloadError) as error:

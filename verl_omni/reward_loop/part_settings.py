@@ -50,8 +50,8 @@ class ScorerPool:
 
 def pool_of(given: Mapping[str, Any]) -> ScorerPool | None:
     """The pool of a part with valid settings; None if the common reward workers run its scorer."""
-    own = given.get("pool")
-    return None if own is None else ScorerPool(**own)
+    pool = given.get("pool")
+    return None if pool is None else ScorerPool(**pool)
 
 
 def pools_of(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, ScorerPool]:

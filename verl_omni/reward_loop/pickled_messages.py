@@ -86,8 +86,8 @@ class _PlainValues(pickle._Unpickler):
         return np.frombuffer(content, kind.dtype, count=1)[0]
 
     def _frombuffer(self, content: bytes, kind: _Type, shape: Any, order: Any, axes: Any = None) -> np.ndarray:
-        made = np.frombuffer(content, kind.dtype)
-        return made.reshape(shape, order=order) if axes is None else made.reshape(shape).transpose(axes)
+        array = np.frombuffer(content, kind.dtype)
+        return array.reshape(shape, order=order) if axes is None else array.reshape(shape).transpose(axes)
 
     def _bytes(self, text: str, encoding: str) -> bytes:
         """Bytes of the protocols before 3."""
@@ -125,8 +125,8 @@ def scores(answer: Any, count: int) -> list[float]:
     Raises:
         ValueError: there are not `count` of them, or one is no number, or too large for a float.
     """
-    found = answer.get("scores") if isinstance(answer, dict) else None
-    values = found.tolist() if isinstance(found, np.ndarray) else found
+    listed = answer.get("scores") if isinstance(answer, dict) else None
+    values = listed.tolist() if isinstance(listed, np.ndarray) else listed
     if not isinstance(values, (list, tuple)) or len(values) != count:
         raise ValueError(f"the answer has no {count} 'scores': {_show(answer)}")
     numbers = [
@@ -155,11 +155,11 @@ def error_in(body: bytes) -> str | None:
 
 def _show(value: Any) -> str:
     """The beginning of a value's text. One list may be in an answer many times, so its whole text may have no end."""
-    made = Repr()
-    made.maxlevel = 3
-    made.maxstring = _SHOWN
-    made.maxother = _SHOWN
-    return made.repr(value)[:_SHOWN]
+    shortener = Repr()
+    shortener.maxlevel = 3
+    shortener.maxstring = _SHOWN
+    shortener.maxother = _SHOWN
+    return shortener.repr(value)[:_SHOWN]
 
 
 def _jpeg(image: Tensor) -> bytes:

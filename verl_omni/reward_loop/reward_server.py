@@ -114,11 +114,11 @@ def score_fields(url: str, answer: Any) -> dict[str, float] | None:
     """
     if isinstance(answer, dict) and answer.get("score", math.nan) is None:
         return None
-    found = {name: _number(value) for name, value in answer.items()} if isinstance(answer, dict) else {}
-    if (score := found.get("score")) is None:
+    numbers = {name: _number(value) for name, value in answer.items()} if isinstance(answer, dict) else {}
+    if (score := numbers.get("score")) is None:
         raise RewardServerError(f"{url}: the response has no number 'score': {str(answer)[:200]}")
     _finite(url, score)
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _finite(url: str, score: float) -> float:

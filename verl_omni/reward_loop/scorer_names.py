@@ -17,8 +17,8 @@ def scorer_name(reward: Any, data_source: str) -> str:
         reward: the section of the settings.
     """
     name = str(reward.get("scorer") or data_source)
-    own = OmegaConf.select(reward, "scorer_kwargs.function") if name == "python" else None
-    return str(own or name)
+    function = OmegaConf.select(reward, "scorer_kwargs.function") if name == "python" else None
+    return str(function or name)
 
 
 def custom_name(reward: Any, function: Callable[..., Any]) -> str:

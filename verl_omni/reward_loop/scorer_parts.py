@@ -69,13 +69,13 @@ def load_scorer(key: str, settings: Mapping[str, Any], device: str | None = None
         function = load_extern_object(module_path=package_of(path, name), object_name=name)
     else:
         function = get_scorer(settings.get("name") or key)
-    given = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
+    scorer_settings = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
     if device is not None and "device" in signature_of(function).settings:
-        given["device"] = device
-    check_settings(function, given, f"reward.reward_functions.{key}")
+        scorer_settings["device"] = device
+    check_settings(function, scorer_settings, f"reward.reward_functions.{key}")
     if not path and (settings.get("name") or key) == "python":
-        function, given = resolve("python", given)
-    return LoadedScorer(function, given)
+        function, scorer_settings = resolve("python", scorer_settings)
+    return LoadedScorer(function, scorer_settings)
 
 
 def resolve(name: str, settings: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:

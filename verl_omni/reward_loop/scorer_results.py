@@ -113,8 +113,8 @@ def part_result(answer: Any) -> dict[str, Any]:
     Raises:
         ValueError: as of `parse_score`.
     """
-    made = parse_score(answer)
-    return made if isinstance(answer, Mapping) else {**made, "reward_extra_info": {}}
+    result = parse_score(answer)
+    return result if isinstance(answer, Mapping) else {**result, "reward_extra_info": {}}
 
 
 def _score(value: Any) -> float:

@@ -259,10 +259,10 @@ def may_define(text: str, name: str) -> bool:
 def _signature(
     has_default: Mapping[str, bool], *, open_ended: bool, positional: Sequence[str], generates: bool
 ) -> Signature:
-    own = {name: default for name, default in has_default.items() if name not in FILLED_IN}
+    settings = {name: default for name, default in has_default.items() if name not in FILLED_IN}
     return Signature(
-        frozenset(own),
-        frozenset(name for name, default in own.items() if not default),
+        frozenset(settings),
+        frozenset(name for name, default in settings.items() if not default),
         open_ended,
         group_wise=GROUPS in has_default,
         of_lists=PLURAL["solution_image"] in has_default,

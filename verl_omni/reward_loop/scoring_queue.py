@@ -156,7 +156,7 @@ class ScoringQueue:
         began = loop.time()
         slow = loop.call_later(WAITING_SECONDS, self._widen)
         try:
-            found = await self._within_deadline(call if self._is_async else asyncio.shield(call))
+            values = await self._within_deadline(call if self._is_async else asyncio.shield(call))
         except Exception as error:  # noqa: BLE001 - the caller of each sample gets it
             if len(chosen) > 1 and not isinstance(error, OF_NO_SAMPLE):
                 self._alone.extend(chosen)
@@ -165,7 +165,7 @@ class ScoringQueue:
                 if not result.done():
                     result.set_exception(error)
         else:
-            for result, value in zip(results, found, strict=True):
+            for result, value in zip(results, values, strict=True):
                 if not result.done():
                     result.set_result(value)
         finally:
@@ -211,13 +211,13 @@ class ScoringQueue:
         if self._group_wise:
             columns[GROUPS] = [sample[GROUPS] for sample in samples]
         others = {name: value for name, value in samples[0].items() if name not in (*PLURAL, GROUPS)}
-        found = await self._invoke({**columns, **others})
-        if isinstance(found, (np.ndarray, Tensor)):
-            found = found.tolist()
-        if not isinstance(found, Sequence) or len(found) != len(samples):
-            number = len(found) if isinstance(found, Sequence) else type(found).__name__
+        results = await self._invoke({**columns, **others})
+        if isinstance(results, (np.ndarray, Tensor)):
+            results = results.tolist()
+        if not isinstance(results, Sequence) or len(results) != len(samples):
+            number = len(results) if isinstance(results, Sequence) else type(results).__name__
             raise WrongCount(f"the scorer must return a list of {len(samples)} results, one a sample, not {number}")
-        return found
+        return results
 
     async def _invoke(self, arguments: Mapping[str, Any]) -> Any:
         bound = partial(self._scorer, **taken_by(self._scorer, arguments), **self._settings)

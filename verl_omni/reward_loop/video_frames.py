@@ -28,5 +28,5 @@ def mean_over_frames(samples: Sequence[Tensor], prompts: Sequence[str], score: S
     images = [image for each in frames for image in each]
     texts = [prompt for prompt, each in zip(prompts, frames, strict=True) for _ in each]
     parts = [slice(start, start + AT_ONCE) for start in range(0, len(images), AT_ONCE)]
-    found = torch.cat([score(images[part], texts[part]) for part in parts])
-    return [float(each.mean()) for each in found.split([len(each) for each in frames])]
+    frame_scores = torch.cat([score(images[part], texts[part]) for part in parts])
+    return [float(each.mean()) for each in frame_scores.split([len(each) for each in frames])]

@@ -47,11 +47,13 @@ class Layout:
         Args:
             value: as in YAML: lists and mappings are Python's.
         """
-        own = name.removeprefix(_ENGINE)
-        if own != name and own in engine_settings.SETTINGS and value is not None:
-            return _wrong_engine_value(own, value)
+        engine_name = name.removeprefix(_ENGINE)
+        if engine_name != name and engine_name in engine_settings.SETTINGS and value is not None:
+            return _wrong_engine_value(engine_name, value)
         kind = self.kinds.get(name)
-        if kind is None or fits(kind, value) or (value in (None, "", []) and self._may_be_empty(kind, name, value)):
+        if kind is None or fits(kind, value):
+            return None
+        if may_be_null(name) and (value is None or (kind is Kind.PATHS and value in ("", []))):
             return None
         advice = f"{kind.value}, such as {SETTINGS[name].advice}" if kind is Kind.PAIR else kind.value
         return refused_type(value, advice)
@@ -59,9 +61,6 @@ class Layout:
     def wrong_value(self, name: str, value: Any) -> str | None:
         """What is wrong with the type or range of a value; None: nothing."""
         return self.wrong_group(name, value) or self.wrong_type(name, value) or out_of_range(name, value)
-
-    def _may_be_empty(self, kind: Kind, name: str, value: Any) -> bool:
-        return may_be_null(name) and (value is None or kind is Kind.PATHS)
 
 
 @cache

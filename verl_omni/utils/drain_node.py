@@ -68,8 +68,8 @@ def main() -> int:
     import ray
 
     head = ray._raylet.GcsClient(address=os.environ["RAY_ADDRESS"])
-    own = [node for node, host in alive(head).items() if host == socket.gethostname()]
-    return 0 if own and drain(head, own[0], seconds) else 1
+    node_ids = [node for node, host in alive(head).items() if host == socket.gethostname()]
+    return 0 if node_ids and drain(head, node_ids[0], seconds) else 1
 
 
 if __name__ == "__main__":

@@ -133,27 +133,27 @@ def _describe(error: BaseException, endpoint: str) -> Answer:
     status = response.status_code
     if response.request.method == "PUT":  # upload of a part of a file to the hub's storage, whose URLs expire
         return Answer(f"HTTP {status} ({_brief(error)})")
-    said = response.headers.get("x-error-message") or _said(error, response)
+    message = response.headers.get("x-error-message") or _said(error, response)
     reason = REFUSALS.get(status)
-    text = f"HTTP {status}" + (f", {reason}" if reason else "") + (f" ({said})" if said else "")
+    text = f"HTTP {status}" + (f", {reason}" if reason else "") + (f" ({message})" if message else "")
     return Answer(text, refused=400 <= status < 500 and status not in TRANSIENT)
 
 
 def _said(error: BaseException, response: Any) -> str:
     """What the hub answered; without JSON, what huggingface_hub says about it."""
     try:
-        found = response.json()["error"]
+        message = response.json()["error"]
     except (ValueError, KeyError, TypeError, RuntimeError):  # RuntimeError: the answer was not read
         return _brief(error)
-    return " ".join(str(found).split())
+    return " ".join(str(message).split())
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An error and its causes."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__
 
 
 def _brief(error: BaseException) -> str:
@@ -168,8 +168,8 @@ def _end_with_input() -> None:
 def main() -> int:
     """Read a request, and answer it; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal: the trainer decides when to stop
-    given = json.loads(sys.stdin.readline())
-    request = Request(**{**given, "files": tuple(Upload(**each) for each in given["files"])})
+    document = json.loads(sys.stdin.readline())
+    request = Request(**{**document, "files": tuple(Upload(**each) for each in document["files"])})
     threading.Thread(target=_end_with_input, daemon=True).start()
     sys.stdout.write(json.dumps(asdict(commit(request))))
     return 0

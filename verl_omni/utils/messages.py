@@ -24,8 +24,8 @@ def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
     A system message instructs the text encoder, through a chat template; it does not describe the image.
     """
-    own = [message for message in messages if message.get("role") == "user"]
-    return " ".join(_text_of(message["content"]) for message in own or messages)
+    of_user = [message for message in messages if message.get("role") == "user"]
+    return " ".join(_text_of(message["content"]) for message in of_user or messages)
 
 
 def _text_of(content: str | Sequence[Mapping[str, Any]]) -> str:

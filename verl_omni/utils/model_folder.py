@@ -65,8 +65,8 @@ def boundary_ratio(folder: Path) -> float | None:
 
 def processor_config(folder: Path) -> dict[str, Any] | None:
     """Configuration of a model's processor of images; None: it has none."""
-    found = [path for name in PROCESSOR_CONFIGS if (path := folder / "processor" / name).is_file()]
-    if not found:
+    configs = [path for name in PROCESSOR_CONFIGS if (path := folder / "processor" / name).is_file()]
+    if not configs:
         return None
-    read: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))
+    read: dict[str, Any] = json.loads(configs[0].read_text(encoding="utf-8"))
     return read

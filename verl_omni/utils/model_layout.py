@@ -86,7 +86,7 @@ def plain_folder(folder: Path, cache: Path | None = None) -> Path:
         for path in sorted(folder.iterdir())
         if _HAS_WEIGHTS.fullmatch(path.name) and path.is_dir()
         for weights in [_choose(path)]
-        if weights is not None and (weights.variant is not None or _has_variants(path))
+        if weights is not None and (weights.variant is not None or len(_variants(path)) > 1)
     }
     if not chosen:
         return folder
@@ -189,10 +189,6 @@ def _choose(path: Path) -> Weights | None:
     if None in variants or len(variants) == 1:
         return variants.get(None) or next(iter(variants.values()))
     return None
-
-
-def _has_variants(path: Path) -> bool:
-    return len(_variants(path)) > 1
 
 
 def pointer_problem(file: Path) -> str | None:

@@ -50,8 +50,8 @@ class Store:
 
     def progress(self) -> Progress | None:
         """The progress of the run; None before it has begun."""
-        found = self._head.internal_kv_get(PROGRESS, namespace=NAMESPACE, timeout=STORE_SECONDS)
-        return None if found is None else msgspec.json.decode(found, type=Progress)
+        stored = self._head.internal_kv_get(PROGRESS, namespace=NAMESPACE, timeout=STORE_SECONDS)
+        return None if stored is None else msgspec.json.decode(stored, type=Progress)
 
     def request(self) -> None:
         """Request a checkpoint."""
@@ -102,10 +102,10 @@ def head_address() -> str:
 
 def _with_port(address: str) -> str:
     """Ray listens for both versions of IP, so an IPv4 address is given as an IPv6 one."""
-    found = ipaddress.ip_address(address)
-    if isinstance(found, ipaddress.IPv4Address):
-        return f"{found}:{GCS_PORT}"
-    return f"{found.ipv4_mapped}:{GCS_PORT}" if found.ipv4_mapped else f"[{found}]:{GCS_PORT}"
+    parsed = ipaddress.ip_address(address)
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return f"{parsed}:{GCS_PORT}"
+    return f"{parsed.ipv4_mapped}:{GCS_PORT}" if parsed.ipv4_mapped else f"[{parsed}]:{GCS_PORT}"
 
 
 def main() -> int:

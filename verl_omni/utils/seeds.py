@@ -38,7 +38,10 @@ def sample_seeds(base: int, row: int, samples_per_prompt: int, *, same_noise: bo
     seeds the noise of the steps and differs by row. `seed` equals no row's `sde_noise_seed`: a generator restarted at
     the seed of the initial noise would add that noise once more.
     """
-    own = row_seed(base, row)
+    seed = row_seed(base, row)
     if not same_noise:
-        return {"seed": own}
-    return {"seed": row_seed(hashed_seed("initial noise", base), row - row % samples_per_prompt), "sde_noise_seed": own}
+        return {"seed": seed}
+    return {
+        "seed": row_seed(hashed_seed("initial noise", base), row - row % samples_per_prompt),
+        "sde_noise_seed": seed,
+    }

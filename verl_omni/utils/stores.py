@@ -134,10 +134,10 @@ class Store:
             info = self._files.get_file_info(self._root)
             if info.type == fs.FileType.File:
                 return [Listed("", info.size, info.mtime_ns)]
-            found = self._files.get_file_info(fs.FileSelector(self._root, recursive=True))
+            infos = self._files.get_file_info(fs.FileSelector(self._root, recursive=True))
         except OSError as error:
             raise StoreError(f"{self.url} could not be read: {_brief(error)}") from error
-        files = sorted((each for each in found if each.type == fs.FileType.File), key=lambda each: str(each.path))
+        files = sorted((each for each in infos if each.type == fs.FileType.File), key=lambda each: str(each.path))
         return [Listed(self._name(each.path), each.size, each.mtime_ns) for each in files]
 
     def _name(self, path: str) -> str:
@@ -190,27 +190,27 @@ def is_current(path: Path, listed: Listed) -> bool:
     """
     if not path.is_file():
         return False
-    found = path.stat()
-    return found.st_size == listed.size and found.st_mtime_ns // SECOND_NS >= (listed.changed_ns or 0) // SECOND_NS
+    status = path.stat()
+    return status.st_size == listed.size and status.st_mtime_ns // SECOND_NS >= (listed.changed_ns or 0) // SECOND_NS
 
 
 def _s3(access: Access) -> Any:
     from pyarrow import fs
 
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if access.endpoint:
         parts = urlsplit(access.endpoint)
-        given = {"scheme": parts.scheme, "endpoint_override": f"{parts.netloc}{parts.path}".rstrip("/")}
+        options = {"scheme": parts.scheme, "endpoint_override": f"{parts.netloc}{parts.path}".rstrip("/")}
     if access.region:
-        given["region"] = access.region
+        options["region"] = access.region
     elif access.endpoint:
-        given["region"] = "us-east-1"  # S3-compatible servers rarely have regions
+        options["region"] = "us-east-1"  # S3-compatible servers rarely have regions
     return fs.S3FileSystem(
         connect_timeout=CONNECT_SECONDS,
         request_timeout=REQUEST_SECONDS,
         check_directory_existence_before_creation=True,
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=REQUESTS),
-        **given,
+        **options,
     )
 
 
@@ -226,13 +226,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--endpoint")
     parser.add_argument("--region")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        count = download(given.url, given.folder, Access(given.endpoint, given.region))
+        count = download(options.url, options.folder, Access(options.endpoint, options.region))
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{given.url}: {count} files in {given.folder}")
+    print(f"{options.url}: {count} files in {options.folder}")
     return 0
 
 

@@ -289,8 +289,8 @@ def device_digest(flat: Tensor) -> int:
     Args:
         flat: uint8 [n], aligned to 8 bytes. Integer addition makes the result independent of the order of summation.
     """
-    whole = flat.numel() // WORD * WORD
-    parts = [flat[:whole].view(torch.int64), flat[whole:].to(torch.int64)]
+    whole_words = flat.numel() // WORD * WORD
+    parts = [flat[:whole_words].view(torch.int64), flat[whole_words:].to(torch.int64)]
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     position = 0
     for part in parts:

@@ -98,10 +98,10 @@ class FullUpdate:
             raise IncompleteUpdate(f"{sent} arrived twice")
         check_finite(sent, tensor)
         self._seen.add(name)
-        own = self._known[name]
-        if (dtype := self._dtypes.get(own, tensor.dtype)) != tensor.dtype:
+        parameter = self._known[name]
+        if (dtype := self._dtypes.get(parameter, tensor.dtype)) != tensor.dtype:
             self.casts[f"{dtype_name(tensor.dtype)} to {dtype_name(dtype)}"] += 1
-        return name, add_lora_wrapper(name) if own != strip_lora_wrapper(own) else name, tensor
+        return name, add_lora_wrapper(name) if parameter != strip_lora_wrapper(parameter) else name, tensor
 
     def _register(self, component: str) -> None:
         module = getattr(self._pipeline, component, None)

@@ -20,12 +20,12 @@ REWARDS = st.lists(st.floats(-5, 5), min_size=2, max_size=6)
 def test_advantages_against_float64(groups: list[list[float]], global_std: bool) -> None:
     flat = [reward for group in groups for reward in group]
     names = [f"g{index}" for index, group in enumerate(groups) for _ in group]
-    found = advantages.group_advantages(torch.tensor(flat), names, global_std=global_std)
+    computed = advantages.group_advantages(torch.tensor(flat), names, global_std=global_std)
     want = []
     for group in groups:
         spread = statistics.stdev(flat if global_std else group)
         want += [(reward - statistics.fmean(group)) / (spread + 1e-4) for reward in group]
-    assert found.tolist() == pytest.approx(want, rel=2e-3, abs=2e-3)
+    assert computed.tolist() == pytest.approx(want, rel=2e-3, abs=2e-3)
 
 
 @given(st.lists(st.lists(st.tuples(*[st.floats(-5, 5)] * 3), min_size=2, max_size=5), min_size=1, max_size=3))
@@ -34,7 +34,7 @@ def test_a_normalized_sum_against_float64(groups: list[list[tuple[float, float, 
     weights = [2.0, 0.5, -1.0]
     flat = [scores for group in groups for scores in group]
     names = [f"g{index}" for index, group in enumerate(groups) for _ in group]
-    found = advantages.normalized_sum(torch.tensor(flat, dtype=torch.float64), weights, names)
+    computed = advantages.normalized_sum(torch.tensor(flat, dtype=torch.float64), weights, names)
     want = []
     for group in groups:
         columns = list(zip(*group, strict=True))
@@ -45,7 +45,7 @@ def test_a_normalized_sum_against_float64(groups: list[list[tuple[float, float, 
             )
             for scores in group
         ]
-    assert found.dtype == torch.float32 and found.tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
+    assert computed.dtype == torch.float32 and computed.tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
 
 
 UNSCORED = st.lists(st.lists(st.none() | st.floats(-30, -20), min_size=1, max_size=6), min_size=1, max_size=4)
@@ -59,37 +59,37 @@ def test_samples_without_a_reward_have_advantage_0_and_change_no_other(
     flat = [math.nan if reward is None else reward for group in groups for reward in group]
     names = [f"g{index}" for index, group in enumerate(groups) for _ in group]
     kind = {"global_std": global_std, "normalize": normalize}
-    found = advantages.group_advantages(torch.tensor(flat), names, **kind).tolist()
+    result = advantages.group_advantages(torch.tensor(flat), names, **kind).tolist()
     kept = [row for row, reward in enumerate(flat) if not math.isnan(reward)]
     alone = advantages.group_advantages(torch.tensor([flat[row] for row in kept]), [names[row] for row in kept], **kind)
-    assert [found[row] for row in kept] == alone.tolist()
-    assert [value for row, value in enumerate(found) if row not in kept] == [0.0] * (len(flat) - len(kept))
+    assert [result[row] for row in kept] == alone.tolist()
+    assert [value for row, value in enumerate(result) if row not in kept] == [0.0] * (len(flat) - len(kept))
 
 
 def test_a_sample_without_one_score_takes_no_part_in_a_normalized_sum() -> None:
     scores = torch.tensor([[1.0, 10.0], [math.nan, 900.0], [3.0, 40.0], [2.0, 10.0]])
-    found = advantages.normalized_sum(scores, [1.0, 2.0], ["a"] * 4)
+    computed = advantages.normalized_sum(scores, [1.0, 2.0], ["a"] * 4)
     alone = advantages.normalized_sum(scores[[0, 2, 3]], [1.0, 2.0], ["a"] * 3)
-    assert found[[0, 2, 3]].tolist() == alone.tolist() and found.isnan().tolist() == [False, True, False, False]
+    assert computed[[0, 2, 3]].tolist() == alone.tolist() and computed.isnan().tolist() == [False, True, False, False]
 
 
 def test_in_a_normalized_sum_the_range_of_a_scorer_does_not_matter() -> None:
     """Advantages of a sum follow the scorer with the larger range; normalized, the weights alone decide."""
     scores = torch.tensor([[0.0, 300.0], [1.0, 200.0], [0.0, 100.0], [1.0, 0.0]])
     groups = ["a"] * 4
-    found = [advantages.normalized_sum(scores * torch.tensor([1.0, size]), [3.0, 1.0], groups) for size in (1.0, 1e-2)]
-    assert found[0].tolist() == pytest.approx(found[1].tolist(), rel=1e-2)
-    assert found[0][1] > found[0][0] and scores.sum(1)[1] < scores.sum(1)[0]
+    sums = [advantages.normalized_sum(scores * torch.tensor([1.0, size]), [3.0, 1.0], groups) for size in (1.0, 1e-2)]
+    assert sums[0].tolist() == pytest.approx(sums[1].tolist(), rel=1e-2)
+    assert sums[0][1] > sums[0][0] and scores.sum(1)[1] < scores.sum(1)[0]
     constant = torch.cat([scores, torch.full((4, 1), 7.0)], 1)
-    torch.testing.assert_close(advantages.normalized_sum(constant, [3.0, 1.0, 9.0], groups), found[0])
+    torch.testing.assert_close(advantages.normalized_sum(constant, [3.0, 1.0, 9.0], groups), sums[0])
     with pytest.raises(ValueError, match="infinite"):
         advantages.normalized_sum(torch.full((2, 1), math.inf), [1.0], ["a", "a"])
 
 
 def test_equal_rewards_have_no_advantage() -> None:
-    found = advantages.group_advantages(torch.full((3,), 3.488598273467498), ["a"] * 3, global_std=False)
-    assert found.dtype == torch.float32
-    assert found.abs().max() < 1e-9
+    computed = advantages.group_advantages(torch.full((3,), 3.488598273467498), ["a"] * 3, global_std=False)
+    assert computed.dtype == torch.float32
+    assert computed.abs().max() < 1e-9
 
 
 def test_a_single_sample_has_no_advantage() -> None:
@@ -99,8 +99,8 @@ def test_a_single_sample_has_no_advantage() -> None:
 
 def test_of_two_samples_of_one_prompt_the_better_one_has_the_advantage() -> None:
     for global_std in (True, False):
-        found = advantages.group_advantages(torch.tensor([0.0, 4.0]), ["a", "a"], global_std=global_std)
-        assert found.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-4)
+        computed = advantages.group_advantages(torch.tensor([0.0, 4.0]), ["a", "a"], global_std=global_std)
+        assert computed.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-4)
 
 
 def test_the_deviation_is_that_of_the_batch_unless_that_of_the_group_is_asked_for() -> None:
@@ -132,11 +132,11 @@ def test_a_clipped_ratio_that_overflows_has_a_finite_loss_and_gradient(advantage
 @given(st.floats(-0.5, 0.5), st.floats(-8, 8), st.floats(1e-4, 0.3))
 @settings(max_examples=80, deadline=None)
 def test_clipped_loss_against_float64(difference: float, advantage: float, clip: float) -> None:
-    found = grpo.clipped(torch.tensor([difference]), torch.tensor([advantage]), clip_ratio=clip, adv_clip_max=5.0)
+    loss = grpo.clipped(torch.tensor([difference]), torch.tensor([advantage]), clip_ratio=clip, adv_clip_max=5.0)
     bounded = min(max(advantage, -5.0), 5.0)
     ratio = math.exp(difference)
     want = max(-bounded * ratio, -bounded * min(max(ratio, 1 - clip), 1 + clip))
-    assert found.item() == pytest.approx(want, rel=1e-4, abs=1e-5)
+    assert loss.item() == pytest.approx(want, rel=1e-4, abs=1e-5)
 
 
 def test_clipping_stops_the_gradient() -> None:
@@ -156,9 +156,9 @@ def test_a_normalized_ratio_is_linear_in_the_noise(std: float, seed: int) -> Non
     normals = (torch.distributions.Normal(center, std) for center in (mean, old))
     new_density, old_density = (normal.log_prob(x).flatten(1).mean(1) for normal in normals)
     scale = torch.full((3, 1, 1, 1), std)
-    found = grpo.normalized_log_ratio((new_density - old_density).float(), mean.float(), old.float(), scale)
+    ratio = grpo.normalized_log_ratio((new_density - old_density).float(), mean.float(), old.float(), scale)
     want = (0.1 * change * noise).flatten(1).mean(1)
-    assert found.tolist() == pytest.approx(want.tolist(), rel=1e-3, abs=1e-5)
+    assert ratio.tolist() == pytest.approx(want.tolist(), rel=1e-3, abs=1e-5)
 
 
 @given(st.floats(-0.5, 0.5), st.floats(-8, 8, width=32), st.floats(0, 1e-4), st.floats(0, 1e-4))
@@ -206,17 +206,17 @@ def test_a_random_window_lies_in_its_bounds(steps: int, seed: int, data: st.Data
     high = data.draw(st.integers(low + 1, steps))
     size = data.draw(st.integers(1, high - low))
     common = {"strategy": "random", "seed": seed, "global_step": 0, "iters_per_group": 1}
-    found = window.place(steps=steps, size=size, bounds=[low, high], contiguous=True, **common)  # type: ignore[arg-type]
-    assert found == tuple(range(found[0], found[0] + size)) and low <= found[0] and found[-1] < high
-    found = window.place(steps=steps, size=size, bounds=[low, high], contiguous=False, **common)  # type: ignore[arg-type]
-    assert len(set(found)) == size and sorted(found) == list(found) and low <= found[0] and found[-1] < high
+    chosen = window.place(steps=steps, size=size, bounds=[low, high], contiguous=True, **common)  # type: ignore[arg-type]
+    assert chosen == tuple(range(chosen[0], chosen[0] + size)) and low <= chosen[0] and chosen[-1] < high
+    chosen = window.place(steps=steps, size=size, bounds=[low, high], contiguous=False, **common)  # type: ignore[arg-type]
+    assert len(set(chosen)) == size and sorted(chosen) == list(chosen) and low <= chosen[0] and chosen[-1] < high
 
 
 def test_without_contiguity_every_set_of_steps_is_equally_likely() -> None:
     common = {"strategy": "random", "global_step": 0, "iters_per_group": 1, "contiguous": False}
-    found = [window.place(steps=9, size=2, bounds=[1, 5], seed=seed, **common) for seed in range(3000)]  # type: ignore[arg-type]
+    windows = [window.place(steps=9, size=2, bounds=[1, 5], seed=seed, **common) for seed in range(3000)]  # type: ignore[arg-type]
     sets = [(low, high) for low in range(1, 5) for high in range(low + 1, 5)]
-    assert [found.count(each) for each in sets] == pytest.approx([500] * 6, abs=80)
+    assert [windows.count(each) for each in sets] == pytest.approx([500] * 6, abs=80)
 
 
 def test_a_progressive_window_is_contiguous() -> None:
@@ -260,8 +260,8 @@ def test_without_a_size_the_window_has_all_steps_but_the_last() -> None:
 
 
 def test_log_prob_differences_are_measured_and_large_ones_refused() -> None:
-    found = agreement.check_log_probs(torch.tensor([0.002, -0.006]), tolerance=0.01)
-    assert found == {
+    metrics = agreement.check_log_probs(torch.tensor([0.002, -0.006]), tolerance=0.01)
+    assert metrics == {
         "rollout_corr/mean_abs_diff": pytest.approx(0.004),
         "rollout_corr/max_abs_diff": pytest.approx(0.006),
         "rollout_corr/ratio_mean": pytest.approx((math.exp(0.002) + math.exp(-0.006)) / 2),

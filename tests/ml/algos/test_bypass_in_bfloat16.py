@@ -80,8 +80,8 @@ def excluded(kind: str, seed: int, **arguments: Any) -> tuple[float, float]:
         **arguments,
     )
     terms = [objective.term(batch, place)[1] for place in range(STEPS)]
-    found = objective.summarize({name: torch.cat([term[name] for term in terms]) for name in terms[0]}, ROWS * STEPS)
-    return found["actor/excluded_at_start_positive"], found["actor/excluded_at_start_negative"]
+    metrics = objective.summarize({name: torch.cat([term[name] for term in terms]) for name in terms[0]}, ROWS * STEPS)
+    return metrics["actor/excluded_at_start_positive"], metrics["actor/excluded_at_start_negative"]
 
 
 @pytest.mark.parametrize("kind", ["sde", "dance_sde"])

@@ -50,9 +50,9 @@ def test_pairs_are_the_best_and_the_worst_of_each_group(groups: list[list[int]],
     assert len(best) == len(worst) == len(groups)
     for one, other in zip(best.tolist(), worst.tolist(), strict=True):
         assert names[one] == names[other]
-        own = [reward for reward, name in rows if name == names[one]]
-        assert rewards[one] == max(own) and rewards[other] == min(own)
-        assert (one == other) == (len(set(own)) == 1)
+        group_rewards = [reward for reward, name in rows if name == names[one]]
+        assert rewards[one] == max(group_rewards) and rewards[other] == min(group_rewards)
+        assert (one == other) == (len(set(group_rewards)) == 1)
     assert sorted(names[row] for row in best.tolist()) == sorted({*names})
 
 

@@ -40,9 +40,9 @@ def reference(v: np.ndarray, old: np.ndarray, target: np.ndarray, r: float, time
 def test_the_loss_against_float64(values: list[tuple[float, float, float]], r: float, time: float, beta: float) -> None:
     v, old, target = (np.array(column).reshape(1, 2, 2) for column in zip(*values, strict=True))
     tensors = [torch.tensor(array, dtype=torch.float32) for array in (v, old, target)]
-    found = nft.loss(*tensors, torch.tensor([r]), torch.tensor([time]), beta=beta, least=0.05)
-    assert found.shape == (1,)
-    assert found.item() == pytest.approx(reference(v, old, target, r, time, beta), rel=1e-4, abs=1e-4)
+    loss = nft.loss(*tensors, torch.tensor([r]), torch.tensor([time]), beta=beta, least=0.05)
+    assert loss.shape == (1,)
+    assert loss.item() == pytest.approx(reference(v, old, target, r, time, beta), rel=1e-4, abs=1e-4)
 
 
 def test_the_gradient_has_one_size_at_all_noise_levels_and_errors() -> None:
@@ -96,9 +96,9 @@ def test_good_samples_attract_and_bad_samples_repel_the_old_policy() -> None:
 @given(st.lists(st.floats(-20, 20), min_size=1, max_size=6), st.floats(0.5, 5))
 @settings(max_examples=40, deadline=None)
 def test_optimality_is_a_probability_monotonic_in_the_advantage(advantages: list[float], clip: float) -> None:
-    found = nft.optimality(torch.tensor(advantages), clip)
-    assert bool(((found >= 0) & (found <= 1)).all())
-    assert found.tolist() == pytest.approx([0.5 + 0.5 * min(max(a / clip, -1), 1) for a in advantages], abs=1e-5)
+    values = nft.optimality(torch.tensor(advantages), clip)
+    assert bool(((values >= 0) & (values <= 1)).all())
+    assert values.tolist() == pytest.approx([0.5 + 0.5 * min(max(a / clip, -1), 1) for a in advantages], abs=1e-5)
 
 
 def test_the_decay_of_the_old_policy_starts_at_0_and_grows_to_its_maximum() -> None:
@@ -109,7 +109,7 @@ def test_the_decay_of_the_old_policy_starts_at_0_and_grows_to_its_maximum() -> N
 def test_the_schedules_of_the_reference() -> None:
     """`return_decay` of the code of DiffusionNFT's authors, decay type 2: 75 updates without, 0.0075 each, to 0.999."""
     slow = nft.DECAY_SCHEDULES["delayed_linear_to_0_999"]
-    found = [nft.old_decay(updates, **slow) for updates in (0, 75, 76, 100, 300)]
-    assert found == pytest.approx([0, 0, 0.0075, 0.1875, 0.999])
+    decays = [nft.old_decay(updates, **slow) for updates in (0, 75, 76, 100, 300)]
+    assert decays == pytest.approx([0, 0, 0.0075, 0.1875, 0.999])
     assert nft.old_decay(500, **nft.DECAY_SCHEDULES["copy"]) == 0
     assert set(DECAY_SCHEDULES) == {None, *nft.DECAY_SCHEDULES}

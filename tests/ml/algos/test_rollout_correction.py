@@ -34,8 +34,8 @@ def test_weights_against_float64_and_verl(differences: list[list[float]], thresh
 
 def test_a_weight_beyond_the_range_of_float32_is_the_threshold_and_has_no_gradient() -> None:
     trainer = torch.tensor([[90.0, 90.0]], requires_grad=True)
-    found = rollout_correction.weights(trainer, torch.zeros(1, 2), threshold=2.0)
-    assert found.tolist() == [2.0] and not found.requires_grad
+    weights = rollout_correction.weights(trainer, torch.zeros(1, 2), threshold=2.0)
+    assert weights.tolist() == [2.0] and not weights.requires_grad
 
 
 @given(DIFFERENCES, st.sampled_from(rejection_settings.OPTIONS), st.sampled_from([0.4, 1.5, 2.0]), st.booleans())

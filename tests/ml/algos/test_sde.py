@@ -134,9 +134,9 @@ def test_a_cps_step_of_any_size_keeps_both_coefficients(s: float, s1: float, a: 
 def test_log_prob_is_the_mean_log_density(x: float, mean: float, std: float) -> None:
     want = -((x - mean) ** 2) / (2 * std * std) - math.log(std) - 0.5 * math.log(2 * math.pi)
     t = lambda value: torch.full((3, 2, 4), value)  # noqa: E731
-    found = sde.log_prob("sde", t(x), t(mean), torch.full((3, 1, 1), std))
-    assert found.shape == (3,)
-    assert torch.allclose(found, torch.full((3,), want), rtol=1e-4, atol=1e-4)
+    log_prob = sde.log_prob("sde", t(x), t(mean), torch.full((3, 1, 1), std))
+    assert log_prob.shape == (3,)
+    assert torch.allclose(log_prob, torch.full((3,), want), rtol=1e-4, atol=1e-4)
 
 
 def test_log_prob_has_the_right_gradient_sign() -> None:

@@ -20,11 +20,11 @@ def test_the_number_is_rounded_up(steps: int, hundredths: int) -> None:
 
 def test_steps_differ_and_depend_on_the_seed_of_the_row_alone() -> None:
     seeds = torch.arange(20)
-    found = grpo.choose_steps(seeds, 8, 0.5)
-    assert found.shape == (20, 4) and found.dtype == torch.int64
-    assert all(len(set(row)) == 4 and set(row) <= set(range(8)) for row in found.tolist())
-    assert torch.equal(grpo.choose_steps(seeds[7:9], 8, 0.5), found[7:9])
-    assert len({tuple(row) for row in found.tolist()}) > 10
+    steps = grpo.choose_steps(seeds, 8, 0.5)
+    assert steps.shape == (20, 4) and steps.dtype == torch.int64
+    assert all(len(set(row)) == 4 and set(row) <= set(range(8)) for row in steps.tolist())
+    assert torch.equal(grpo.choose_steps(seeds[7:9], 8, 0.5), steps[7:9])
+    assert len({tuple(row) for row in steps.tolist()}) > 10
 
 
 def test_every_step_is_chosen_equally_often() -> None:

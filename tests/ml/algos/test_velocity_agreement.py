@@ -16,8 +16,8 @@ TOLERANCE = agreement.VELOCITY_TOLERANCES[torch.float32]
 
 def velocities(*shape: int, rows: int = 4) -> Tensor:
     """Smooth over neighbours and of different size in each channel, unlike noise."""
-    made = torch.randn(rows, *shape, generator=torch.Generator().manual_seed(1)).cumsum(-1)
-    return made * torch.linspace(0.1, 3, shape[0]).view(-1, *[1] * (len(shape) - 1))
+    values = torch.randn(rows, *shape, generator=torch.Generator().manual_seed(1)).cumsum(-1)
+    return values * torch.linspace(0.1, 3, shape[0]).view(-1, *[1] * (len(shape) - 1))
 
 
 def check(trainer: Tensor, engine: Tensor) -> dict[str, float]:
@@ -33,18 +33,18 @@ def checked(trainer: Tensor, engine: Tensor, tolerance: float) -> dict[str, floa
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_projections_are_those_of_a_float64_reference(shape: tuple[int, ...]) -> None:
-    found = velocities(*shape)
-    place = range(1, found[0].numel() + 1)
-    hashes = list(place)
+    measured = velocities(*shape)
+    places = range(1, measured[0].numel() + 1)
+    hashes = list(places)
     for shift, factor in ((16, 0x7FEB352D), (15, 0x2C1B3C6D), (13, 0x297A2D39)):
         hashes = [((each ^ each >> shift) * factor) % 2**32 for each in hashes]
     signs = torch.tensor([1.0 if each >> 16 & 1 else -1.0 for each in hashes], dtype=torch.float64)
-    expected = torch.zeros(len(found), agreement.PROJECTIONS, dtype=torch.float64)
+    expected = torch.zeros(len(measured), agreement.PROJECTIONS, dtype=torch.float64)
     buckets = torch.arange(len(hashes)) % agreement.PROJECTIONS
-    expected.index_add_(1, buckets, found.flatten(1).double() * signs)
-    actual = agreement.velocity_projections(found)
+    expected.index_add_(1, buckets, measured.flatten(1).double() * signs)
+    actual = agreement.velocity_projections(measured)
     assert actual.shape == (4, 33) and actual.dtype == torch.float32
-    torch.testing.assert_close(actual[:, -1].double(), found.flatten(1).double().norm(dim=1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(actual[:, -1].double(), measured.flatten(1).double().norm(dim=1), rtol=1e-5, atol=0)
     torch.testing.assert_close(actual[:, :-1].double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
@@ -67,8 +67,8 @@ def test_the_check_fails_on_a_velocity_that_is_wrong_by_1_percent(shape: tuple[i
 
 def test_the_size_of_projections_is_that_of_the_velocity() -> None:
     """E |y|^2 = |v|^2, with a relative deviation of 1/4 for each row: 400 rows leave 1/80."""
-    found = torch.randn(400, 16, 32, 32, generator=torch.Generator().manual_seed(3))
-    ratio = agreement.velocity_projections(found)[:, :-1].pow(2).sum(1) / found.pow(2).sum((1, 2, 3))
+    velocity = torch.randn(400, 16, 32, 32, generator=torch.Generator().manual_seed(3))
+    ratio = agreement.velocity_projections(velocity)[:, :-1].pow(2).sum(1) / velocity.pow(2).sum((1, 2, 3))
     assert ratio.mean().item() == pytest.approx(1, abs=4 / 80)
     assert ratio.std().item() == pytest.approx((2 / agreement.PROJECTIONS) ** 0.5, rel=0.2)
 
@@ -83,10 +83,10 @@ def test_rounding_to_bfloat16_passes_at_its_tolerance_only() -> None:
 
 def unit(like: Tensor, seed: int) -> Tensor:
     """A random direction for each row, orthogonal to the row, with the row's size."""
-    made = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed)).flatten(1)
+    direction = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed)).flatten(1)
     rows = like.flatten(1)
-    made -= rows * ((made * rows).sum(1, keepdim=True) / rows.pow(2).sum(1, keepdim=True))
-    return (made * rows.norm(dim=1, keepdim=True) / made.norm(dim=1, keepdim=True)).view_as(like)
+    direction -= rows * ((direction * rows).sum(1, keepdim=True) / rows.pow(2).sum(1, keepdim=True))
+    return (direction * rows.norm(dim=1, keepdim=True) / direction.norm(dim=1, keepdim=True)).view_as(like)
 
 
 @pytest.mark.parametrize("rounding", [0.01, 0.024])  # measured: a small model, and one of 24 layers with guidance

@@ -61,7 +61,7 @@ class Stacks:
 
         folder: Path = self._folders.mktemp("engine")
         (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in prompts))
-        made = configuration.load(
+        config = configuration.load(
             [
                 f"data.train_files='{folder / 'prompts.jsonl'}'",
                 f"trainer.default_local_dir='{folder / 'run'}'",
@@ -70,8 +70,8 @@ class Stacks:
                 *overrides,
             ]
         )
-        self._running.append(self._ray.start(made))
-        return made, self._running[-1]
+        self._running.append(self._ray.start(config))
+        return config, self._running[-1]
 
     def stop(self) -> None:
         """End the engines of all."""

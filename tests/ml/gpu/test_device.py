@@ -57,8 +57,8 @@ def test_the_cpu_platform_is_not_used() -> None:
     assert entry.vllm_cpu_platform() is None
     assert entry.vllm_omni_cpu_platform() is None
     script = "from verl.plugin.platform import get_platform; print(get_platform().device_name)"
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
-    assert said.stdout.split()[-1] == "cuda"
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    assert completed.stdout.split()[-1] == "cuda"
 
 
 @pytest.mark.gpu

@@ -21,11 +21,11 @@ def weights(recipe: Recipe) -> dict[str, torch.Tensor]:
 
 def test_pretraining_is_deterministic_by_seed() -> None:
     recipe = Recipe(steps=3, images=200, warm_up=1)
-    one = weights(recipe)
+    first = weights(recipe)
     again = weights(recipe)
-    assert all(torch.equal(one[name], again[name]) for name in one)
-    other = weights(Recipe(steps=3, images=200, warm_up=1, seed=1))
-    assert not all(torch.equal(one[name], other[name]) for name in one)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    other_seed = weights(Recipe(steps=3, images=200, warm_up=1, seed=1))
+    assert not all(torch.equal(first[name], other_seed[name]) for name in first)
 
 
 def test_wrong_colors_change_only_the_color_words_of_captions() -> None:
@@ -44,6 +44,6 @@ def test_wrong_colors_change_only_the_color_words_of_captions() -> None:
 
 def test_wrong_captions_give_another_model() -> None:
     recipe = Recipe(steps=2, images=200, warm_up=1)
-    one = weights(recipe)
-    other = weights(Recipe(steps=2, images=200, warm_up=1, wrong_colors=0.6))
-    assert not all(torch.equal(one[name], other[name]) for name in one)
+    right = weights(recipe)
+    wrong = weights(Recipe(steps=2, images=200, warm_up=1, wrong_colors=0.6))
+    assert not all(torch.equal(right[name], wrong[name]) for name in right)

@@ -45,10 +45,10 @@ def test_an_editing_prompt_has_at_most_the_engines_text_and_its_image(architectu
 
 def test_default_guidance_is_the_engines_default() -> None:
     open_ = SimpleNamespace(guidance_scale=None, true_cfg_scale=None)
-    found = {
+    defaults = {
         family.folder: registry.training_adapter(name).guidance(open_) for name, family in registry.FAMILIES.items()
     }
-    assert found.items() >= {"qwen_image": 4.0, "qwen_image_edit": 4.0, "sd3": 1.0, "wan": 4.0}.items()
+    assert defaults.items() >= {"qwen_image": 4.0, "qwen_image_edit": 4.0, "sd3": 1.0, "wan": 4.0}.items()
 
 
 @pytest.mark.parametrize("architecture", sorted(registry.FAMILIES))
@@ -123,8 +123,8 @@ def test_latents_of_wan_have_the_factors_of_its_vae() -> None:
 @pytest.mark.parametrize(("asked", "latent"), [(1, 1), (4, 2), (5, 2), (8, 3), (9, 3), (120, 31), (121, 31)])
 def test_frames_of_wan_are_rounded_as_the_engine_does(asked: int, latent: int) -> None:
     """vllm_omni/diffusion/models/wan2_2/pipeline_wan2_2.py, `forward`: 8 frames become 9."""
-    made = asked if asked % 4 == 1 else asked // 4 * 4 + 1
-    assert (made - 1) // 4 + 1 == latent
+    expected = asked if asked % 4 == 1 else asked // 4 * 4 + 1
+    assert (expected - 1) // 4 + 1 == latent
     configs = {"transformer": {"in_channels": 16}, "vae": {}}
     pipeline = SimpleNamespace(height=704, width=1280, num_frames=asked)
     assert wan_shapes.decoder_input(configs, pipeline)[1] == latent
@@ -150,8 +150,8 @@ def test_the_qwen_image_chat_template_equals_that_of_diffusers(prompt: str) -> N
         tokenize=False,
     )
     assert made == expected
-    own = [{"role": "system", "content": "s"}, {"role": "user", "content": prompt}]
-    made = tokenizer.apply_chat_template(own, chat_template=qwen_image.CHAT_TEMPLATE, tokenize=False)
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": prompt}]
+    made = tokenizer.apply_chat_template(messages, chat_template=qwen_image.CHAT_TEMPLATE, tokenize=False)
     assert made.startswith("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n"), "a given system prompt stays"
 
 
@@ -189,8 +189,8 @@ def test_an_input_image_has_at_most_as_many_tokens_as_the_trainer_expects(name: 
 def test_an_input_image_must_have_the_aspect_ratio_of_the_sample() -> None:
     pipeline = SimpleNamespace(width=512, height=768)
     assert edit_images.problem((200, 300), pipeline) is None and edit_images.problem((1667, 2500), pipeline) is None
-    found = edit_images.problem((300, 200), pipeline)
-    assert found is not None and "300 x 200" in found and "512 x 768" in found
+    problem = edit_images.problem((300, 200), pipeline)
+    assert problem is not None and "300 x 200" in problem and "512 x 768" in problem
 
 
 @pytest.mark.parametrize("negative", [5, 2, 8])  # padded lengths of the negative prompts; those of the prompts are 5
@@ -261,7 +261,7 @@ def test_prompts_of_other_lengths_in_a_batch_change_no_velocity_of_qwen_image(ed
         mask = torch.arange(embeds.shape[1]) < torch.tensor(lengths)[:, None]
         batch |= {name: embeds * mask[..., None], f"{name}_mask": mask.long()}
     timestep = torch.full((2,), 300.0)
-    found = {
+    velocities = {
         scale: qwen_image.velocity(transformer, batch, x, timestep, scale, dtype=torch.float32) for scale in (1, 3)
     }
     for row in range(2):
@@ -275,11 +275,11 @@ def test_prompts_of_other_lengths_in_a_batch_change_no_velocity_of_qwen_image(ed
             )[0][0, :24]
             for lengths, embeds in prompts.values()
         )
-        torch.testing.assert_close(found[1][row], positive, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(velocities[1][row], positive, rtol=1e-4, atol=1e-5)
         guided = 3 * positive - 2 * negative
         guided *= positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
-        torch.testing.assert_close(found[3][row], guided, rtol=1e-4, atol=1e-5)
-    assert (found[1][0] - found[1][1]).abs().max() > 0.01
+        torch.testing.assert_close(velocities[3][row], guided, rtol=1e-4, atol=1e-5)
+    assert (velocities[1][0] - velocities[1][1]).abs().max() > 0.01
 
 
 def test_samples_of_a_distilled_flux2_klein_are_trained_without_guidance() -> None:
@@ -306,26 +306,26 @@ def params(seed: int, **extra: Any) -> SimpleNamespace:
 
 def test_a_recorded_row_has_its_steps_and_unpadded_conditions() -> None:
     recorded = params(1, noise_level=0.7, logprobs=True, sde_type="sde")
-    made = trajectory_recorder.TrajectoryRecorder(
+    recorder = trajectory_recorder.TrajectoryRecorder(
         [params(0), recorded], torch.device("cpu"), steps=9, dtype=torch.bfloat16
     )
     sigmas = torch.tensor([0.9, 0.6, 0.3, 0.0])
     embeds = [torch.ones(2, 4, dtype=torch.bfloat16), torch.full((3, 4), 2.0, dtype=torch.bfloat16)]
     conditions = {"prompt_embeds": embeds, "mask": torch.ones(2, 3, dtype=torch.int64), "negative": None}
-    final = made.denoise(lambda x, t: x * 0, torch.zeros(2, 5, 8), sigmas[:-1] * 1000, sigmas, conditions)
+    final = recorder.denoise(lambda x, t: x * 0, torch.zeros(2, 5, 8), sigmas[:-1] * 1000, sigmas, conditions)
     assert final.shape == (2, 5, 8) and not final[0].any() and final[1].any(), "only the second row is noisy"
     outputs = [SimpleNamespace(output="plain"), SimpleNamespace(output="noisy")]
-    made.attach(outputs, "video")
+    recorder.attach(outputs, "video")
     assert outputs[0].output == "plain"
     assert outputs[1].trajectory_latents.shape == (1, 3, 5, 8) and outputs[1].trajectory_log_probs.shape == (1, 2)
-    found = outputs[1].output
-    assert found["payload"] == {"video": "noisy"}
-    assert set(found["metadata"]["prompt_embeddings"]) == {"prompt_embeds", "mask"}
-    kept = found["metadata"]["prompt_embeddings"]["prompt_embeds"]
+    output = outputs[1].output
+    assert output["payload"] == {"video": "noisy"}
+    assert set(output["metadata"]["prompt_embeddings"]) == {"prompt_embeds", "mask"}
+    kept = output["metadata"]["prompt_embeddings"]["prompt_embeds"]
     assert kept.shape == (1, 3, 4) and kept.dtype == torch.bfloat16 and bool((kept == 2).all())
     assert outputs[1].trajectory_latents.dtype == torch.bfloat16
-    assert found["metadata"]["prompt_embeddings"]["mask"].dtype == torch.int64
-    assert found["metadata"]["rl"]["sigma_max"].item() == pytest.approx(0.6)
+    assert output["metadata"]["prompt_embeddings"]["mask"].dtype == torch.int64
+    assert output["metadata"]["rl"]["sigma_max"].item() == pytest.approx(0.6)
 
 
 def test_post_processing_converts_pixels_and_puts_video_frames_first() -> None:
@@ -355,8 +355,8 @@ def test_token_ids_are_decoded_to_text() -> None:
     assert engine_requests.decode_token_ids(prompt, Tokenizer()) == {**prompt, "prompt": "3 4", "negative_prompt": ""}
     assert prompt == {"prompt_token_ids": [3, 4], "negative_prompt_ids": []}
     texts = {"prompt_text": "A  Cat", "negative_prompt_text": ""}
-    found = engine_requests.decode_token_ids({**prompt, **texts}, Tokenizer())
-    assert (found["prompt"], found["negative_prompt"]) == ("A  Cat", ""), "the user's text, if it was sent"
+    decoded = engine_requests.decode_token_ids({**prompt, **texts}, Tokenizer())
+    assert (decoded["prompt"], decoded["negative_prompt"]) == ("A  Cat", ""), "the user's text, if it was sent"
     for given in ("text", {"prompt": "text"}):
         assert engine_requests.decode_token_ids(given, Tokenizer()) == given
 
@@ -365,7 +365,7 @@ def test_the_tiny_qwen_tokenizer_is_deterministic() -> None:
     """Trainers of tokenizers keep hash tables, whose order differs from one to the next."""
     from verl_omni.models import text, tiny_parts
 
-    made = [text.qwen_tokenizer(tiny_parts.WORDS) for _ in range(4)]
-    assert all(each.get_vocab() == made[0].get_vocab() for each in made)
-    assert made[0].decode(made[0]("<|im_start|>a red circle").input_ids) == "<|im_start|>a red circle"
-    assert len(made[0]("a red circle").input_ids) == 3
+    tokenizers = [text.qwen_tokenizer(tiny_parts.WORDS) for _ in range(4)]
+    assert all(each.get_vocab() == tokenizers[0].get_vocab() for each in tokenizers)
+    assert tokenizers[0].decode(tokenizers[0]("<|im_start|>a red circle").input_ids) == "<|im_start|>a red circle"
+    assert len(tokenizers[0]("a red circle").input_ids) == 3

@@ -23,12 +23,12 @@ PICTURE = {"multi_modal_data": {"image": Image.new("RGB", (64, 64))}}
 def pre_process(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """The check of a family, and a prompt that it accepts."""
     MAKERS[request.param](tmp_path)
-    found = family(json.loads((tmp_path / "model_index.json").read_text())["_class_name"])
-    check = load(f"{found.engine_module}:{found.pre_process}")(SimpleNamespace(model=str(tmp_path)))
+    description = family(json.loads((tmp_path / "model_index.json").read_text())["_class_name"])
+    check = load(f"{description.engine_module}:{description.pre_process}")(SimpleNamespace(model=str(tmp_path)))
 
     def checked(**params: Any) -> Any:
         given = {"height": 64, "width": 64, "num_inference_steps": 4, "max_sequence_length": 16, "extra_args": {}}
-        prompt = {"prompt": "a lawn", **(PICTURE if found.images else {})}
+        prompt = {"prompt": "a lawn", **(PICTURE if description.images else {})}
         return check(SimpleNamespace(prompt=prompt, sampling_params=SimpleNamespace(**{**given, **params})))
 
     return checked

@@ -131,8 +131,8 @@ def test_damaged_files_are_replaced_with_one_warning(
     for path in files(tmp_path):
         damage(path)  # type: ignore[operator]
     with caplog.at_level(logging.WARNING):
-        found = cache.encode(["red", "six"], encoder, OPTIONS, CPU)
-    assert equal(found, written) and encoder.prompts == ["red", "six"] * 2
+        embeds = cache.encode(["red", "six"], encoder, OPTIONS, CPU)
+    assert equal(embeds, written) and encoder.prompts == ["red", "six"] * 2
     assert [path.read_bytes() for path in files(tmp_path)] == before
     (record,) = caplog.records
     assert "is encoded again, because" in record.getMessage() and str(tmp_path) in record.getMessage()

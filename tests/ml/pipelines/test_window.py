@@ -97,11 +97,11 @@ def test_samples_of_a_prompt_share_a_random_window_that_differs_between_prompts_
 
 def test_the_window_of_a_prompt_depends_on_no_split_over_workers_and_no_weight_version() -> None:
     """Batches ahead have older weights, and a resumed run has others: step and prompt place the window."""
-    whole = steps_of(params(9, rows=12, n=3, finished=9, **RANDOM))
-    assert len(set(whole)) > 1
-    assert steps_of(params(7, rows=12, n=3, finished=9, **RANDOM)) == whole
+    unsplit = steps_of(params(9, rows=12, n=3, finished=9, **RANDOM))
+    assert len(set(unsplit)) > 1
+    assert steps_of(params(7, rows=12, n=3, finished=9, **RANDOM)) == unsplit
     for rows in (range(5), range(5, 12), range(11, -1, -2)):
-        assert steps_of(params(9, rows=rows, n=3, finished=9, **RANDOM)) == [whole[row] for row in rows]
+        assert steps_of(params(9, rows=rows, n=3, finished=9, **RANDOM)) == [unsplit[row] for row in rows]
 
 
 @pytest.mark.parametrize("algo", [{"sample_strategy": "progressive", "iters_per_group": 1}, {"sde_window_seed": 4}])
@@ -114,8 +114,8 @@ def test_windows_of_a_step_are_the_same_with_batches_ahead(algo: dict[str, Any])
 def test_the_trainer_says_how_many_steps_were_finished_before() -> None:
     """Of a batch that is generated two steps ahead, with the first weights."""
     (row,) = [{"raw_prompt": [], "data_source": "d"}]
-    made = requests_to_verl(training_requests([row], n=2, step=3, version=0, seed=1))
-    assert (made.meta_info["finished_steps"], made.meta_info["global_steps"]) == (2, 0)
+    requests = requests_to_verl(training_requests([row], n=2, step=3, version=0, seed=1))
+    assert (requests.meta_info["finished_steps"], requests.meta_info["global_steps"]) == (2, 0)
 
 
 def test_without_seeds_of_a_run_a_prompt_still_has_one_window() -> None:
@@ -171,16 +171,16 @@ def test_samples_of_a_prompt_may_start_from_the_same_noise_and_differ_by_that_of
     (first, second, third, fourth), samples = zip(*(drawn_by(row) for row in rows), strict=True)
     assert torch.equal(first, second) and torch.equal(third, fourth) and not torch.equal(first, third)
     assert all(not torch.equal(samples[0], other) for other in samples[1:])
-    own = [row["seed"] for row in params(0, rows=4, n=2)]
-    assert [row["sde_noise_seed"] for row in rows] == own, "the noise of the steps is as without the setting"
-    assert not {row["seed"] for row in rows} & set(own)
+    seeds = [row["seed"] for row in params(0, rows=4, n=2)]
+    assert [row["sde_noise_seed"] for row in rows] == seeds, "the noise of the steps is as without the setting"
+    assert not {row["seed"] for row in rows} & set(seeds)
 
 
 def test_a_window_of_cps_that_holds_the_last_step_is_refused_if_log_probabilities_are_wanted() -> None:
     (row,) = params(0, sde_type="cps", noise_level=0.7, sde_window_size=1, sde_window_range=[STEPS - 1, STEPS])
     assert row["logprobs"]
-    found = sde_window({**row, "logprobs": False}, STEPS, seed=1)
-    assert found is not None and found.steps == (STEPS - 1,)
+    chosen = sde_window({**row, "logprobs": False}, STEPS, seed=1)
+    assert chosen is not None and chosen.steps == (STEPS - 1,)
     with pytest.raises(ValueError, match="must not hold the last of 6 steps"):
         sde_window(row, STEPS, seed=1)
 

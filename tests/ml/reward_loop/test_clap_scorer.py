@@ -84,9 +84,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def score(folder: Path, infos: Any = None, **options: Any) -> list[float]:
     infos = INFOS if infos is None else infos
-    given = {"model_name_or_path": str(folder), **options}
+    settings = {"model_name_or_path": str(folder), **options}
     scored: list[float] = rewards.get_scorer("clap")(
-        ["t"] * len(infos), [PICTURE] * len(infos), [""] * len(infos), infos, **given
+        ["t"] * len(infos), [PICTURE] * len(infos), [""] * len(infos), infos, **settings
     )
     return scored
 
@@ -105,9 +105,9 @@ def test_the_score_is_the_cosine_of_audio_and_prompt(folder: Path) -> None:
                 input_features=torch.tensor(mel)[None].double(), is_longer=torch.zeros(1, 1, dtype=torch.bool)
             ).pooler_output
             read = model.text_model(torch.tensor([tokenizer(prompt).input_ids])).pooler_output
-            one = model.audio_projection(heard)[0]
-            other = model.text_projection(read)[0]
-            wanted.append(float(one @ other / one.norm() / other.norm()))
+            of_audio = model.audio_projection(heard)[0]
+            of_text = model.text_projection(read)[0]
+            wanted.append(float(of_audio @ of_text / of_audio.norm() / of_text.norm()))
     assert np.std(wanted) > 0.01, "the model tells these samples apart"
     assert score(folder) == pytest.approx(wanted, rel=1e-3, abs=1e-4)
 
@@ -132,9 +132,9 @@ def test_channels_are_averaged_and_rates_are_converted(folder: Path) -> None:
 async def test_a_manager_gives_the_scorer_the_audio_of_the_sample(
     folder: Path, settings: Callable[..., DictConfig], sample: Callable[..., DataProto]
 ) -> None:
-    made = settings(scorer="clap", scorer_kwargs={"model_name_or_path": str(folder)})
-    found = await VisualRewardManager(made, None, None).run_single(sample(PICTURE, extra_info=INFOS[1]))
-    assert found["reward_score"] == pytest.approx(score(folder)[1], abs=1e-5)
+    config = settings(scorer="clap", scorer_kwargs={"model_name_or_path": str(folder)})
+    result = await VisualRewardManager(config, None, None).run_single(sample(PICTURE, extra_info=INFOS[1]))
+    assert result["reward_score"] == pytest.approx(score(folder)[1], abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,10 @@ def head(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, list[tup
 def score(name: str, folder: Path, pictures: Any = None, infos: Any = None, **options: Any) -> list[float]:
     pictures = PICTURES if pictures is None else pictures
     infos = INFOS if infos is None else infos
-    given = {"model_name_or_path": str(folder), **options}
+    settings = {"model_name_or_path": str(folder), **options}
     if name == "pickscore":
-        given.setdefault("processor_name_or_path", str(folder))
-    return rewards.get_scorer(name)(["t"] * len(infos), list(pictures), [""] * len(infos), infos, **given)
+        settings.setdefault("processor_name_or_path", str(folder))
+    return rewards.get_scorer(name)(["t"] * len(infos), list(pictures), [""] * len(infos), infos, **settings)
 
 
 def cosines(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
@@ -165,8 +165,8 @@ async def test_a_manager_scores_what_waits_in_one_call_of_one_model(
     functions = {"pickscore": pick, "clip": {"name": "clip_score", "model_name_or_path": str(folder), "weight": 2}}
     manager = MultiVisualRewardManager(settings(reward_functions=functions), None, None)
     rows = [sample(picture, extra_info=info) for picture, info in zip(PICTURES, INFOS, strict=True)]
-    found = await asyncio.gather(*[manager.run_single(row) for row in rows])
-    assert [each["reward_extra_info"]["reward/pickscore"] for each in found] == pytest.approx(
+    results = await asyncio.gather(*[manager.run_single(row) for row in rows])
+    assert [each["reward_extra_info"]["reward/pickscore"] for each in results] == pytest.approx(
         score("pickscore", folder), abs=1e-4
     )
     assert len(clip_model._LOADED) == 1
@@ -179,9 +179,9 @@ async def test_an_image_that_the_model_cannot_read_fails_no_other_of_its_call(
     kwargs = {"model_name_or_path": str(folder)}
     manager = VisualRewardManager(settings(scorer="clip_score", scorer_kwargs=kwargs), None, None)
     pictures = [*PICTURES[:3], torch.zeros(5, 8, 8, dtype=torch.uint8), PICTURES[3]]
-    found = await asyncio.gather(*[manager.run_single(sample(each, extra_info=INFOS[0])) for each in pictures])
-    assert [math.isnan(each["reward_score"]) for each in found] == [False, False, False, True, False]
-    assert "scorer clip_score failed: ValueError" in found[3][FAILURE].text
+    results = await asyncio.gather(*[manager.run_single(sample(each, extra_info=INFOS[0])) for each in pictures])
+    assert [math.isnan(each["reward_score"]) for each in results] == [False, False, False, True, False]
+    assert "scorer clip_score failed: ValueError" in results[3][FAILURE].text
 
 
 @pytest.mark.parametrize("head", KINDS[:1], indirect=True, ids="".join)
@@ -258,7 +258,7 @@ def test_what_is_missing_is_said_before_anything_starts(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     options = {name: value.replace("FOLDER", str(folder)) for name, value in given.items()}
-    found = rewards.setting_problems(name, options)
-    assert len(found) >= len(said)
-    assert bool(found) == bool(said)
-    assert all(problem.startswith(begin) for problem, begin in zip(found, said, strict=False)), found
+    problems = rewards.setting_problems(name, options)
+    assert len(problems) >= len(said)
+    assert bool(problems) == bool(said)
+    assert all(problem.startswith(begin) for problem, begin in zip(problems, said, strict=False)), problems

@@ -153,12 +153,12 @@ def image(side: int = SIDE) -> torch.Tensor:
 
 
 def score(models: Path, picture: torch.Tensor, row: dict[str, Any], **options: Any) -> dict[str, float]:
-    given = {
+    settings = {
         "model_name_or_path": str(models / "detector"),
         "color_model_name_or_path": str(models / "clip"),
         **options,
     }
-    found: dict[str, float] = rewards.get_scorer("geneval")("t", picture, "", row, **given)
+    found: dict[str, float] = rewards.get_scorer("geneval")("t", picture, "", row, **settings)
     return found
 
 
@@ -177,7 +177,7 @@ def test_known_masks_are_known_objects() -> None:
 
 def test_the_objects_are_those_of_transformers(models: Path) -> None:
     detector = ObjectDetector.load(str(models / "detector"), "cpu")
-    found = detector.detect(image(), CLASSES, 0.0)
+    objects = detector.detect(image(), CLASSES, 0.0)
     inputs = detector.image_processor(images=[image()], return_tensors="pt")
     with torch.inference_mode():
         output = detector.model(**inputs)
@@ -190,15 +190,15 @@ def test_the_objects_are_those_of_transformers(models: Path) -> None:
     assert sum(map(len, by_class.values())) >= 6
     for name in CLASSES:
         expected = sorted(by_class[name], reverse=True)
-        assert [each.confidence for each in found[name]] == pytest.approx(expected, abs=1e-5)
+        assert [each.confidence for each in objects[name]] == pytest.approx(expected, abs=1e-5)
 
 
 def test_only_certain_objects_are_found_and_names_are_those_of_geneval(models: Path) -> None:
     detector = ObjectDetector.load(str(models / "detector"), "cpu")
-    found = detector.detect(image(), ["mouse"], 0.0)["mouse"]
-    middle = found[len(found) // 2].confidence
+    boxes = detector.detect(image(), ["mouse"], 0.0)["mouse"]
+    middle = boxes[len(boxes) // 2].confidence
     fewer = detector.detect(image(), ["computer mouse"], middle)["computer mouse"]
-    assert [each.box for each in fewer] == [each.box for each in found if each.confidence > middle]
+    assert [each.box for each in fewer] == [each.box for each in boxes if each.confidence > middle]
     with pytest.raises(ValueError, match="the detector has no class 'unicorn'; it has cup, dog, mouse"):
         detector.detect(image(), ["unicorn"], 0.0)
 
@@ -210,7 +210,7 @@ def test_a_color_is_the_nearest_of_the_mean_embeddings_of_its_texts(models: Path
     picture[0] = 200
     objects = [DetectedObject((8, 4, 30, 20), 1.0, mask), DetectedObject((0, 0, SIZE, SIZE), 1.0, mask | True)]
     clip = clip_model.ClipModel.load(str(models / "clip"), str(models / "clip"), "cpu")
-    found = ObjectColors(load=lambda: clip, image=picture).of(objects, "circle")
+    colors = ObjectColors(load=lambda: clip, image=picture).of(objects, "circle")
 
     model = CLIPModel.from_pretrained(models / "clip").double().eval()
     tokenizer = CLIPTokenizer.from_pretrained(models / "clip")
@@ -236,16 +236,16 @@ def test_a_color_is_the_nearest_of_the_mean_embeddings_of_its_texts(models: Path
                 mean = torch.stack(directions).mean(0)
                 scores.append(float(eye @ (mean / mean.norm())))
             expected.append(COLOR_NAMES[int(np.argmax(scores))])
-    assert found == expected
+    assert colors == expected
 
 
 def test_the_score_is_one_if_all_conditions_hold_and_may_count_their_share(models: Path) -> None:
     detector = ObjectDetector.load(str(models / "detector"), "cpu")
-    count = {name: len(found) for name, found in detector.detect(image(), CLASSES, 0.3).items()}
+    count = {name: len(result) for name, result in detector.detect(image(), CLASSES, 0.3).items()}
     name = max(count, key=lambda each: count[each])
     row = {"include": [{"class": name, "count": max(count[name], 1)}], "exclude": [{"class": name, "count": 20}]}
-    found = score(models, image(), row)
-    assert found["correct"] == float(count[name] > 0) and found["score"] == found["correct"]
+    result = score(models, image(), row)
+    assert result["correct"] == float(count[name] > 0) and result["score"] == result["correct"]
     row["include"] = [{"class": name, "count": count[name] + 1}]
     assert score(models, image(), row) == {"score": 0, "correct": 0, "partial": 0.5}
     assert score(models, image(), row, correct_weight=0.5) == {"score": 0.25, "correct": 0, "partial": 0.5}
@@ -257,12 +257,12 @@ def test_videos_are_refused(models: Path) -> None:
 
 
 def test_what_is_missing_is_said_before_anything_starts(models: Path) -> None:
-    given = {
+    settings = {
         "model_name_or_path": str(models / "detector"),
         "color_model_name_or_path": str(models / "clip"),
     }
-    assert rewards.setting_problems("geneval", given) == []
-    missing = dict.fromkeys(given, "/no")
+    assert rewards.setting_problems("geneval", settings) == []
+    missing = dict.fromkeys(settings, "/no")
     assert rewards.setting_problems("geneval", missing) == [
         "model_name_or_path: /no/config.json does not exist; write the folder of a Mask2Former model",
         "color_model_name_or_path: /no/config.json does not exist; write the folder of a CLIP model",

@@ -40,9 +40,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def score(folder: Path, pictures: Any = None, prompts: Any = None, **options: str) -> list[float]:
     pictures = tiny.pictures() if pictures is None else pictures
     prompts = PROMPTS if prompts is None else prompts
-    given = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base"), **options}
+    settings = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base"), **options}
     infos = [{"prompt": prompt} for prompt in prompts]
-    return rewards.get_scorer("hpsv3")(["t"] * len(infos), list(pictures), [""] * len(infos), infos, **given)
+    return rewards.get_scorer("hpsv3")(["t"] * len(infos), list(pictures), [""] * len(infos), infos, **settings)
 
 
 def spoil(folder: Path, weights: dict[str, torch.Tensor]) -> None:
@@ -85,8 +85,8 @@ def test_the_weights_keep_their_dtype_and_the_head_is_in_fp32(folder: Path) -> N
 
 
 def test_a_file_of_weights_may_be_named(folder: Path) -> None:
-    found = score(folder, model_name_or_path=str(folder / "HPSv3.safetensors"))
-    assert found == pytest.approx(REFERENCE, abs=TOLERANCE)
+    scored = score(folder, model_name_or_path=str(folder / "HPSv3.safetensors"))
+    assert scored == pytest.approx(REFERENCE, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize(("height", "width", "resized"), [(512, 512, (448, 448)), (32, 32, (448, 448))])
@@ -100,8 +100,8 @@ def test_the_score_of_a_video_is_the_mean_of_its_frames(folder: Path) -> None:
     frames = [tiny.pictures()[0], 255 - tiny.pictures()[0]]
     first, second = score(folder, frames, [PROMPTS[0]] * 2)
     assert first != pytest.approx(second, abs=1e-3)
-    found = score(folder, [torch.stack(frames)], PROMPTS[:1])
-    assert found == pytest.approx([(first + second) / 2], abs=1e-5)
+    scored = score(folder, [torch.stack(frames)], PROMPTS[:1])
+    assert scored == pytest.approx([(first + second) / 2], abs=1e-5)
 
 
 def test_samples_without_a_prompt_and_narrow_images_are_refused(folder: Path) -> None:
@@ -161,20 +161,20 @@ def test_a_tokenizer_of_another_size_is_refused(folder: Path) -> None:
 
 
 def test_what_is_missing_is_said_before_anything_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base")}
-    assert rewards.setting_problems("hpsv3", given) == []
+    settings = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base")}
+    assert rewards.setting_problems("hpsv3", settings) == []
     assert rewards.setting_problems("hpsv3", {"model_name_or_path": "/no", "processor_name_or_path": "/no"}) == [
         "model_name_or_path: /no does not exist; write the folder with HPSv3.safetensors, or that file",
         "processor_name_or_path: /no/config.json does not exist; write the folder of Qwen2-VL",
     ]
-    (found,) = rewards.setting_problems("hpsv3", {**given, "device": "gpu"})
+    (found,) = rewards.setting_problems("hpsv3", {**settings, "device": "gpu"})
     assert found.startswith("device: ")
     texts = folder / "packages/hpsv3/dataset/data_collator_qwen.py"
     texts.write_text(texts.read_text().replace("INSTRUCTION", "OTHER"))
-    (found,) = rewards.setting_problems("hpsv3", given)
+    (found,) = rewards.setting_problems("hpsv3", settings)
     assert found == f"{texts} has no question with {{text_prompt}} and <|Reward|>; 1.0.0 of hpsv3 has it"
     monkeypatch.undo()
-    (found,) = rewards.setting_problems("hpsv3", given)
+    (found,) = rewards.setting_problems("hpsv3", settings)
     assert found == (
         "model_name_or_path: needs the question in the package hpsv3; install it without its requirements: "
         "pip install --no-deps hpsv3"

@@ -256,10 +256,10 @@ async def test_a_replica_that_hangs_is_asked_less_and_given_up_in_the_end(serve:
 
 
 async def test_a_scorer_gets_its_score_through_the_router(serve: Serve) -> None:
-    said = json.dumps({"choices": [{"message": {"content": "open"}}]})
-    server = serve((200, said))
+    answer = json.dumps({"choices": [{"message": {"content": "open"}}]})
+    server = serve((200, answer))
     router, address = await routed(server.address)
-    found = await rewards.get_scorer("genrm_ocr")(
+    result = await rewards.get_scorer("genrm_ocr")(
         "test",
         torch.zeros(3, 4, 4, dtype=torch.uint8),
         "OPEN",
@@ -267,5 +267,5 @@ async def test_a_scorer_gets_its_score_through_the_router(serve: Serve) -> None:
         reward_router_address=address,
         model_name="tiny-vl",
     )
-    assert found == {"score": 1.0, "exact": 1.0, "cut": 0.0} and server.received[0]["model"] == "tiny-vl"
+    assert result == {"score": 1.0, "exact": 1.0, "cut": 0.0} and server.received[0]["model"] == "tiny-vl"
     await router.stop()

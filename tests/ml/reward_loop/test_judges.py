@@ -89,18 +89,18 @@ async def test_the_judge_gets_the_image_and_the_question(serve: Serve, monkeypat
     [("OPEN", 1.0), (" o pen\n", 1.0), ("OPN", 0.75), ("0PEM", 0.5), ("", 0.0), ("closed for repairs", 0.0)],
 )
 async def test_the_text_of_the_image_is_compared(serve: Serve, answer: str, score: float) -> None:
-    found = await ask("genrm_ocr", serve(says(answer)))
-    assert found == {"score": score, "exact": float(score == 1), "cut": 0.0}
+    result = await ask("genrm_ocr", serve(says(answer)))
+    assert result == {"score": score, "exact": float(score == 1), "cut": 0.0}
 
 
 def slow_distance(left: str, right: str) -> int:
     """Levenshtein's own definition."""
     if not left or not right:
         return len(left) + len(right)
-    rest = slow_distance(left[1:], right[1:])
+    shorter = slow_distance(left[1:], right[1:])
     if left[0] == right[0]:
-        return rest
-    return 1 + min(rest, slow_distance(left[1:], right), slow_distance(left, right[1:]))
+        return shorter
+    return 1 + min(shorter, slow_distance(left[1:], right), slow_distance(left, right[1:]))
 
 
 @settings(deadline=None, max_examples=100)  # the machine may be busy
@@ -263,8 +263,8 @@ async def test_of_a_video_the_judge_gets_frames_at_the_interval(serve: Serve) ->
 
 async def test_the_text_of_a_video_is_that_of_the_frames_that_show_some(serve: Serve) -> None:
     server = serve(says("OPEN"), says(""), says("OPXX"), says(""))
-    found = await ask("genrm_ocr", server, sample=VIDEO[:4], frame_interval=1)
-    assert found == {"score": 0.75, "exact": 0.25, "cut": 0.0}
+    answer = await ask("genrm_ocr", server, sample=VIDEO[:4], frame_interval=1)
+    assert answer == {"score": 0.75, "exact": 0.25, "cut": 0.0}
     server = serve(says("nothing like it"), says(""))
     assert (await ask("genrm_ocr", server, sample=VIDEO[:2], frame_interval=1))["score"] == 0
 
@@ -288,8 +288,8 @@ async def test_verls_reward_router_is_the_judge_unless_another_is_given(
     kind = MultiVisualRewardManager if several else VisualRewardManager
     manager = kind(settings(**chosen, **reward), None, None, reward_router_address=server.address)
     rows = [sample(reward_model={"ground_truth": "open"}, extra_info={"prompt": "a sign"}) for _ in range(3)]
-    found = await asyncio.gather(*[manager.run_single(row) for row in rows])
-    assert [each["reward_score"] for each in found] == [1.0] * 3
+    results = await asyncio.gather(*[manager.run_single(row) for row in rows])
+    assert [each["reward_score"] for each in results] == [1.0] * 3
     assert server.received[0]["model"] == "router-model"
 
 
@@ -313,9 +313,9 @@ async def test_a_judge_that_is_not_named_is_asked_for() -> None:
     ],
 )
 def test_what_is_missing_is_said_before_anything_starts(options: dict[str, Any], said: list[str]) -> None:
-    found = rewards.setting_problems("unified_reward", options)
-    assert len(found) == len(said)
-    assert all(problem.startswith(begin) for problem, begin in zip(found, said, strict=True))
+    problems = rewards.setting_problems("unified_reward", options)
+    assert len(problems) == len(said)
+    assert all(problem.startswith(begin) for problem, begin in zip(problems, said, strict=True))
 
 
 @pytest.mark.parametrize("begin", [b"X-Slow: ", b"Content-Length: 9999\r\n\r\n"])
@@ -367,11 +367,11 @@ async def test_the_win_rate_is_the_share_of_a_prompts_samples_that_the_judge_fin
     groups = [group for group, own in levels.items() for _ in own]
     images = [torch.full((3, 4, 4), level, dtype=torch.uint8) for own in levels.values() for level in own]
     infos = [{"prompt": f"prompt {group}"} for group in groups]
-    found = await rewards.get_scorer("win_rate")(
+    rates = await rewards.get_scorer("win_rate")(
         groups, images, groups, infos, groups, base_url=f"http://{server.address}/v1", model="vlm"
     )
-    assert [each and each["score"] for each in found] == [1.0, 0.0, 0.5, None, None, 0.5]
-    assert [each and each["compared"] for each in found] == [1.0, 1.0, 1.0, None, None, 0.0]
+    assert [each and each["score"] for each in rates] == [1.0, 0.0, 0.5, None, None, 0.5]
+    assert [each and each["compared"] for each in rates] == [1.0, 1.0, 1.0, None, None, 0.0]
     assert len(server.received) == 4, "three pairs of a, one of b"
     questions = [body["messages"][0]["content"][2]["text"] for body in server.received]
     assert sum("Caption: prompt a\n" in question for question in questions) == 3

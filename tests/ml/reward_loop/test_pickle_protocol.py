@@ -45,8 +45,8 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 def score(server: Server, image: torch.Tensor = GRAY, **settings: Any) -> Any:
     info = {"prompt": "a prompt"}
-    given = {"url": f"http://{server.address}/", "protocol": "pickle", **settings}
-    return rewards.get_scorer("http")("d", image, "the truth", info, **given)
+    request = {"url": f"http://{server.address}/", "protocol": "pickle", **settings}
+    return rewards.get_scorer("http")("d", image, "the truth", info, **request)
 
 
 def test_a_request_is_that_of_the_references_client(serve: Callable[..., Server]) -> None:
@@ -63,8 +63,8 @@ def test_a_request_is_that_of_the_references_client(serve: Callable[..., Server]
 def test_a_batch_is_one_request(serve: Callable[..., Server]) -> None:
     server = serve((200, pickle.dumps({"scores": [0.25, 1, 3.5]})))
     lists: list[list[Any]] = [["d"] * 3, [GRAY] * 3, ["a", "b", "c"], [{"prompt": "p"}] * 3]
-    found = rewards.get_scorer("http_batch")(*lists, url=f"http://{server.address}/", protocol="pickle")
-    assert found == [{"score": 0.25}, {"score": 1.0}, {"score": 3.5}]
+    results = rewards.get_scorer("http_batch")(*lists, url=f"http://{server.address}/", protocol="pickle")
+    assert results == [{"score": 0.25}, {"score": 1.0}, {"score": 3.5}]
     sent = pickle.loads(server.received[0])
     assert sent["prompts"] == ["a", "b", "c"] and len(sent["images"]) == 3
 
@@ -184,10 +184,10 @@ def test_arrays_of_either_byte_order_and_any_layout_survive() -> None:
             np.arange(6).reshape(2, 3).T,
             np.arange(24).reshape(2, 3, 4).swapaxes(0, 1),
         ):
-            given = array.astype(kind, order="K")
+            sent = array.astype(kind, order="K")
             for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-                found = pickled_messages.decode(pickle.dumps(given, protocol))
-                assert (found == given).all() and found.dtype.kind == given.dtype.kind
+                decoded = pickled_messages.decode(pickle.dumps(sent, protocol))
+                assert (decoded == sent).all() and decoded.dtype.kind == sent.dtype.kind
 
 
 @pytest.mark.parametrize("status", [500, 200])
@@ -228,12 +228,12 @@ def test_a_video_and_an_unknown_protocol_are_refused(serve: Callable[..., Server
     with pytest.raises(ValueError, match=r"images \[3, H, W\] only, and this is a video \[2, 3, 16, 16\]"):
         score(serve(), torch.stack([GRAY, GRAY]))
     for name in ("http", "http_batch"):
-        said = rewards.setting_problems(name, {"url": "http://x", "protocol": "grpc"})
-        assert said == ["protocol: grpc is not one of json, pickle"]
+        problems = rewards.setting_problems(name, {"url": "http://x", "protocol": "grpc"})
+        assert problems == ["protocol: grpc is not one of json, pickle"]
         assert rewards.setting_problems(name, {"protocol": "pickle"}) == []
 
 
 def test_plain_values_survive() -> None:
     values = {"a": [1, 2.5, None, True, "x", b"y", (1, {2})], "n": np.arange(6, dtype="<f4").reshape(2, 3)}
-    found = pickled_messages.decode(pickle.dumps(values))
-    assert found["a"] == values["a"] and (found["n"] == values["n"]).all()
+    decoded = pickled_messages.decode(pickle.dumps(values))
+    assert decoded["a"] == values["a"] and (decoded["n"] == values["n"]).all()

@@ -113,7 +113,7 @@ async def test_the_score_and_the_fields_of_a_pool_are_those_of_the_scorer(settin
     parts = {"mine": {"name": "brightness", "weight": 3, "pool": {}}, "jpeg": {}}
     manager = MultiVisualRewardManager(settings(reward_functions=parts), None, None)
     manager._pooled["mine"] = PooledScorer([Process()], 60)
-    found = await manager.run_single(sample())
-    extra = found["reward_extra_info"]
+    result = await manager.run_single(sample())
+    extra = result["reward_extra_info"]
     assert (extra["reward/mine"], extra["reward/mine/size"]) == (0.5, 3)
-    assert found["reward_score"] == pytest.approx((3 * 0.5 + extra["reward/jpeg"]) / 4)
+    assert result["reward_score"] == pytest.approx((3 * 0.5 + extra["reward/jpeg"]) / 4)

@@ -41,9 +41,9 @@ def folder(tmp_path: Path, name: str) -> Iterator[Path]:
 def score(name: str, folder: Path, pictures: Any = None, prompts: Any = None, **options: Any) -> list[float]:
     pictures = tiny.pictures() if pictures is None else pictures
     prompts = tiny.PROMPTS if prompts is None else prompts
-    given = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base"), **options}
+    settings = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base"), **options}
     infos = [{"prompt": prompt} for prompt in prompts]
-    return rewards.get_scorer(name)(["t"] * len(infos), list(pictures), [""] * len(infos), infos, **given)
+    return rewards.get_scorer(name)(["t"] * len(infos), list(pictures), [""] * len(infos), infos, **settings)
 
 
 def spoil(folder: Path, name: str, weight: str, value: torch.Tensor | None) -> None:
@@ -75,8 +75,8 @@ def test_the_score_of_a_video_is_the_mean_of_its_frames(name: str, folder: Path)
     frames = [tiny.pictures()[0], 255 - tiny.pictures()[0]]
     first, second = score(name, folder, frames, tiny.PROMPTS[:1] * 2)
     assert abs(first - second) > 50 * TOLERANCE
-    found = score(name, folder, [torch.stack(frames)], tiny.PROMPTS[:1])
-    assert found == pytest.approx([(first + second) / 2], abs=TOLERANCE)
+    scored = score(name, folder, [torch.stack(frames)], tiny.PROMPTS[:1])
+    assert scored == pytest.approx([(first + second) / 2], abs=TOLERANCE)
 
 
 def test_a_file_of_weights_may_be_named_and_be_of_safetensors(name: str, folder: Path) -> None:
@@ -85,8 +85,8 @@ def test_a_file_of_weights_may_be_named_and_be_of_safetensors(name: str, folder:
     read = torch.load(folder / FILES[name], weights_only=True)
     (folder / FILES[name]).unlink()
     save_file(read.get("state_dict", read), folder / "weights.safetensors")
-    found = score(name, folder, model_name_or_path=str(folder / "weights.safetensors"))
-    assert found == pytest.approx(REFERENCE[name], abs=TOLERANCE)
+    scored = score(name, folder, model_name_or_path=str(folder / "weights.safetensors"))
+    assert scored == pytest.approx(REFERENCE[name], abs=TOLERANCE)
 
 
 def test_samples_without_a_prompt_are_refused(name: str, folder: Path) -> None:
@@ -116,10 +116,10 @@ def test_weights_of_another_model_are_refused(name: str, folder: Path) -> None:
 
 
 def test_what_is_missing_is_said_before_anything_starts(name: str, folder: Path) -> None:
-    given = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base")}
-    assert rewards.setting_problems(name, given) == []
+    settings = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base")}
+    assert rewards.setting_problems(name, settings) == []
     weights, processor = rewards.setting_problems(name, {"model_name_or_path": "/no", "processor_name_or_path": "/no"})
     assert weights == (f"model_name_or_path: /no does not exist; write the folder with {FILES[name]}, or that file")
     assert processor.startswith("processor_name_or_path: /no/")
-    (found,) = rewards.setting_problems(name, {**given, "device": "gpu"})
+    (found,) = rewards.setting_problems(name, {**settings, "device": "gpu"})
     assert found.startswith("device: ")

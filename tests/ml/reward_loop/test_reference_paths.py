@@ -36,8 +36,8 @@ def _new_connections() -> Iterator[None]:
 def test_jpeg_takes_an_image_alone_as_bytes_or_floats() -> None:
     wanted = rewards.get_scorer("jpeg")("d", IMAGE, None, None)
     assert jpeg(IMAGE) == jpeg(IMAGE.float() / 255) == wanted < 0
-    other = torch.zeros_like(IMAGE)
-    assert jpeg(torch.stack([IMAGE, other])) == wanted != jpeg(other)
+    black = torch.zeros_like(IMAGE)
+    assert jpeg(torch.stack([IMAGE, black])) == wanted != jpeg(black)
 
 
 def test_the_data_source_chooses_the_scorer(tmp_path: Path) -> None:
@@ -107,12 +107,12 @@ def test_a_judge_takes_the_arguments_that_verl_passes(judge: Any, said: str, wan
 
     async def scores() -> list[Any]:
         by_name = {"reward_router_address": server.address, "reward_model_tokenizer": object(), "model_name": "vlm"}
-        found = [
+        results = [
             await judge("d", IMAGE.float() / 255, "hello", None, *by_name.values()),
             await judge("d", IMAGE, "hello", {}, **by_name, max_tokens=7),
         ]
         await disconnect()
-        return found
+        return results
 
     try:
         assert asyncio.run(scores()) == [wanted, wanted]

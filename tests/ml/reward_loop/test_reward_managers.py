@@ -40,8 +40,8 @@ def user_file(tmp_path: Path) -> Callable[[str], str]:
 
 
 async def test_without_a_function_the_data_source_names_the_scorer(settings: Settings, sample: Sample) -> None:
-    found = await visual(settings()).run_single(sample())
-    assert found == {"reward_score": DARK, "reward_extra_info": {"acc": DARK}}
+    result = await visual(settings()).run_single(sample())
+    assert result == {"reward_score": DARK, "reward_extra_info": {"acc": DARK}}
 
 
 async def test_the_references_section_has_no_settings_of_scorers(settings: Settings, sample: Sample) -> None:
@@ -61,8 +61,8 @@ async def test_a_file_of_several_functions_is_run_once(
         f"def one{arguments}: return 1.0\ndef two{arguments}: return 2.0\n"
     )
     parts = {name: {"path": path, "name": name} for name in ("one", "two")}
-    found = await multi(settings(reward_functions=parts)).run_single(sample())
-    assert found["reward_score"] == 1.5 and sys.__dict__.pop("runs_of_the_test") == 1
+    result = await multi(settings(reward_functions=parts)).run_single(sample())
+    assert result["reward_score"] == 1.5 and sys.__dict__.pop("runs_of_the_test") == 1
 
 
 async def test_a_named_scorer_wins_over_the_data_source(settings: Settings, sample: Sample) -> None:
@@ -75,8 +75,8 @@ async def test_a_named_scorer_wins_over_the_data_source(settings: Settings, samp
 @pytest.mark.parametrize("wrapped", [False, True])
 async def test_verls_scorer_of_texts_is_ignored(settings: Settings, sample: Sample, wrapped: bool) -> None:
     texts = get_default_compute_score("naive")
-    given = partial(texts, sandbox_fusion_url="http://nowhere") if wrapped else texts
-    assert (await visual(settings(), given).run_single(sample()))["reward_score"] == DARK
+    scorer = partial(texts, sandbox_fusion_url="http://nowhere") if wrapped else texts
+    assert (await visual(settings(), scorer).run_single(sample()))["reward_score"] == DARK
 
 
 async def test_a_function_needs_no_other_settings(sample: Sample) -> None:
@@ -119,8 +119,8 @@ async def test_a_users_function_as_verl_loads_it(
         "    return {'score': bonus, 'router': reward_router_address, 'index': extra_info['index']}\n"
     )
     manager = with_custom_function(settings, path)
-    found = await manager.run_single(sample())
-    assert found == {"reward_score": 2.0, "reward_extra_info": {"router": "router:1", "index": 7}}
+    result = await manager.run_single(sample())
+    assert result == {"reward_score": 2.0, "reward_extra_info": {"router": "router:1", "index": 7}}
 
 
 @pytest.mark.parametrize("way", ["custom", "python", "several"])
@@ -144,10 +144,10 @@ async def test_a_users_function_may_take_lists(
     else:
         manager = multi(settings(reward_functions={"mine": named["several"]}))
     rows = [manager.run_single(sample(extra_info={"index": index}, data_source=f"{index}")) for index in range(9)]
-    found = await asyncio.gather(*rows)
-    assert [each["reward_score"] for each in found] == [2.0 * index for index in range(9)]
+    results = await asyncio.gather(*rows)
+    assert [each["reward_score"] for each in results] == [2.0 * index for index in range(9)]
     calls = "reward/mine/calls" if way == "several" else "calls"
-    assert found[-1]["reward_extra_info"][calls] == 2, "the first sample alone, then all that waited"
+    assert results[-1]["reward_extra_info"][calls] == 2, "the first sample alone, then all that waited"
 
 
 async def test_a_plain_function_does_not_block_the_loop(settings: Settings, sample: Sample) -> None:
@@ -173,12 +173,12 @@ async def test_the_data_sets_row_is_not_changed(settings: Settings, sample: Samp
         extra_info["index"] = "changed"
         return 0.0
 
-    own = {"index": 7}
-    before = copy.deepcopy(own)
-    data = sample(extra_info=own, tool_extra_fields={"seed": 3})
+    row_info = {"index": 7}
+    before = copy.deepcopy(row_info)
+    data = sample(extra_info=row_info, tool_extra_fields={"seed": 3})
     await visual(settings(custom_reward_function={"path": "mine.py", "name": "x"}), judge).run_single(data)
     assert seen == [{"index": 7, "seed": 3, "num_turns": None, "rollout_reward_scores": {}}]
-    assert own == before
+    assert row_info == before
 
 
 async def test_scorers_get_the_turns_and_the_scores_of_the_agent_loop(settings: Settings, sample: Sample) -> None:
@@ -208,8 +208,8 @@ async def test_a_wrong_dtype_is_refused(
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         await visual(settings(output_type=wanted)).run_single(sample(response))
     assert str(caught.value) == message
-    other = {"image": "latent", "latent": "image"}[wanted]
-    validating = visual(settings(output_type=other, val_pipeline={"output_type": wanted}))
+    opposite = {"image": "latent", "latent": "image"}[wanted]
+    validating = visual(settings(output_type=opposite, val_pipeline={"output_type": wanted}))
     with pytest.raises(ValueError, match=message.split(",", maxsplit=1)[0]):
         await validating.run_single(sample(response, validate=True))
     await validating.run_single(sample(response, validate=False))  # training has its own output type
@@ -244,10 +244,10 @@ async def test_two_samples_at_once_are_refused(settings: Settings, sample: Sampl
 
 
 def test_scores_become_a_column(sample: Sample) -> None:
-    made = VisualRewardManager.assemble_rm_scores(sample(), [0.5, 1.5])
-    assert made.shape == (2, 1)
-    assert made.dtype == torch.float32
-    assert made[:, 0].tolist() == [0.5, 1.5]
+    column = VisualRewardManager.assemble_rm_scores(sample(), [0.5, 1.5])
+    assert column.shape == (2, 1)
+    assert column.dtype == torch.float32
+    assert column[:, 0].tolist() == [0.5, 1.5]
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,9 @@ async def test_several_scorers_are_averaged_or_added_by_weight(
     settings: Settings, sample: Sample, chosen: dict[str, str], combined: float
 ) -> None:
     functions = {"brightness": {"weight": 3}, "greenness": {"name": "color", "color": "green"}}
-    found = await multi(settings(reward_functions=functions, **chosen)).run_single(sample())
-    assert found["reward_score"] == pytest.approx(combined)
-    assert found["reward_extra_info"] == {
+    result = await multi(settings(reward_functions=functions, **chosen)).run_single(sample())
+    assert result["reward_score"] == pytest.approx(combined)
+    assert result["reward_extra_info"] == {
         "reward/brightness": DARK,
         "reward/greenness": NOTHING,
         "reward/combined": pytest.approx(combined),
@@ -272,8 +272,8 @@ async def test_the_fields_of_a_part_carry_its_name(
 ) -> None:
     path = user_file("def f(data_source, solution_image, ground_truth, extra_info, **s):\n return {'score': 1, **s}\n")
     functions = {"mine": {"path": path, "name": "f", "depth": 4}}
-    found = await multi(settings(reward_functions=functions)).run_single(sample())
-    assert found["reward_extra_info"] == {"reward/mine": 1.0, "reward/mine/depth": 4, "reward/combined": 1.0}
+    result = await multi(settings(reward_functions=functions)).run_single(sample())
+    assert result["reward_extra_info"] == {"reward/mine": 1.0, "reward/mine/depth": 4, "reward/combined": 1.0}
 
 
 PINK = "reward 'hue' failed: ValueError: Unknown color 'pink'"
@@ -287,19 +287,19 @@ async def test_a_sample_that_a_part_fails_for_has_no_reward(
     """Neither 0, the best of a group of negative scores, nor the mean of the other parts, which is another scale."""
     functions = {"bright": {"name": "brightness"}, "hue": {"name": "color", "color": "pink", "required": required}}
     with caplog.at_level(logging.WARNING):
-        found = await multi(settings(reward_functions=functions, aggregation=aggregation)).run_single(sample())
-    assert math.isnan(found["reward_score"])
-    assert found["reward_extra_info"] == {"reward/bright": DARK}
-    assert found[FAILURE].text.startswith(PINK) and found[FAILURE].required is required
+        result = await multi(settings(reward_functions=functions, aggregation=aggregation)).run_single(sample())
+    assert math.isnan(result["reward_score"])
+    assert result["reward_extra_info"] == {"reward/bright": DARK}
+    assert result[FAILURE].text.startswith(PINK) and result[FAILURE].required is required
     assert [record.getMessage() for record in caplog.records] == ["reward 'hue' failed; a sample has no score of it"]
 
 
 async def test_a_part_without_weight_may_fail_and_is_counted(settings: Settings, sample: Sample) -> None:
     functions = {"bright": {"name": "brightness"}, "hue": {"name": "color", "color": "pink", "weight": 0}}
-    found = await multi(settings(reward_functions=functions)).run_single(sample())
-    assert found["reward_score"] == DARK
-    assert found["reward_extra_info"] == {"reward/bright": DARK, "reward/combined": DARK}
-    assert found[FAILURE].text.startswith(PINK) and found[FAILURE].required
+    result = await multi(settings(reward_functions=functions)).run_single(sample())
+    assert result["reward_score"] == DARK
+    assert result["reward_extra_info"] == {"reward/bright": DARK, "reward/combined": DARK}
+    assert result[FAILURE].text.startswith(PINK) and result[FAILURE].required
 
 
 async def test_a_part_of_evaluations_scores_only_their_samples_and_never_fails_one(
@@ -324,8 +324,8 @@ async def test_of_several_failures_the_first_required_one_counts(settings: Setti
         "first": {"name": "color", "color": "grey", "required": False},
         "hue": {"name": "color", "color": "pink"},
     }
-    found = await multi(settings(reward_functions=functions)).run_single(sample())
-    assert found[FAILURE].text.startswith(PINK) and found[FAILURE].required
+    result = await multi(settings(reward_functions=functions)).run_single(sample())
+    assert result[FAILURE].text.startswith(PINK) and result[FAILURE].required
 
 
 def test_a_setting_that_no_scorer_takes_is_refused(settings: Settings) -> None:

@@ -60,9 +60,9 @@ def sent(name: str, answer: str, sample: torch.Tensor, **settings: Any) -> tuple
     try:
         address = "server_url" if name == "latent_http" else "url"
         values: tuple[Any, ...] = ("d", sample, "truth", {"prompt": "a prompt"})
-        given = dict(zip(LISTS, ([each] for each in values), strict=True)) if name == "http_batch" else {}
-        arguments = () if given else values
-        made = rewards.get_scorer(name)(*arguments, **given, **{address: f"http://{server.address}/score"}, **settings)
+        lists = dict(zip(LISTS, ([each] for each in values), strict=True)) if name == "http_batch" else {}
+        arguments = () if lists else values
+        made = rewards.get_scorer(name)(*arguments, **lists, **{address: f"http://{server.address}/score"}, **settings)
         return server.received[0], made
     finally:
         stop(server, thread)
@@ -112,8 +112,8 @@ def test_the_server_of_the_page_scores_an_image(tmp_path: Path) -> None:
         scorer = rewards.get_scorer("http")
         url = f"http://127.0.0.1:{port}/score"
         plain = torch.full((3, 8, 8), 128, dtype=torch.uint8)
-        found = [scorer("d", each, "", {"prompt": "a prompt"}, url=url, attempts=20) for each in (HALVES, plain)]
-        assert found == [{"score": 1.0, "words": 2.0}, {"score": 0.0, "words": 2.0}]
+        results = [scorer("d", each, "", {"prompt": "a prompt"}, url=url, attempts=20) for each in (HALVES, plain)]
+        assert results == [{"score": 1.0, "words": 2.0}, {"score": 0.0, "words": 2.0}]
     finally:
         server.terminate()
         server.wait()

@@ -52,8 +52,8 @@ def workers(folder: Path, ends: int) -> Any:
 @pytest.mark.usefixtures("own_ray")
 def test_samples_of_a_process_that_ended_once_are_scored_again(tmp_path: Path) -> None:
     made = workers(tmp_path, ends=1)
-    found = made.compute_rm_score(samples(3))
-    assert found.batch["rm_scores"].flatten().tolist() == [0.125] * 3
+    scored = made.compute_rm_score(samples(3))
+    assert scored.batch["rm_scores"].flatten().tolist() == [0.125] * 3
     assert len((tmp_path / "marks").read_bytes()) >= 4
     folder = Path(tempfile.gettempdir()) / f"reward-worker-{made.reward_loop_workers[0]._actor_id.hex()}"
     assert [(file.name, file.stat().st_size) for file in folder.iterdir()] == [("deaths.mine", 1)]
@@ -80,9 +80,9 @@ async def test_only_a_trained_scorer_that_ended_its_process_too_often_ends_the_r
         with pytest.raises(ScorerFailed, match=said):
             await manager.run_single(sample())
         return
-    found = await manager.run_single(sample(validate=True))
-    assert found["reward_score"] == found["reward_extra_info"]["reward/jpeg"]
-    assert found[FAILURE].text.startswith(said) and not found[FAILURE].required
+    result = await manager.run_single(sample(validate=True))
+    assert result["reward_score"] == result["reward_extra_info"]["reward/jpeg"]
+    assert result[FAILURE].text.startswith(said) and not result[FAILURE].required
 
 
 async def test_a_single_scorer_that_ended_its_process_too_often_ends_the_run_by_its_name(

@@ -55,9 +55,9 @@ def test_a_users_function_is_found_behind_verls_wrapper() -> None:
 
 
 def test_keyword_arguments_take_any_setting() -> None:
-    found = signature_in_source(SOURCE, "late")
-    assert found is not None
-    assert found.problems(["anything"]) == []
+    signature = signature_in_source(SOURCE, "late")
+    assert signature is not None
+    assert signature.problems(["anything"]) == []
 
 
 @pytest.mark.parametrize("name", ["hidden", "alias", "absent"])
@@ -82,9 +82,9 @@ def test_problems_name_the_setting_and_the_nearest_valid_one(given: list[str], p
     ("of_texts", "here"), [("solution_str", "solution_image"), ("solution_strs", "solution_images")]
 )
 def test_a_scorer_of_texts_is_named_as_one(of_texts: str, here: str) -> None:
-    found = signature_in_source(f"def score(data_source, {of_texts}, ground_truth): return 1.0", "score")
-    assert found is not None
-    assert found.problems([]) == [f"{of_texts}: is what scorers of texts get; name the parameter {here}"]
+    signature = signature_in_source(f"def score(data_source, {of_texts}, ground_truth): return 1.0", "score")
+    assert signature is not None
+    assert signature.problems([]) == [f"{of_texts}: is what scorers of texts get; name the parameter {here}"]
 
 
 @pytest.mark.parametrize("scorer", [name for name in SCORERS if name != "python"])
@@ -132,8 +132,8 @@ def test_a_setting_before_a_slash_is_not_one_that_a_job_may_give() -> None:
 
 def test_a_scorer_of_groups_takes_lists() -> None:
     lists = "data_sources, solution_images, ground_truths, extra_infos"
-    found = signature_in_source(f"def f({lists}, groups, factor=1): ...", "f")
-    assert found is not None and found.group_wise and found.problems(["factor"]) == []
+    signature = signature_in_source(f"def f({lists}, groups, factor=1): ...", "f")
+    assert signature is not None and signature.group_wise and signature.problems(["factor"]) == []
     alone = signature_in_source("def f(data_source, solution_image, ground_truth, extra_info, groups): ...", "f")
     assert alone is not None
     assert alone.problems([]) == [

@@ -107,8 +107,8 @@ def scorer_file(tmp_path: Path) -> Path:
 
 
 def test_a_function_of_a_file_gets_the_arguments_and_the_settings(scorer_file: Path) -> None:
-    found = score("python", CONSTANT, "four", function=f"{scorer_file}:judge", factor=0.5)
-    assert found == {"score": 2.0, "loads": 1}
+    scored = score("python", CONSTANT, "four", function=f"{scorer_file}:judge", factor=0.5)
+    assert scored == {"score": 2.0, "loads": 1}
 
 
 def test_many_threads_execute_a_file_once(scorer_file: Path) -> None:

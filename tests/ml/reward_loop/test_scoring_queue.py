@@ -53,8 +53,8 @@ async def test_a_scorer_that_takes_lists_gets_all_samples_that_wait(kind: str) -
         await asyncio.sleep(0)
         return judge(data_sources, solution_images, ground_truths, extra_infos)
 
-    found = await scores(queue(judge if kind == "plain" else late), SAMPLES)
-    assert found == [f"score {number}" for number in range(SAMPLES)]
+    scored = await scores(queue(judge if kind == "plain" else late), SAMPLES)
+    assert scored == [f"score {number}" for number in range(SAMPLES)]
     assert sizes == [1, *[32] * 15, 31], "the first call does not wait for more, the others are full"
 
 
@@ -153,10 +153,10 @@ async def test_a_call_that_does_not_end_fails_and_the_next_ones_run() -> None:
             await asyncio.Event().wait()
         return solution_image
 
-    found = await scores(queue(judge, deadline_seconds=0.05), 3)
-    assert (found[0], found[2]) == (0, 2)
-    assert isinstance(found[1], TimeoutError)
-    assert str(found[1]) == "no score within 0.05 s (reward.deadline_seconds)"
+    scored = await scores(queue(judge, deadline_seconds=0.05), 3)
+    assert (scored[0], scored[2]) == (0, 2)
+    assert isinstance(scored[1], TimeoutError)
+    assert str(scored[1]) == "no score within 0.05 s (reward.deadline_seconds)"
 
 
 async def test_a_function_that_returns_after_its_deadline_delays_the_next_calls_and_fails_none_of_them() -> None:
@@ -201,9 +201,9 @@ async def test_samples_fail_while_calls_that_do_not_return_occupy_every_thread()
 
     on = queue(judge, batch_size=1, deadline_seconds=0.05)
     try:
-        found = await scores(on, 3)
-        assert [type(each) for each in found] == [TimeoutError] * 3
-        assert "no thread is free for the scorer: 1 of 1 calls at a time" in str(found[1]) == str(found[2])
+        scored = await scores(on, 3)
+        assert [type(each) for each in scored] == [TimeoutError] * 3
+        assert "no thread is free for the scorer: 1 of 1 calls at a time" in str(scored[1]) == str(scored[2])
         with pytest.raises(TimeoutError, match=r"more than 0\.1 s, twice reward\.deadline_seconds"):
             await on.score(sample(3))
     finally:
@@ -226,9 +226,9 @@ async def test_a_scorer_of_lists_must_return_a_result_for_each_sample(answer: An
     def judge(data_sources: Any, solution_images: Any, ground_truths: Any, extra_infos: Any) -> Any:
         return answer if len(solution_images) == 2 else [0.0]
 
-    found = await scores(queue(judge, batch_size=2), 3)
-    assert [str(each) for each in found[1:]] == [str(found[1])] * 2
-    assert str(found[1]).startswith("the scorer must return a list of 2 results, one a sample, not ")
+    scored = await scores(queue(judge, batch_size=2), 3)
+    assert [str(each) for each in scored[1:]] == [str(scored[1])] * 2
+    assert str(scored[1]).startswith("the scorer must return a list of 2 results, one a sample, not ")
 
 
 @pytest.mark.parametrize("kind", [torch.tensor, np.array])
@@ -273,16 +273,16 @@ def judge_of_lists(calls: list[list[int]], error: type[Exception]) -> Any:
 async def test_a_sample_that_cannot_be_scored_fails_no_other_of_its_call() -> None:
     """Which samples are in a call depends on the time; which ones fail may not, or a resumed run is another one."""
     calls: list[list[int]] = []
-    found = await scores(queue(judge_of_lists(calls, ValueError)), 50)
-    assert [each for each in found if not isinstance(each, ValueError)] == [n for n in range(50) if n not in (5, 40)]
+    scored = await scores(queue(judge_of_lists(calls, ValueError)), 50)
+    assert [each for each in scored if not isinstance(each, ValueError)] == [n for n in range(50) if n not in (5, 40)]
     assert [len(call) for call in calls] == [1, 32, *[1] * 32, 17, *[1] * 17]
 
 
 @pytest.mark.parametrize("error", [TimeoutError, ConnectionError])
 async def test_a_server_that_is_gone_is_not_asked_for_each_sample(error: type[Exception]) -> None:
     calls: list[list[int]] = []
-    found = await scores(queue(judge_of_lists(calls, error)), 50)
-    assert sum(isinstance(each, error) for each in found) == 49 and len(calls) == 3
+    scored = await scores(queue(judge_of_lists(calls, error)), 50)
+    assert sum(isinstance(each, error) for each in scored) == 49 and len(calls) == 3
 
 
 def ranks(calls: list[list[str]], fails: str | None = None) -> Any:

@@ -93,15 +93,15 @@ def test_the_numbers_are_those_of_the_authors_code(folder: Path, outputs: int, n
         assert renamed.keys() != weights.keys()
         weights = renamed
     tiny.write_checkpoint(folder / "checkpoints", weights)
-    found = rate(folder)
-    assert numbers(found) == pytest.approx(flat(REFERENCE[outputs]), abs=TOLERANCE)
-    assert [each["score"] for each in found] == pytest.approx([sum(row) for row in REFERENCE[outputs]], abs=TOLERANCE)
+    ratings = rate(folder)
+    assert numbers(ratings) == pytest.approx(flat(REFERENCE[outputs]), abs=TOLERANCE)
+    assert [each["score"] for each in ratings] == pytest.approx([sum(row) for row in REFERENCE[outputs]], abs=TOLERANCE)
 
 
 def test_the_score_is_the_weighted_sum(folder: Path) -> None:
-    found = rate(folder, vq_weight=0.5, mq_weight=2.0, ta_weight=0.0)
-    assert numbers(found) == pytest.approx(flat(REFERENCE[3]), abs=TOLERANCE)
-    assert [each["score"] for each in found] == pytest.approx(
+    ratings = rate(folder, vq_weight=0.5, mq_weight=2.0, ta_weight=0.0)
+    assert numbers(ratings) == pytest.approx(flat(REFERENCE[3]), abs=TOLERANCE)
+    assert [each["score"] for each in ratings] == pytest.approx(
         [0.5 * vq + 2 * mq for vq, mq, _ in REFERENCE[3]], abs=1e-3
     )
     none = {"vq_weight": 0.0, "mq_weight": 0.0, "ta_weight": 0.0}

@@ -17,6 +17,7 @@ import torch
 from tests.ml.second_device import device
 from tests.ml.workers.actor import test_actor as grpo
 from tests.ml.workers.algorithms import test_objectives as others
+from tests.ml.workers.tiny_actor import SAMPLER, weights_of
 from verl_omni.pipelines.registry import FAMILIES, training_adapter
 from verl_omni.pipelines.sample_shapes import read_configs, sample_shapes
 from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
@@ -39,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def by_grpo(actor: DiffusionActor) -> list[dict[str, float]]:
     data = grpo.batch(actor)
-    return [actor.update(data, **grpo.SAMPLER) for _ in range(3)]
+    return [actor.update(data, **SAMPLER) for _ in range(3)]
 
 
 ALGORITHMS: dict[str, tuple[Any, dict[str, Any], Updates]] = {
@@ -61,9 +62,7 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, Any], Updates]] = {
 
 def published(actor: DiffusionActor) -> dict[str, torch.Tensor]:
     """Weights as sent to the engine."""
-    kind: Any = "lora" if actor.model_config.lora_rank else "full"
-    sent = actor.weights(kind, "old" if actor.policy.old is not None else "default")
-    return {name: tensor.detach().cpu().clone() for name, tensor in sent}
+    return weights_of(actor, "old" if actor.policy.old is not None else "default")
 
 
 def test_mixing_devices_is_refused(second: torch.device) -> None:
@@ -134,14 +133,14 @@ def test_a_checkpoint_resumes_bit_exactly(
 ) -> None:
     one = grpo.make(folder, device=second, **settings)
     data = grpo.batch(one)
-    one.update(data, **grpo.SAMPLER)
+    one.update(data, **SAMPLER)
     one.save(tmp_path / "state")
     one.save_adapter(tmp_path / "lora")
     assert (tmp_path / "lora" / "pytorch_lora_weights.safetensors").is_file()
-    expected = [one.update(data, **grpo.SAMPLER) for _ in range(2)]
+    expected = [one.update(data, **SAMPLER) for _ in range(2)]
     two = grpo.make(folder, device=second, **settings)
     two.load(tmp_path / "state")
-    assert [two.update(data, **grpo.SAMPLER) for _ in range(2)] == expected
+    assert [two.update(data, **SAMPLER) for _ in range(2)] == expected
 
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))

@@ -81,8 +81,8 @@ def update_on_ranks(case: str, folder: str) -> None:
     actor = {"fsdp_config": {"ulysses_sequence_parallel_size": 1, "fsdp_size": -1}}
     settings = OmegaConf.create({"nccl_timeout": 900, "actor": actor})
     pool = RayResourcePool(process_on_nodes=[RANKS], use_gpu=False, name_prefix="ranks", max_colocate_count=1)
-    made = RayClassWithInitArgs(cls=ray.remote(Rank), config=settings)
-    RayWorkerGroup(resource_pool=pool, ray_cls_with_init=made, device_name="cpu").update()
+    group = RayClassWithInitArgs(cls=ray.remote(Rank), config=settings)
+    RayWorkerGroup(resource_pool=pool, ray_cls_with_init=group, device_name="cpu").update()
 
 
 def fail(case: str, folder: str) -> int:

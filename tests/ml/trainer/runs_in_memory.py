@@ -1,7 +1,8 @@
-"""Runs of the loop whose batches are generated ahead, on replicas and ranks in memory."""
+"""Runs of the loop on replicas and ranks in memory, also with batches that are generated ahead."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +42,28 @@ class RunInMemory:
         self.loop.fit(checkpoint)
 
 
+def job_in_memory(*overrides: str) -> Any:
+    """The smallest job of Stable Diffusion 3 in float32, whose latents stand-ins record."""
+    config = smallest_job.load(
+        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", *smallest_job.FLOAT32, *overrides
+    )
+    process_counts.fill_in(config, cpus=2)
+    return config
+
+
+def prompt_rows(texts: Iterable[str]) -> list[dict[str, Any]]:
+    """Rows of a data set with these prompts, which are their ground truths."""
+    return [
+        {
+            "raw_prompt": [{"role": "user", "content": text}],
+            "data_source": "brightness",
+            "reward_model": {"ground_truth": text},
+            "extra_info": {"prompt": text},
+        }
+        for text in texts
+    ]
+
+
 def run_in_memory(config: Any, stack: Any, folder: Path, rows: Any, held_out: Any | None, **parts: Any) -> RunInMemory:
     """A run on a stack of stand-ins that gets no request to stop."""
     run_folder = RunFolder(folder)
@@ -63,9 +86,9 @@ class Trained:
         tensors = {"rm_scores": torch.arange(rows).float()[:, None], "rollout_log_probs": torch.zeros(rows, 1)}
         version = np.full(rows, self.served, dtype=object)
         columns = {**prompts.non_tensor_batch, "global_steps": version}
-        place = torch.tensor([int(info["prompt"]) for info in prompts.non_tensor_batch["extra_info"]])
+        places = torch.tensor([int(info["prompt"]) for info in prompts.non_tensor_batch["extra_info"]])
         return DataProto(
-            batch=TensorDict({**tensors, "all_timesteps": place[:, None]}, batch_size=rows), non_tensor_batch=columns
+            batch=TensorDict({**tensors, "all_timesteps": places[:, None]}, batch_size=rows), non_tensor_batch=columns
         )
 
     def update_actor(self, data: DataProto) -> DataProto:
@@ -98,28 +121,15 @@ def stack_of(actors: Any) -> SimpleNamespace:
 
 
 def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> RunInMemory:
-    config = smallest_job.load(
+    config = job_in_memory(
         f"trainer.total_training_steps={steps}",
-        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
         "data.train_batch_size=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "actor_rollout_ref.rollout.n=2",
         "trainer.save_freq=1",
         "actor_rollout_ref.actor.checkpoint.async_save=false",
         "data.val_files=null",
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
         *ASYNC,
         *overrides,
     )
-    process_counts.fill_in(config, cpus=2)
-    rows = [
-        {
-            "raw_prompt": [{"role": "user", "content": str(row)}],
-            "data_source": "brightness",
-            "reward_model": {"ground_truth": ""},
-            "extra_info": {"prompt": str(row)},
-        }
-        for row in range(7)
-    ]
-    return run_in_memory(config, stack_of(stack), folder, rows, None)
+    return run_in_memory(config, stack_of(stack), folder, prompt_rows(map(str, range(7))), None)

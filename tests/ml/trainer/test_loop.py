@@ -18,8 +18,7 @@ from PIL import Image
 from tensordict import TensorDict
 from verl import DataProto
 
-from tests.ml import smallest_job
-from tests.ml.trainer.runs_in_memory import RunInMemory, run_in_memory
+from tests.ml.trainer.runs_in_memory import RunInMemory, job_in_memory, prompt_rows, run_in_memory
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.trainer.generation import sample_generation, verl_batches
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
@@ -27,20 +26,11 @@ from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder, TakenOver
 from verl_omni.trainer.run.step_checkpoints import Interrupted
-from verl_omni.trainer.settings import process_counts
 from verl_omni.utils.seeds import sample_seeds
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
-ROWS = [
-    {
-        "raw_prompt": [{"role": "user", "content": text}],
-        "data_source": "brightness",
-        "reward_model": {"ground_truth": text},
-        "extra_info": {"prompt": text},
-    }
-    for text in ("a red circle", "a blue square")
-]
+ROWS = prompt_rows(["a red circle", "a blue square"])
 
 
 class AnsweringAgentLoop:
@@ -69,8 +59,8 @@ class AnsweringWorkers:
         self.started = 0
 
     def update_actor(self, data: DataProto) -> DataProto:
-        found = {"actor/optimizer_steps": [self.optimizer_steps] * 2, "actor/ratio_max": [1.0, 3.0]}
-        return DataProto(meta_info={"metrics": found})
+        metrics = {"actor/optimizer_steps": [self.optimizer_steps] * 2, "actor/ratio_max": [1.0, 3.0]}
+        return DataProto(meta_info={"metrics": metrics})
 
     def save_checkpoint(self, folder: str) -> None:
         (Path(folder) / "weights").write_text("w")
@@ -94,17 +84,13 @@ class AnsweringWorkers:
 def trainer(
     folder: Path, *overrides: str, optimizer_steps: float = 1.0, rows: Any = ROWS, held_out: Any = ROWS
 ) -> RunInMemory:
-    config = smallest_job.load(
+    config = job_in_memory(
         "trainer.total_training_steps=2",
-        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
         "data.train_batch_size=2",
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "actor_rollout_ref.rollout.n=2",
         *overrides,
     )
-    process_counts.fill_in(config, cpus=2)
     published: list[int] = []
 
     def publish(global_steps: int) -> None:
@@ -129,25 +115,25 @@ class ShowingAgentLoop(AnsweringAgentLoop):
         self.asked: list[list[int]] = []
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        made = super().generate_sequences(prompts)
+        samples = super().generate_sequences(prompts)
         rows = len(prompts)
-        if "responses" in made.batch:
-            made.batch["responses"] = torch.full((rows, 3, 8, 8), 200, dtype=torch.uint8)
+        if "responses" in samples.batch:
+            samples.batch["responses"] = torch.full((rows, 3, 8, 8), 200, dtype=torch.uint8)
         kept = prompts.non_tensor_batch.get("_keeps_picture", [False] * rows)
         pictures = np.empty(rows, dtype=object)
         for row in range(rows):
             pictures[row] = np.full((3, 4, 4), 10 * row, dtype=np.uint8) if kept[row] else None
-        made.non_tensor_batch["picture"] = pictures
+        samples.non_tensor_batch["picture"] = pictures
         if prompts.meta_info.get("validate"):
             self.asked.append([int(seed) for seed in prompts.non_tensor_batch["seed"]])
-        return made
+        return samples
 
 
 def test_training_images_are_shown_beside_the_evaluations_of_the_same_prompt_and_seed(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "trainer.test_freq=2", "trainer.val_before_train=false")
+    running = trainer(tmp_path, "trainer.test_freq=2", "trainer.val_before_train=false")
     agent_loop = ShowingAgentLoop()
-    made.stack.agent_loop = agent_loop
-    made.fit(None)
+    running.stack.agent_loop = agent_loop
+    running.fit(None)
     assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["step_000002"]
     index = json.loads((tmp_path / "samples/step_000002/index.json").read_text())
     previews = [entry for entry in index if entry["kind"] == "preview"]
@@ -166,7 +152,7 @@ def test_training_images_are_shown_beside_the_evaluations_of_the_same_prompt_and
         None,
         "samples/step_000002",
     ]
-    line = made.folder.metrics()[-1]
+    line = running.folder.metrics()[-1]
     assert line["val/n"] == len(ROWS), "previews are in no metric"
 
 
@@ -194,18 +180,18 @@ def test_a_checkpoint_in_the_background_is_complete_after_a_later_step_and_writt
     tmp_path: Path, fast: bool, order: list[int]
 ) -> None:
     """In the order, checkpoints have the negative numbers of their steps."""
-    made = trainer(
+    running = trainer(
         tmp_path,
         "trainer.total_training_steps=4",
         "trainer.save_freq=2",
         "data.val_files=null",
         "actor_rollout_ref.actor.checkpoint.async_save=true",
     )
-    made.stack.workers.writes_fast = fast
-    made.fit(None)
-    found = [event["step"] * (1 if event["event"] == "step" else -1) for event in events_of(tmp_path)]
-    assert [step for step in found if step] == order
-    assert made.stack.workers.started == 2
+    running.stack.workers.writes_fast = fast
+    running.fit(None)
+    steps = [event["step"] * (1 if event["event"] == "step" else -1) for event in events_of(tmp_path)]
+    assert [step for step in steps if step] == order
+    assert running.stack.workers.started == 2
 
 
 ADAPTERS = ("trainer.adapter_save_freq=1", "trainer.save_freq=0", "trainer.total_training_steps=4")
@@ -221,7 +207,7 @@ def test_adapters_are_saved_at_their_own_cadence_and_the_newest_are_kept(tmp_pat
 
 
 def test_an_adapter_that_was_not_written_whole_does_not_exist(tmp_path: Path) -> None:
-    made = trainer(tmp_path, *ADAPTERS, "data.val_files=null")
+    running = trainer(tmp_path, *ADAPTERS, "data.val_files=null")
 
     def fill_disk(folder: str) -> None:
         (Path(folder) / "lora").mkdir()
@@ -229,9 +215,9 @@ def test_an_adapter_that_was_not_written_whole_does_not_exist(tmp_path: Path) ->
         if folder.endswith("2"):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    made.stack.workers.save_adapter = fill_disk
+    running.stack.workers.save_adapter = fill_disk
     with pytest.raises(OSError, match="No space left"):
-        made.fit(None)
+        running.fit(None)
     assert [path.name for path in (tmp_path / "adapters").iterdir()] == ["step_000001"]
 
 
@@ -247,9 +233,9 @@ def test_a_step_counts_its_samples_and_no_more_time_than_passes(tmp_path: Path) 
 
 def test_the_driver_has_as_many_objects_after_200_steps_as_after_50(tmp_path: Path) -> None:
     """Objects that the garbage collector tracks, such as tensors, lists and dicts: one of each step would be 150."""
-    made = trainer(tmp_path, "trainer.total_training_steps=200", "trainer.save_freq=50", "trainer.test_freq=50")
-    made.stack.agent_loop = ShowingAgentLoop()
-    publish = made.stack.weights.update_weights
+    running = trainer(tmp_path, "trainer.total_training_steps=200", "trainer.save_freq=50", "trainer.test_freq=50")
+    running.stack.agent_loop = ShowingAgentLoop()
+    publish = running.stack.weights.update_weights
     objects: dict[int, int] = {}
 
     def publishing(global_steps: int) -> None:
@@ -258,8 +244,8 @@ def test_the_driver_has_as_many_objects_after_200_steps_as_after_50(tmp_path: Pa
             objects[global_steps] = len(gc.get_objects())
         publish(global_steps)
 
-    made.stack.weights.update_weights = publishing
-    made.fit(None)
+    running.stack.weights.update_weights = publishing
+    running.fit(None)
     assert objects[200] - objects[50] < 100
 
 
@@ -290,11 +276,11 @@ def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path
 
 def test_samples_from_the_same_noise_are_written_with_both_of_their_seeds(tmp_path: Path) -> None:
     name = "actor_rollout_ref.rollout.algo"
-    made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path}", f"{name}.init_same_noise=true")
-    requests = sample_generation.training_requests(ROWS, n=2, step=1, version=0, seed=made.config.trainer.seed)
+    running = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path}", f"{name}.init_same_noise=true")
+    requests = sample_generation.training_requests(ROWS, n=2, step=1, version=0, seed=running.config.trainer.seed)
     prompts = verl_batches.requests_to_verl(requests)
-    requested = row_params(made.config.actor_rollout_ref.rollout, prompts.meta_info, 4, prompts.non_tensor_batch)
-    made.loop.batches.generate(1, 0)
+    requested = row_params(running.config.actor_rollout_ref.rollout, prompts.meta_info, 4, prompts.non_tensor_batch)
+    running.loop.batches.generate(1, 0)
     lines = [json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines()]
     for name in ("seed", "sde_noise_seed"):
         assert [line[name] for line in lines] == [row[name] for row in requested]
@@ -319,34 +305,34 @@ def test_no_two_updates_of_runs_with_neighbouring_seeds_share_draws(tmp_path: Pa
     """What an update draws of its own: the noise levels of DiffusionNFT, and the steps of `timestep_fraction`."""
     drawn: list[int] = []
     for seed in (0, 1):
-        made = trainer(tmp_path / str(seed), f"trainer.seed={seed}", "algorithm.timestep_fraction=0.5")
-        update = made.stack.workers.update_actor
+        running = trainer(tmp_path / str(seed), f"trainer.seed={seed}", "algorithm.timestep_fraction=0.5")
+        update = running.stack.workers.update_actor
 
         def noted(request: Any, update: Any = update) -> Any:
             drawn.extend(request.batch["draw_seeds"].tolist())
             return update(request)
 
-        made.stack.workers.update_actor = noted
+        running.stack.workers.update_actor = noted
         for step in (1, 2, 3):
-            batch = GeneratedBatch(step, step - 1, made.loop.batches.generate(step, 0))
-            made.loop.update.train_on(batch)
+            batch = GeneratedBatch(step, step - 1, running.loop.batches.generate(step, 0))
+            running.loop.update.train_on(batch)
     assert len(drawn) == len(set(drawn)) == 2 * 3 * 4
 
 
 def test_a_held_out_row_is_drawn_and_shown_with_a_seed_of_its_own(tmp_path: Path) -> None:
     held_out = [{**ROWS[0], "seed": 1234}, {**ROWS[1], "seed": None}]
-    made = trainer(tmp_path, "actor_rollout_ref.rollout.val_kwargs.seed=9", held_out=held_out)
+    running = trainer(tmp_path, "actor_rollout_ref.rollout.val_kwargs.seed=9", held_out=held_out)
     seen: list[int] = []
-    generate = made.stack.agent_loop.generate_sequences
+    generate = running.stack.agent_loop.generate_sequences
 
     def generating(prompts: DataProto) -> DataProto:
-        rollout = made.config.actor_rollout_ref.rollout
+        rollout = running.config.actor_rollout_ref.rollout
         columns = prompts.non_tensor_batch
         seen.extend(row["seed"] for row in row_params(rollout, prompts.meta_info, len(prompts), columns))
         return generate(prompts)  # type: ignore[no-any-return]
 
-    made.stack.agent_loop.generate_sequences = generating
-    made.loop.evaluation.evaluate(0)
+    running.stack.agent_loop.generate_sequences = generating
+    running.loop.evaluation.evaluate(0)
     shown = json.loads((tmp_path / "samples" / "step_000000" / "index.json").read_text())
     assert seen[:2] == [sample["seed"] for sample in shown] == [1234, 10]
 
@@ -354,8 +340,8 @@ def test_a_held_out_row_is_drawn_and_shown_with_a_seed_of_its_own(tmp_path: Path
 def test_rows_of_a_data_set_of_the_user_need_only_messages(tmp_path: Path) -> None:
     """verl's RLHFDataset adds no text of the prompt to `extra_info`."""
     rows = [{"raw_prompt": row["raw_prompt"], "extra_info": {}} for row in ROWS]
-    made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path / 'drawn'}", rows=rows, held_out=rows)
-    made.fit(None)
+    running = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path / 'drawn'}", rows=rows, held_out=rows)
+    running.fit(None)
     lines = [json.loads(line) for line in (tmp_path / "drawn" / "1.jsonl").read_text().splitlines()]
     assert {line["input"] for line in lines} == {"a red circle", "a blue square"}
     shown = json.loads((tmp_path / "run" / "samples" / "step_000002" / "index.json").read_text())
@@ -363,19 +349,19 @@ def test_rows_of_a_data_set_of_the_user_need_only_messages(tmp_path: Path) -> No
 
 
 def test_samples_of_steps_are_not_carried_to_the_driver_unless_they_are_written(tmp_path: Path) -> None:
-    made = trainer(tmp_path, f"trainer.rollout_data_dir={tmp_path / 'drawn'}", "trainer.rollout_data_save_freq=2")
-    assert made.loop.batches.generate(1, 0).images is None
-    assert made.loop.batches.generate(2, 1).images is not None
+    running = trainer(tmp_path, f"trainer.rollout_data_dir={tmp_path / 'drawn'}", "trainer.rollout_data_save_freq=2")
+    assert running.loop.batches.generate(1, 0).images is None
+    assert running.loop.batches.generate(2, 1).images is not None
 
 
 def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_path: Path) -> None:
-    made = trainer(
+    running = trainer(
         tmp_path, "actor_rollout_ref.actor.ema_decay=0.9", "actor_rollout_ref.rollout.pipeline.output_type=latent"
     )
     calls: list[Any] = []
-    made.stack.workers.send_average = calls.append
-    publish = made.stack.weights.update_weights
-    generate = made.stack.agent_loop.generate_sequences
+    running.stack.workers.send_average = calls.append
+    publish = running.stack.weights.update_weights
+    generate = running.stack.agent_loop.generate_sequences
 
     def publishing(global_steps: int) -> Any:
         calls.append(global_steps)
@@ -385,9 +371,9 @@ def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_p
         calls.append("evaluation" if prompts.meta_info.get("validate") else "training")
         return generate(prompts)  # type: ignore[no-any-return]
 
-    made.stack.weights.update_weights = publishing
-    made.stack.agent_loop.generate_sequences = generating
-    made.fit(None)
+    running.stack.weights.update_weights = publishing
+    running.stack.agent_loop.generate_sequences = generating
+    running.fit(None)
     average = [True, "version", "evaluation", False, "version"]
     wanted = ["version", *average, "training", "version", "training", "version", *average]
     assert ["version" if type(call) is int else call for call in calls] == wanted
@@ -433,21 +419,21 @@ def test_ranks_get_the_mini_batches_of_one_process(tmp_path: Path) -> None:
     found: dict[int, list[float]] = {}
     for ranks in (1, 2):
         mini_batches = (f"trainer.n_gpus_per_node={ranks}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
-        made = trainer(tmp_path / str(ranks), *mini_batches)
-        update = made.stack.workers.update_actor
+        running = trainer(tmp_path / str(ranks), *mini_batches)
+        update = running.stack.workers.update_actor
 
         def remember(data: DataProto, ranks: int = ranks, update: Any = update) -> DataProto:
             found[ranks] = data.batch["advantages"].sign().tolist()
             return update(data)  # type: ignore[no-any-return]
 
-        made.stack.workers.update_actor = remember
-        made.fit(None)
+        running.stack.workers.update_actor = remember
+        running.fit(None)
     assert found == {1: [-1, 1, -1, 1], 2: [-1, -1, 1, 1]}
 
 
 @pytest.mark.parametrize("why", ["stop_wanted", "checkpoint_wanted"])
 def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> None:
-    made = trainer(tmp_path, *BACKGROUND, "trainer.save_freq=0", "trainer.total_training_steps=3")
+    running = trainer(tmp_path, *BACKGROUND, "trainer.save_freq=0", "trainer.total_training_steps=3")
     seen: list[list[int]] = []
 
     def asked() -> bool:
@@ -455,10 +441,10 @@ def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> N
         return len(seen) == 2
 
     after: list[list[int]] = []
-    made.requests.saved = lambda: after.append(checkpoints.steps(tmp_path / "checkpoints"))
-    setattr(made.requests, why, asked)
+    running.requests.saved = lambda: after.append(checkpoints.steps(tmp_path / "checkpoints"))
+    setattr(running.requests, why, asked)
     with contextlib.suppress(Interrupted):
-        made.fit(None)
+        running.fit(None)
     assert after == ([] if why == "stop_wanted" else [[2]])
     saved = checkpoints.steps(tmp_path / "checkpoints")
     assert (saved, len(seen)) == (([1], 2) if why == "stop_wanted" else ([2, 3], 3))
@@ -467,7 +453,7 @@ def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> N
 
 @pytest.mark.parametrize("background", ["false", "true"], ids=["written", "being written"])
 def test_a_run_that_stops_after_a_checkpoint_saves_no_other_one(tmp_path: Path, background: str) -> None:
-    made = trainer(
+    running = trainer(
         tmp_path,
         "trainer.save_freq=1",
         "trainer.total_training_steps=3",
@@ -475,12 +461,12 @@ def test_a_run_that_stops_after_a_checkpoint_saves_no_other_one(tmp_path: Path, 
         f"actor_rollout_ref.actor.checkpoint.async_save={background}",
     )
     saved: list[int] = []
-    made.folder.on_event = lambda event: saved.append(event["step"]) if event["event"] == "checkpoint" else None
-    made.requests.stop_wanted = lambda: made.loop.checkpoints.last_complete_step == 2
+    running.folder.on_event = lambda event: saved.append(event["step"]) if event["event"] == "checkpoint" else None
+    running.requests.stop_wanted = lambda: running.loop.checkpoints.last_complete_step == 2
     with pytest.raises(Interrupted):
-        made.fit(None)
+        running.fit(None)
     assert saved == [1, 2]
-    assert made.stack.workers.started == (2 if background == "true" else 0)
+    assert running.stack.workers.started == (2 if background == "true" else 0)
 
 
 def test_a_run_saves_its_last_step_where_an_earlier_run_has_a_checkpoint_of_that_step(tmp_path: Path) -> None:
@@ -499,9 +485,9 @@ def test_a_run_saves_its_last_step_where_an_earlier_run_has_a_checkpoint_of_that
 
 @pytest.mark.parametrize("settings", [(), BACKGROUND], ids=["at once", "in the background"])
 def test_a_run_whose_folder_is_taken_over_saves_no_checkpoint(tmp_path: Path, settings: tuple[str, ...]) -> None:
-    made = trainer(tmp_path, *settings, "trainer.save_freq=1", "trainer.total_training_steps=3")
-    made.folder.take()
-    update = made.stack.workers.update_actor
+    running = trainer(tmp_path, *settings, "trainer.save_freq=1", "trainer.total_training_steps=3")
+    running.folder.take()
+    update = running.stack.workers.update_actor
     updates = iter(range(1, 4))
 
     def taken_in_step_2(data: DataProto) -> DataProto:
@@ -509,19 +495,19 @@ def test_a_run_whose_folder_is_taken_over_saves_no_checkpoint(tmp_path: Path, se
             RunFolder(tmp_path).take()
         return update(data)
 
-    made.stack.workers.update_actor = taken_in_step_2
+    running.stack.workers.update_actor = taken_in_step_2
     with pytest.raises(TakenOver):
-        made.fit(None)
+        running.fit(None)
     assert set(checkpoints.steps(tmp_path / "checkpoints")) <= {1}, "of the time before"
-    assert [line["step"] for line in made.folder.metrics() if line["step"]] == [1]
+    assert [line["step"] for line in running.folder.metrics() if line["step"]] == [1]
 
 
 def test_a_failing_run_says_that_its_last_checkpoint_is_dropped(tmp_path: Path) -> None:
-    made = trainer(tmp_path, *BACKGROUND)
+    running = trainer(tmp_path, *BACKGROUND)
     events: list[Any] = []
-    made.folder.on_event = events.append
+    running.folder.on_event = events.append
     with pytest.raises(FloatingPointError, match="not finite"):
-        fail_in_step(made, 2).fit(None)
+        fail_in_step(running, 2).fit(None)
     assert checkpoints.steps(tmp_path / "checkpoints") == []
     assert [event["step"] for event in events if event.get("reason") == "CheckpointDropped"] == [1]
 

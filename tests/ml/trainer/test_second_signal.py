@@ -77,13 +77,17 @@ def test_the_second_signal_ends_a_run_with_one_line_and_the_first_after_the_step
 def test_before_the_run_begins_nothing_is_lost(tmp_path: Path) -> None:
     """Settings are read from a module of the user's, where the user interrupts."""
     (tmp_path / "own_names.py").write_text("raise KeyboardInterrupt\n")
-    given = ["actor_rollout_ref.model.path=m", "data.train_files=t", "actor_rollout_ref.model.external_lib=own_names"]
+    overrides = [
+        "actor_rollout_ref.model.path=m",
+        "data.train_files=t",
+        "actor_rollout_ref.model.external_lib=own_names",
+    ]
     ended = subprocess.run(
         [
             sys.executable,
             "-c",
             f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
-            f"from verl_omni.trainer import main_diffusion; sys.exit(main_diffusion.main({given}))",
+            f"from verl_omni.trainer import main_diffusion; sys.exit(main_diffusion.main({overrides}))",
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -70,8 +70,8 @@ def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints(tmp_path: Path) ->
         checkpoints.save(
             tmp_path, step, write_weights, keep=2, run=checkpoints.run_number(tmp_path, None) if step == 10 else 1
         )
-    other = checkpoints.save(tmp_path / "elsewhere", 5, write_weights, keep=0, run=1)
-    run = checkpoints.run_number(tmp_path, other)
+    foreign = checkpoints.save(tmp_path / "elsewhere", 5, write_weights, keep=0, run=1)
+    run = checkpoints.run_number(tmp_path, foreign)
     for step in (6, 7, 8):
         last = checkpoints.save(tmp_path, step, write_weights, keep=2, run=run)
     assert checkpoints.steps(tmp_path) == [7, 8, 20, 30], "those of the earlier run stay"
@@ -135,8 +135,8 @@ def test_a_run_that_is_killed_while_it_replaces_a_checkpoint_loses_neither(
         checkpoints.complete(tmp_path, 1, keep=1, run=1)
     monkeypatch.undo()
     checkpoints.recover(tmp_path)
-    found = checkpoints.latest(tmp_path)
-    assert found is not None and (found / expected).is_file()
+    newest = checkpoints.latest(tmp_path)
+    assert newest is not None and (newest / expected).is_file()
 
 
 def test_a_stale_sample_stops_the_run() -> None:
@@ -158,8 +158,10 @@ def test_a_replica_with_another_weight_version_stops_the_run() -> None:
 
 
 def test_rewards_are_measured_from_two_samples_on_with_the_numbers_of_scorers() -> None:
-    found = step_metrics.rewards(torch.tensor([1.0, 3.0]), {"size": [2, 5], "right": [True, False], "why": [1, "dark"]})
-    assert found == {
+    metrics = step_metrics.rewards(
+        torch.tensor([1.0, 3.0]), {"size": [2, 5], "right": [True, False], "why": [1, "dark"]}
+    )
+    assert metrics == {
         "reward/mean": 2.0,
         "reward/std": pytest.approx(2**0.5),
         "reward/size/mean": 3.5,

@@ -32,11 +32,11 @@ def set_entry(folder: Path, component: str, entry: list[str | None]) -> None:
 
 def split(folder: Path, stem: str, variant: str = "") -> None:
     """Two parts of the weights of a component, with their index, as save_pretrained names them."""
-    whole = folder / f"{stem}.safetensors"
+    single = folder / f"{stem}.safetensors"
     part = f"{stem}{f'.{variant}' if variant else ''}-0000{{}}-of-00002.safetensors"
     for number in (1, 2):
-        shutil.copy(whole, folder / part.format(number))
-    whole.unlink()
+        shutil.copy(single, folder / part.format(number))
+    single.unlink()
     index = f"{stem}.safetensors.index.{f'{variant}.' if variant else ''}json"
     (folder / index).write_text(json.dumps({"weight_map": {"a": part.format(1), "b": part.format(2)}}))
 

@@ -25,8 +25,8 @@ FLOAT = CHW.float() / 255
     ids=["uint8", "float32", "float64", "array", "float array", "array with channels first", "PIL"],
 )
 def test_every_image_type_gives_the_same_pixels(picture: Any) -> None:
-    made = as_pixels(picture)
-    assert made.dtype == torch.uint8 and torch.equal(made, CHW)
+    pixels = as_pixels(picture)
+    assert pixels.dtype == torch.uint8 and torch.equal(pixels, CHW)
     floats = as_pixels(picture, "float32")
     assert floats.dtype == torch.float32
     torch.testing.assert_close(floats, FLOAT)
@@ -43,9 +43,9 @@ def test_every_image_type_gives_the_same_pixels(picture: Any) -> None:
     ids=["tensor", "array", "tensors", "PIL frames"],
 )
 def test_every_video_type_gives_the_same_frames(video: Any) -> None:
-    made = as_pixels(video)
-    assert made.shape == (2, 3, 2, 5)
-    assert torch.equal(made[0], CHW) and torch.equal(made[1], CHW.flip(-1))
+    pixels = as_pixels(video)
+    assert pixels.shape == (2, 3, 2, 5)
+    assert torch.equal(pixels[0], CHW) and torch.equal(pixels[1], CHW.flip(-1))
 
 
 @given(st.integers(0, 255))
@@ -57,8 +57,8 @@ def test_conversion_to_float_and_back_is_exact(value: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_values_are_clamped_and_non_finite_values_refused(dtype: PixelDtype) -> None:
-    made = as_pixels(torch.tensor([[[-0.5, 1.5]]]), dtype)
-    assert made.flatten().tolist() == ([0, 255] if dtype == "uint8" else [0.0, 1.0])
+    pixels = as_pixels(torch.tensor([[[-0.5, 1.5]]]), dtype)
+    assert pixels.flatten().tolist() == ([0, 255] if dtype == "uint8" else [0.0, 1.0])
     for bad in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="only finite"):
             as_pixels(torch.tensor([[[bad]]]), dtype)

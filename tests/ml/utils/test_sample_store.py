@@ -62,8 +62,8 @@ def test_ranks_load_what_was_stored(prompts: list[int], data: st.DataObject) -> 
     store = Store()
     samples = written(store, prompts)
     assert len(store.objects) == 1
-    own = len(prompts) * 2 * ALIGNMENT
-    assert store.objects[0].buffer.nbytes == own + len(set(prompts)) * 2048, "embeddings are stored once per prompt"
+    offset = len(prompts) * 2 * ALIGNMENT
+    assert store.objects[0].buffer.nbytes == offset + len(set(prompts)) * 2048, "embeddings are stored once per prompt"
     size = data.draw(st.integers(1, 2))
     places = data.draw(
         st.lists(st.lists(st.integers(0, len(prompts) - 1), min_size=size, max_size=size), min_size=1, max_size=6)

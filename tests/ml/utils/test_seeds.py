@@ -20,11 +20,11 @@ BITS_OF_A_CPU_GENERATOR = 2**32
 def seeds(seed: int, step: int, *, n: int = 24) -> list[int]:
     """Seeds of the samples of one step, as the trainer asks the agent loop for them."""
     prompts = requests_to_verl(training_requests(ROWS, n=n, step=step, version=step - 1, seed=seed))
-    found = maybe_per_rollout_seeds(
+    columns = maybe_per_rollout_seeds(
         prompts.meta_info, len(prompts), prompts.non_tensor_batch["_rollout_seed_global_idx"]
     )
-    assert found is not None
-    return found
+    assert columns is not None
+    return columns
 
 
 RUNS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(1, 10**6)), min_size=2, max_size=6, unique=True)
@@ -33,8 +33,8 @@ RUNS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(1, 10**6)), min
 @given(RUNS)
 @settings(deadline=None, max_examples=60)
 def test_no_two_runs_steps_or_rows_share_a_seed(steps: list[tuple[int, int]]) -> None:
-    made = [each for seed, step in steps for each in seeds(seed, step)]
-    assert len(set(made)) == len(steps) * 48
+    all_seeds = [each for seed, step in steps for each in seeds(seed, step)]
+    assert len(set(all_seeds)) == len(steps) * 48
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 10**6))
@@ -69,11 +69,11 @@ def test_seeds_are_stable_over_versions_of_python() -> None:
 @given(st.integers(0, 2**62), st.integers(1, 6), st.integers(0, 3))
 @settings(deadline=None, max_examples=60)
 def test_samples_of_a_prompt_share_the_initial_noise_and_no_other(base: int, n: int, prompt: int) -> None:
-    made = [sample_seeds(base, row, n, same_noise=True) for row in range((prompt + 2) * n)]
-    own = made[prompt * n : (prompt + 1) * n]
-    others = made[(prompt + 1) * n :]
-    assert len({each["seed"] for each in own}) == len({each["seed"] for each in others}) == 1
-    assert own[0]["seed"] != others[0]["seed"]
-    steps = [each["sde_noise_seed"] for each in made]
-    assert steps == [sample_seeds(base, row, n, same_noise=False)["seed"] for row in range(len(made))]
-    assert len({*steps, own[0]["seed"], others[0]["seed"]}) == len(steps) + 2, "no noise is drawn twice"
+    pairs = [sample_seeds(base, row, n, same_noise=True) for row in range((prompt + 2) * n)]
+    of_prompt = pairs[prompt * n : (prompt + 1) * n]
+    others = pairs[(prompt + 1) * n :]
+    assert len({each["seed"] for each in of_prompt}) == len({each["seed"] for each in others}) == 1
+    assert of_prompt[0]["seed"] != others[0]["seed"]
+    steps = [each["sde_noise_seed"] for each in pairs]
+    assert steps == [sample_seeds(base, row, n, same_noise=False)["seed"] for row in range(len(pairs))]
+    assert len({*steps, of_prompt[0]["seed"], others[0]["seed"]}) == len(steps) + 2, "no noise is drawn twice"

@@ -43,8 +43,8 @@ def test_the_pattern_matches_the_modules_of_the_tensors_whatever_the_targets_are
     from verl_omni.utils.vllm_omni import load_tensor_adapter
 
     _, helper = load_tensor_adapter(request(targets=targets), dtype=torch.float32)  # type: ignore[misc]
-    found = [name for name in NAMES if re.search(helper.target_modules, name)]
-    assert found == ["blocks.0.attn.to_q", "transformer.blocks.0.attn.to_q"]
+    matched = [name for name in NAMES if re.search(helper.target_modules, name)]
+    assert matched == ["blocks.0.attn.to_q", "transformer.blocks.0.attn.to_q"]
 
 
 def test_a_request_that_is_loaded_twice_is_scaled_once() -> None:

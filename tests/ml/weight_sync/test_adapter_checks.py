@@ -51,11 +51,11 @@ def pair(rows: int = WIDTH, columns: int = WIDTH, rank: int = RANK) -> Any:
 
 
 def tensors(**modules: Any) -> dict[str, torch.Tensor]:
-    found = {}
+    named = {}
     for module, weights in modules.items():
-        found[f"{module}.lora_A.weight"] = weights.lora_a
-        found[f"{module}.lora_B.weight"] = weights.lora_b
-    return found
+        named[f"{module}.lora_A.weight"] = weights.lora_a
+        named[f"{module}.lora_B.weight"] = weights.lora_b
+    return named
 
 
 FUSED = {"to_qkv": ["to_q", "to_k", "to_v"]}
@@ -90,14 +90,14 @@ def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_incomplete_pairs_and_wrong_ranks_are_refused() -> None:
-    whole = tensors(a=pair(), b=pair())
-    assert checks.check_pairs(whole, RANK) == {"a", "b"}
+    complete = tensors(a=pair(), b=pair())
+    assert checks.check_pairs(complete, RANK) == {"a", "b"}
     for broken in (
-        {name: tensor for name, tensor in whole.items() if name != "b.lora_B.weight"},
-        {**whole, "b.weight": torch.ones(1)},
-        {**whole, "a.lora_A.weight": torch.ones(RANK + 1, WIDTH)},
-        {**whole, "a.lora_B.weight": torch.ones(WIDTH, RANK - 1)},
-        {**whole, "a.lora_B.weight": torch.ones(WIDTH)},
+        {name: tensor for name, tensor in complete.items() if name != "b.lora_B.weight"},
+        {**complete, "b.weight": torch.ones(1)},
+        {**complete, "a.lora_A.weight": torch.ones(RANK + 1, WIDTH)},
+        {**complete, "a.lora_B.weight": torch.ones(WIDTH, RANK - 1)},
+        {**complete, "a.lora_B.weight": torch.ones(WIDTH)},
         {},
     ):
         with pytest.raises(IncompleteUpdate):
@@ -167,13 +167,13 @@ def test_binding_succeeds_only_if_every_layer_holds_its_matrices(wanted: set[str
 def test_a_fused_matrix_is_bound_in_all_parts() -> None:
     engine = layers()
     known = checks.lora_targets(engine, FUSED)
-    whole = pair(16)
-    loras = {"b.attn.to_qkv": whole}
+    fused = pair(16)
+    loras = {"b.attn.to_qkv": fused}
     checks.check_loras(loras, known)
-    for index, part in enumerate(whole.lora_b.split([4, 6, 6])):
+    for index, part in enumerate(fused.lora_b.split([4, 6, 6])):
         with pytest.raises(BindingIncomplete):
             checks.check_binding(loras, known)
-        engine["transformer.b.attn.to_qkv"].take(index, whole.lora_a, part)
+        engine["transformer.b.attn.to_qkv"].take(index, fused.lora_a, part)
     assert checks.check_binding(loras, known) == 1
 
 

@@ -245,10 +245,10 @@ def test_a_language_model_accepts_checkpoint_names(size: int, wrapped: bool) -> 
     for start in range(0, len(weights), size):
         update.load(weights[start : start + size])
     assert update.finish() == 4
-    given = dict(weights)
-    qkv = torch.cat([given[f"model.{part}_proj.weight"] for part in "qkv"])
+    sent = dict(weights)
+    qkv = torch.cat([sent[f"model.{part}_proj.weight"] for part in "qkv"])
     assert any(torch.equal(parameter, qkv) for parameter in model.parameters())
-    assert torch.equal(model.lm_head.weight, given["lm_head.weight"])
+    assert torch.equal(model.lm_head.weight, sent["lm_head.weight"])
 
 
 def test_a_language_model_refuses_a_partial_update() -> None:

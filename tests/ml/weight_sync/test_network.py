@@ -51,9 +51,9 @@ def take(
     receiver = StreamReceiver(address, number, key, deadline)
     receiver.connect()
     try:
-        found = {name: tensor.clone() for name, tensor in receiver.weights()}
+        received = {name: tensor.clone() for name, tensor in receiver.weights()}
         receiver.confirm()
-        return receiver.header, found
+        return receiver.header, received
     finally:
         receiver.close()
 

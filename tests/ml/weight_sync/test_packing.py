@@ -130,9 +130,9 @@ def test_a_buffer_that_is_smaller_than_requested_is_not_requested_again() -> Non
 @pytest.mark.parametrize("summed", [compute_digest, device_digest])
 def test_a_changed_byte_changes_the_digest(summed: Any, content: bytes, data: st.DataObject) -> None:
     tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    other = tensor.clone()
-    other[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
-    assert summed(tensor.clone()) == summed(tensor.clone()) != summed(other)
+    changed = tensor.clone()
+    changed[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    assert summed(tensor.clone()) == summed(tensor.clone()) != summed(changed)
 
 
 @pytest.mark.parametrize("summed", [compute_digest, device_digest])
@@ -148,9 +148,9 @@ def test_a_device_digest_does_not_depend_on_its_chunks(monkeypatch: pytest.Monke
     from verl_omni.weight_sync import buckets as module
 
     content = torch.randn(1001).view(torch.uint8)
-    whole = device_digest(content)
+    at_once = device_digest(content)
     monkeypatch.setattr(module, "CHUNK", 7)
-    assert device_digest(content) == whole
+    assert device_digest(content) == at_once
 
 
 @given(st.permutations(list(range(6))), st.integers(0, 5))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,32 +10,34 @@ from typing import Any
 import pytest
 import torch
 
-RunRanks = Callable[..., Path]
+from ml.workers.ranks import run_rank
+
+RunRanks = Callable[..., list[Any]]
 RANKS = (1, 2, 4)
 
 
 @pytest.fixture(scope="module")
 def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
-    """Run a test file once for each rank, with `RANK_OF_TEST`: (rank, ranks, input folder, output folder, *kind).
+    """Run `find(rank, ranks, folder, kind)` of a test file on each rank; what each rank found, in their order.
 
     The ranks are forked from a process that has imported everything. On accelerators each imports for itself, because
-    torch refuses CUDA in forks of a process that asked for devices, as imports do. Returns the output folder.
+    torch refuses CUDA in forks of a process that asked for devices, as imports do.
     """
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(["verl_omni.workers.actor.actor", "verl_omni.models.tiny", "peft"])
 
-    def run(file: str, ranks: int, folder: Path, *kind: str) -> Path:
+    def run(file: str, ranks: int, folder: Path, kind: str = "cpu") -> list[Any]:
         out = tmp_path_factory.mktemp(f"ranks-{ranks}")
-        context: Any = forks if kind in ((), ("cpu",)) else multiprocessing.get_context("spawn")
-        started = []
-        for rank in range(ranks):
-            given = {"RANK_OF_TEST": (rank, ranks, str(folder), str(out), *kind)}
-            started.append(context.Process(target=runpy.run_path, args=(file, given, "__main__")))
-            started[-1].start()
-        for process in started:
+        context: Any = forks if kind == "cpu" else multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(target=run_rank, args=(file, rank, ranks, folder, out, kind)) for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
             process.join()
-        assert [process.exitcode for process in started] == [0] * ranks
-        return out
+        assert [process.exitcode for process in processes] == [0] * ranks
+        return [torch.load(out / f"found-{rank}.pt") for rank in range(ranks)]
 
     return run
 

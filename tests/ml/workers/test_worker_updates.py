@@ -52,11 +52,11 @@ def worker(failing: str, gathered: list[int]) -> Any:
             gathered.append(each)  # a collective
             yield each
 
-    made = Rank()
-    made.rollout_config = SimpleNamespace(free_cache_engine=True, rollout_adapter="default", dtype="float32")
-    made.actor = SimpleNamespace(peft_config=lambda: None, weights=weights)
-    made.rollout = Sender(failing)
-    return made
+    rank = Rank()
+    rank.rollout_config = SimpleNamespace(free_cache_engine=True, rollout_adapter="default", dtype="float32")
+    rank.actor = SimpleNamespace(peft_config=lambda: None, weights=weights)
+    rank.rollout = Sender(failing)
+    return rank
 
 
 @pytest.mark.parametrize("failing", ["weights", "transfer", "kv_cache"])

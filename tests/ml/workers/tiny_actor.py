@@ -1,4 +1,4 @@
-"""Settings of an actor of a tiny model, and the comparison of two updates."""
+"""Actors of tiny models, recorded samples for them, and the comparison of two updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.workers.config import DiffusionOptimizerConfig
+from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
+
+SAMPLER: dict[str, Any] = {"noise_level": 0.7, "sde_type": "sde"}
+# Layers of Stable Diffusion 3 with an adapter, and rewards of the samples of two prompts.
+TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2")
+ADVANTAGES = torch.tensor([1.0, -0.5, 0.25, -0.75])
 
 
 def smooth_steps(lr: float, **changes: Any) -> DiffusionOptimizerConfig:
@@ -72,15 +79,55 @@ def model_settings(
     )
 
 
-def recorded_steps(rows: int, sigmas: Sequence[float]) -> dict[str, Tensor]:
+def make_actor(
+    model: Any,
+    samples: int = 2,
+    *,
+    actor_class: type[DiffusionActor] = DiffusionActor,
+    mesh: Any = None,
+    device: Any = None,
+    **settings: Any,
+) -> DiffusionActor:
+    """An actor of `model_settings`: Flow-GRPO with mini-batches of 2 prompts and a learning rate of 0.01.
+
+    Args:
+        samples: of each prompt.
+        settings: others of `DiffusionActorConfig`.
+    """
+    defaults = {
+        "diffusion_loss": FlowGRPOLossConfig(),
+        "ppo_mini_batch_size": 2,
+        "optim": DiffusionOptimizerConfig(lr=1e-2),
+    }
+    return actor_class(model, DiffusionActorConfig(**defaults | settings), samples, mesh=mesh, device=device)
+
+
+def weights_of(actor: DiffusionActor, which: Any = "default") -> dict[str, Tensor]:
+    """Copies in CPU memory of the weights that the engine gets: the adapter, or all weights if all are trained."""
+    kind: Any = "lora" if actor.model_config.lora_rank else "full"
+    return {name: tensor.detach().cpu().clone() for name, tensor in actor.weights(kind, which)}
+
+
+@torch.no_grad()
+def log_probs(actor: DiffusionActor, data: Mapping[str, Tensor]) -> Tensor:
+    """Log-probabilities of the recorded steps under the current policy, [B, T]."""
+    objective = GRPOObjective(actor.policy, FlowGRPOLossConfig(), kl_loss_coef=None, **SAMPLER)
+    with actor.offload.loaded():
+        part = {name: tensor.to(actor.device) for name, tensor in data.items()}
+        steps = range(data["all_timesteps"].shape[1])
+        return torch.stack([objective.density(part, step)[2] for step in steps], dim=1).cpu()
+
+
+def recorded_steps(rows: int, sigmas: Sequence[float], side: int = 8) -> dict[str, Tensor]:
     """Rows of samples of the tiny Stable Diffusion 3, with T recorded steps between T + 1 noise levels.
 
-    Latents are float32 [rows, T + 1, 16, 8, 8], embeddings [rows, 8, 64] and [rows, 64], noise levels [rows, T + 1].
+    Latents are float32 [rows, T + 1, 16, side, side], embeddings [rows, 8, 64] and [rows, 64], noise levels
+    [rows, T + 1].
     """
     generator = torch.Generator().manual_seed(5)
     levels = torch.tensor(sigmas).expand(rows, len(sigmas))
     return {
-        "all_latents": torch.randn(rows, len(sigmas), 16, 8, 8, generator=generator),
+        "all_latents": torch.randn(rows, len(sigmas), 16, side, side, generator=generator),
         "all_timesteps": levels[:, :-1] * 1000,
         "all_sigmas": levels,
         "sigma_max": torch.full((rows, 1), sigmas[0]),

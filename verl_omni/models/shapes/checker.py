@@ -175,10 +175,10 @@ def _match(found: list[Detected], wanted: tuple[Item, ...]) -> tuple[float, dict
 def _related(found: list[Detected], pairs: dict[int, int], scene: Scene) -> bool:
     if len(pairs) != 2:
         return False
-    one = found[pairs[0]]
-    other = found[pairs[1]]
-    dx = other.x - one.x
-    dy = other.y - one.y
+    first = found[pairs[0]]
+    second = found[pairs[1]]
+    dx = second.x - first.x
+    dy = second.y - first.y
     along, across = {"left of": (dx, dy), "right of": (-dx, dy), "above": (dy, dx), "below": (-dy, dx)}[
         str(scene.relation)
     ]

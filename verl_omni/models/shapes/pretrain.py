@@ -109,12 +109,12 @@ def _optimizers(transformer: nn.Module, recipe: Recipe) -> list[torch.optim.Opti
     named = list(transformer.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and "transformer_blocks" in name]
     known = {id(p) for p in matrices}
-    rest = [p for _, p in named if id(p) not in known]
+    others = [p for _, p in named if id(p) not in known]
     return [
         torch.optim.Muon(
             matrices, lr=recipe.muon_lr, weight_decay=recipe.weight_decay, momentum=0.95, adjust_lr_fn="original"
         ),
-        torch.optim.AdamW(rest, lr=recipe.adam_lr, betas=(0.9, 0.98), weight_decay=recipe.weight_decay),
+        torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.98), weight_decay=recipe.weight_decay),
     ]
 
 
@@ -158,11 +158,11 @@ def accuracy(pipe: Any, wanted: list[scenes.Scene]) -> tuple[dict[str, float], n
     """Accuracy by category and overall; the images; and which of them are correct."""
     images = draw_prompts(pipe, [scene.text for scene in wanted])
     right = [judge(image, scene.text).correct for image, scene in zip(images, wanted, strict=True)]
-    found = {
+    by_category = {
         category: float(np.mean([r for r, s in zip(right, wanted, strict=True) if s.category == category]))
         for category in scenes.CATEGORIES
     }
-    return {**found, "all": float(np.mean(right))}, images, right
+    return {**by_category, "all": float(np.mean(right))}, images, right
 
 
 def grid(images: np.ndarray, captions: list[str], right: list[bool], path: Path, columns: int = 6) -> None:

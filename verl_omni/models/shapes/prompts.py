@@ -24,8 +24,8 @@ def held_out(name: str = "shapes") -> list[Scene]:
     categories = [category for category in CATEGORIES if category in SHARES[name]]
     made: list[Scene] = []
     for category in categories:
-        own = [scene for scene in held if scene.category == category]
-        made += [own[place % len(own)] for place in range(HELD_OUT_ROWS // len(categories))]
+        of_category = [scene for scene in held if scene.category == category]
+        made += [of_category[place % len(of_category)] for place in range(HELD_OUT_ROWS // len(categories))]
     return made
 
 
@@ -33,9 +33,9 @@ def training(name: str = "shapes", seed: int = 0) -> list[Scene]:
     """2,000 training prompts, with `SHARES` of each category."""
     train, _ = split()
     rng = np.random.default_rng(seed)
-    own = {category: [scene for scene in train if scene.category == category] for category in CATEGORIES}
+    by_category = {category: [scene for scene in train if scene.category == category] for category in CATEGORIES}
     drawn = rng.choice(list(SHARES[name]), TRAINING_ROWS, p=list(SHARES[name].values()))
-    return [own[category][rng.integers(len(own[category]))] for category in drawn]
+    return [by_category[category][rng.integers(len(by_category[category]))] for category in drawn]
 
 
 def write(folder: Path) -> None:

@@ -54,19 +54,19 @@ class Placed:
 def all_scenes() -> list[Scene]:
     """All 2,496 prompts, in a fixed order."""
     items = list(itertools.product(COLORS, SHAPES))
-    made = []
+    scenes = []
     for color, shape in items:
-        made.append(Scene("single", f"a {color} {shape}", ((color, shape),)))
+        scenes.append(Scene("single", f"a {color} {shape}", ((color, shape),)))
         for word, number in NUMBERS.items():
-            made.append(Scene("count", f"{word} {color} {_plural(shape)}", ((color, shape),) * number))
+            scenes.append(Scene("count", f"{word} {color} {_plural(shape)}", ((color, shape),) * number))
     for one, other in itertools.permutations(items, 2):
         if one[0] == other[0]:
             continue
         first = f"a {one[0]} {one[1]}"
         second = f"a {other[0]} {other[1]}"
-        made.append(Scene("two", f"{first} and {second}", (one, other)))
-        made += [Scene("position", f"{first} {rel} {second}", (one, other), rel) for rel in RELATIONS]
-    return made
+        scenes.append(Scene("two", f"{first} and {second}", (one, other)))
+        scenes += [Scene("position", f"{first} {rel} {second}", (one, other), rel) for rel in RELATIONS]
+    return scenes
 
 
 def _plural(shape: str) -> str:
@@ -93,10 +93,10 @@ def split() -> tuple[list[Scene], list[Scene]]:
     train: list[Scene] = []
     held: list[Scene] = []
     for category in CATEGORIES:
-        own = sorted((s for s in _BY_TEXT.values() if s.category == category), key=lambda s: _hash(s.text))
-        cut = round(len(own) * HELD_OUT_SHARE)
-        held += own[:cut]
-        train += own[cut:]
+        of_category = sorted((s for s in _BY_TEXT.values() if s.category == category), key=lambda s: _hash(s.text))
+        cut = round(len(of_category) * HELD_OUT_SHARE)
+        held += of_category[:cut]
+        train += of_category[cut:]
     return train, held
 
 

@@ -41,8 +41,8 @@ def limit(model: Path) -> int:
 
 def processor_limit(config: Mapping[str, Any]) -> int:
     """`limit`, from the configuration of the processor."""
-    own = config.get("image_processor", config)
-    return int((own.get("size") or {}).get("longest_edge") or own.get("max_pixels") or LATENT_PIXELS)
+    processor = config.get("image_processor", config)
+    return int((processor.get("size") or {}).get("longest_edge") or processor.get("max_pixels") or LATENT_PIXELS)
 
 
 def problem(size: tuple[int, int], pipeline: Any) -> str | None:

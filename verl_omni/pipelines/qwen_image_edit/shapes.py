@@ -28,11 +28,11 @@ DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
     """See `sample_shapes.SampleShapes`."""
-    found = without_image(configs, pipeline, prompt_rows)
+    tensors = without_image(configs, pipeline, prompt_rows)
     (rows, columns) = image_patches(configs, pipeline)
     return {
-        **found,
-        "img_shapes": torch.stack([found["img_shapes"], torch.tensor([1, rows, columns])]),
+        **tensors,
+        "img_shapes": torch.stack([tensors["img_shapes"], torch.tensor([1, rows, columns])]),
         "image_latents": example(rows * columns, configs["transformer"]["in_channels"]),
     }
 
@@ -53,5 +53,5 @@ def image_patches(configs: Configs, pipeline: Any) -> tuple[int, int]:
 
 def sequence_length(configs: Configs, pipeline: Any) -> int:
     """See `sample_shapes.SampleShapes`: patches of the sample and of the input image."""
-    found = sample(configs, pipeline, 1)
-    return sum(len(found[name]) for name in ("latents", "image_latents"))
+    tensors = sample(configs, pipeline, 1)
+    return sum(len(tensors[name]) for name in ("latents", "image_latents"))

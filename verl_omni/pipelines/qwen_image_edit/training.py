@@ -77,11 +77,11 @@ class QwenImageEditTraining:
     def prompt_check(self, tokenizer: Any, max_sequence_length: int) -> PromptCheck:
         """See `registry.TrainingAdapter`."""
         head = qwen_image.template_head(tokenizer, self.CHAT_TEMPLATE)
-        place = int(tokenizer.convert_tokens_to_ids(PLACE))
+        place_id = int(tokenizer.convert_tokens_to_ids(PLACE))
         limit = min(max_sequence_length, TEXT_TOKENS)
 
         def check(ids: Sequence[int], text: str) -> str | None:
-            return qwen_image.ids_problem(ids, head, limit) or places_problem(ids, place)
+            return qwen_image.ids_problem(ids, head, limit) or places_problem(ids, place_id)
 
         return check
 

@@ -50,7 +50,7 @@ class SD3Encoder:
         modes = torch.cat([vae.encode(image[None]).latent_dist.mode() for image in images])
         latents = (modes.float() - vae.config.shift_factor) * vae.config.scaling_factor
         self._pipeline.to("cpu")
-        found = {"clean_latents": latents.unflatten(0, (-1, samples))}
+        encoded = {"clean_latents": latents.unflatten(0, (-1, samples))}
         for name, rows in (("prompt_embeds", embeds), ("pooled_prompt_embeds", pooled)):
-            found[name] = rows.unsqueeze(1).expand(-1, samples, *rows.shape[1:])
-        return {name: rows.cpu() for name, rows in found.items()}
+            encoded[name] = rows.unsqueeze(1).expand(-1, samples, *rows.shape[1:])
+        return {name: rows.cpu() for name, rows in encoded.items()}

@@ -104,5 +104,5 @@ def _texts(prompt: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _stacked(states: Sequence[Any], name: str) -> Tensor | None:
-    found = [state.extra["conditions"].get(name) for state in states]
-    return None if any(each is None for each in found) else torch.cat(found)
+    conditions = [state.extra["conditions"].get(name) for state in states]
+    return None if any(each is None for each in conditions) else torch.cat(conditions)

@@ -67,8 +67,8 @@ class ScoringModel(LoadableModel):
         inputs = self.tokenizer(
             different, padding=True, truncation=True, return_tensors="pt", max_length=self.longest_prompt
         ).to(self.device)
-        found = unit(self.model.get_text_features(**inputs).pooler_output)
-        return found[[different.index(prompt) for prompt in prompts]]
+        embeddings = unit(self.model.get_text_features(**inputs).pooler_output)
+        return embeddings[[different.index(prompt) for prompt in prompts]]
 
 
 Model = TypeVar("Model", bound=LoadableModel)
@@ -167,17 +167,17 @@ def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str], kind: s
         given: a scorer's settings. defaults: names of its settings MODEL and, if it has one, PROCESSOR.
         kind: what kind of model it is, for the message.
     """
-    found = []
+    problems = []
     for setting, default in defaults.items():
         wanted = "preprocessor_config.json" if setting == PROCESSOR else "config.json"
         try:
             folder = model_folder(str(given.get(setting) or default), setting)
         except FileNotFoundError as error:
-            found.append(str(error))
+            problems.append(str(error))
             continue
         if not (folder / wanted).is_file():
-            found.append(f"{setting}: {folder / wanted} does not exist; write the folder of a {kind} model")
-    return found + device_problems(given)
+            problems.append(f"{setting}: {folder / wanted} does not exist; write the folder of a {kind} model")
+    return problems + device_problems(given)
 
 
 def device_problems(given: Mapping[str, Any]) -> list[str]:

@@ -87,12 +87,12 @@ def hpsv2_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> lis
     Args:
         given: the scorer's settings. defaults: its settings MODEL and PROCESSOR.
     """
-    found = []
+    problems = []
     try:
         weights_file(str(given.get(MODEL) or defaults[MODEL]), FILE)
     except FileNotFoundError as error:
-        found.append(str(error))
-    return found + clip_problems(given, {PROCESSOR: defaults[PROCESSOR]})
+        problems.append(str(error))
+    return problems + clip_problems(given, {PROCESSOR: defaults[PROCESSOR]})
 
 
 def _fitted(image: Tensor, side: int) -> Tensor:

@@ -118,19 +118,19 @@ class Hpsv3Model(LoadableModel):
             return_tensors="pt",
             images_kwargs={"do_resize": False},
         ).to(self.device)
-        found = self._hidden_states(inputs).float()
+        outputs = self._hidden_states(inputs).float()
         for place, (weight, bias) in enumerate(self.head):
-            found = torch.nn.functional.linear(found.relu() if place else found, weight, bias)
-        return found[:, MEAN].cpu()
+            outputs = torch.nn.functional.linear(outputs.relu() if place else outputs, weight, bias)
+        return outputs[:, MEAN].cpu()
 
     def _hidden_states(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Hidden states [B, width] at the last `<|Reward|>` of each sample."""
         ids = inputs["input_ids"]
         seen = self.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output
-        found = hidden_states(self.model, inputs, seen, self.model.config.image_token_id)
+        states = hidden_states(self.model, inputs, seen, self.model.config.image_token_id)
         is_reward = ids == self.processor.tokenizer.convert_tokens_to_ids(REWARD_TOKEN)
         last = ids.shape[1] - 1 - is_reward.int().flip(1).argmax(dim=1)
-        return found[torch.arange(len(ids), device=self.device), last]
+        return states[torch.arange(len(ids), device=self.device), last]
 
 
 def hpsv3_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> list[str]:
@@ -139,17 +139,17 @@ def hpsv3_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> lis
     Args:
         given: the scorer's settings. defaults: its settings MODEL and PROCESSOR.
     """
-    found = []
+    problems = []
     try:
         weights_file(str(given.get(MODEL) or defaults[MODEL]), FILE)
     except FileNotFoundError as error:
-        found.append(str(error))
-    found += base_problems(str(given.get(PROCESSOR) or defaults[PROCESSOR]))
+        problems.append(str(error))
+    problems += base_problems(str(given.get(PROCESSOR) or defaults[PROCESSOR]))
     try:
         read_question()
     except FileNotFoundError as error:
-        found.append(str(error))
-    return found + device_problems(given)
+        problems.append(str(error))
+    return problems + device_problems(given)
 
 
 def read_question() -> Question:

@@ -71,12 +71,12 @@ class ImageRewardModel(LoadableModel):
             raise FileNotFoundError("; ".join(problems))
         file = weights_file(model, FILE)
         weights = {_rename(name): tensor for name, tensor in read_weights(file).items()}
-        made = make_model(*sizes_of(weights, file))
-        load_weights(made, weights, file, "ImageReward")
+        loaded = make_model(*sizes_of(weights, file))
+        load_weights(loaded, weights, file, "ImageReward")
         return cls(
-            model=to_device(made, device),
+            model=to_device(loaded, device),
             tokenizer=BertTokenizer.from_pretrained(model_folder(tokenizer, PROCESSOR)),
-            side=made["vision"].config.image_size,
+            side=loaded["vision"].config.image_size,
             device=torch.device(device),
         )
 
@@ -108,18 +108,18 @@ def image_reward_problems(given: Mapping[str, Any], defaults: Mapping[str, str])
     Args:
         given: the scorer's settings. defaults: its settings MODEL and PROCESSOR.
     """
-    found = []
+    problems = []
     try:
         weights_file(str(given.get(MODEL) or defaults[MODEL]), FILE)
     except FileNotFoundError as error:
-        found.append(str(error))
+        problems.append(str(error))
     try:
         vocabulary = model_folder(str(given.get(PROCESSOR) or defaults[PROCESSOR]), PROCESSOR) / "vocab.txt"
         if not vocabulary.is_file():
-            found.append(f"{PROCESSOR}: {vocabulary} does not exist; write the folder of BERT's tokenizer")
+            problems.append(f"{PROCESSOR}: {vocabulary} does not exist; write the folder of BERT's tokenizer")
     except FileNotFoundError as error:
-        found.append(str(error))
-    return found + device_problems(given)
+        problems.append(str(error))
+    return problems + device_problems(given)
 
 
 def sizes_of(weights: Mapping[str, Tensor], file: Path) -> tuple[Any, Any]:

@@ -46,11 +46,11 @@ class ObjectDetector(LoadableModel):
         if problems := clip_problems({"device": device}, {MODEL: model}, "Mask2Former"):
             raise FileNotFoundError("; ".join(problems))
         folder = model_folder(model, MODEL)
-        made = load_scoring_model(Mask2FormerForUniversalSegmentation, "mask2former", folder, device)
+        detector = load_scoring_model(Mask2FormerForUniversalSegmentation, "mask2former", folder, device)
         return cls(
-            model=made,
+            model=detector,
             image_processor=AutoImageProcessor.from_pretrained(folder),
-            labels={name: int(number) for number, name in made.config.id2label.items()},
+            labels={name: int(number) for number, name in detector.config.id2label.items()},
             device=torch.device(device),
         )
 
@@ -77,9 +77,11 @@ class ObjectDetector(LoadableModel):
         # Without padding, the masks cover the image.
         inputs = self.image_processor(images=[image], return_tensors="pt").to(self.device)
         output = self.model(**inputs)
-        found = instances(output.class_queries_logits[0], output.masks_queries_logits[0], tuple(image.shape[1:]))
+        detected = instances(output.class_queries_logits[0], output.masks_queries_logits[0], tuple(image.shape[1:]))
         return {
-            name: [each for number, each in found if number == wanted and each.confidence > confidence][:MOST_OBJECTS]
+            name: [each for number, each in detected if number == wanted and each.confidence > confidence][
+                :MOST_OBJECTS
+            ]
             for name, wanted in known.items()
         }
 

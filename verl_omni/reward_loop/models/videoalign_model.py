@@ -71,8 +71,8 @@ class VideoAlignModel(LoadableModel):
     @override
     def load(cls, *source: str) -> VideoAlignModel:
         model, base, template, device = source
-        given = {MODEL: model, PROCESSOR: base, TEMPLATE: template, "device": device}
-        if problems := videoalign_problems(given, {}):
+        settings = {MODEL: model, PROCESSOR: base, TEMPLATE: template, "device": device}
+        if problems := videoalign_problems(settings, {}):
             raise FileNotFoundError("; ".join(problems))
         file = find_checkpoint(model)
         config = read_config(file.parents[1] / CONFIG)
@@ -81,13 +81,13 @@ class VideoAlignModel(LoadableModel):
         head = _take_head(weights, file, base_config)
         adapter = {rename(name): weights.pop(name) for name in [*weights] if ".lora_" in name}
         plain = {name.replace(".base_layer.", "."): each for name, each in weights.items()}
-        made = make_model(plain, file, base_config, folder, processor, "VideoReward", ", ".join(TOKENS))
+        loaded = make_model(plain, file, base_config, folder, processor, "VideoReward", ", ".join(TOKENS))
         if config.adapter.lora_enable:
             layers = {name.split(".lora_")[0] for name in adapter}
-            add_adapter(made, layers, config.adapter.lora_r, config.adapter.lora_alpha, config.adapter.use_rslora)
-        _load_adapter(made, adapter, file)
+            add_adapter(loaded, layers, config.adapter.lora_r, config.adapter.lora_alpha, config.adapter.use_rslora)
+        _load_adapter(loaded, adapter, file)
         return cls(
-            model=to_device(made, device),
+            model=to_device(loaded, device),
             processor=processor,
             heads=[head.to(device)],
             template=read_template(template),
@@ -128,8 +128,10 @@ class VideoAlignModel(LoadableModel):
 
     def _places(self, ids: Tensor) -> list[int]:
         """Places of the template's TOKENS, [3]; a prompt may have such tokens, too."""
-        found = [(ids == self.processor.tokenizer.convert_tokens_to_ids(token)).nonzero()[:, 0] for token in TOKENS]
-        visual, motion, alignment = found  # the prompt is between the second and the third
+        token_places = [
+            (ids == self.processor.tokenizer.convert_tokens_to_ids(token)).nonzero()[:, 0] for token in TOKENS
+        ]
+        visual, motion, alignment = token_places  # the prompt is between the second and the third
         return [int(visual[0]), int(motion[0]), int(alignment[-1])]
 
 
@@ -139,17 +141,17 @@ def videoalign_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -
     Args:
         given: the scorer's settings. defaults: its settings MODEL and PROCESSOR.
     """
-    found = []
+    problems = []
     try:
         read_config(find_checkpoint(str(given.get(MODEL) or defaults[MODEL])).parents[1] / CONFIG)
     except (FileNotFoundError, ValueError) as error:
-        found.append(str(error))
-    found += base_problems(str(given.get(PROCESSOR) or defaults[PROCESSOR]))
+        problems.append(str(error))
+    problems += base_problems(str(given.get(PROCESSOR) or defaults[PROCESSOR]))
     try:
         read_template(str(given.get(TEMPLATE)))
     except (FileNotFoundError, ValueError) as error:
-        found.append(str(error))
-    return found + device_problems(given)
+        problems.append(str(error))
+    return problems + device_problems(given)
 
 
 def sampled_frames(frames: int, video_fps: float, fps: float) -> list[int]:
@@ -201,13 +203,13 @@ def _load_adapter(model: Any, adapter: Mapping[str, Tensor], file: Path) -> None
     Raises:
         ValueError: they are not those of `adapter`, or have other shapes.
     """
-    own = {name: each.shape for name, each in model.state_dict().items() if ".lora_" in name}
-    given = {name: each.shape for name, each in adapter.items()}
-    if differing := sorted(name for name in own | given if own.get(name) != given.get(name)):
+    expected = {name: each.shape for name, each in model.state_dict().items() if ".lora_" in name}
+    shapes = {name: each.shape for name, each in adapter.items()}
+    if differing := sorted(name for name in expected | shapes if expected.get(name) != shapes.get(name)):
         name = differing[0]
         raise ValueError(
             f"{MODEL}: {file} has {len(differing)} weights of the adapter that do not fit {CONFIG}, such as {name} "
-            f"with the shape {_shape(given, name)}, expected {_shape(own, name)}; write both of one training"
+            f"with the shape {_shape(shapes, name)}, expected {_shape(expected, name)}; write both of one training"
         )
     model.load_state_dict(adapter, strict=False)
 

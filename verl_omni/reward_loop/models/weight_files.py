@@ -18,8 +18,8 @@ def weights_file(path: str, name: str) -> Path:
     Raises:
         FileNotFoundError: it does not exist.
     """
-    found = model_folder(path, MODEL)
-    file = found / name if found.is_dir() else found
+    named = model_folder(path, MODEL)
+    file = named / name if named.is_dir() else named
     if not file.is_file():
         raise FileNotFoundError(f"{MODEL}: {file} does not exist; write the folder with {name}, or that file")
     return file
@@ -45,8 +45,8 @@ def load_weights(module: Any, weights: Mapping[str, Tensor], file: Path, kind: s
     Raises:
         ValueError: a weight is missing, or has another shape.
     """
-    own = module.state_dict()
-    for name, tensor in own.items():
+    expected = module.state_dict()
+    for name, tensor in expected.items():
         if name not in weights:
             raise ValueError(f"{MODEL}: {file} lacks the weight {name}; write the weights of {kind}")
         if weights[name].shape != tensor.shape:
@@ -54,4 +54,4 @@ def load_weights(module: Any, weights: Mapping[str, Tensor], file: Path, kind: s
                 f"{MODEL}: {file} has {name} with the shape {list(weights[name].shape)}, expected "
                 f"{list(tensor.shape)}; write the weights of {kind}"
             )
-    module.load_state_dict({name: weights[name] for name in own})
+    module.load_state_dict({name: weights[name] for name in expected})

@@ -79,21 +79,21 @@ class MultiVisualRewardManager(VisualRewardManager):
         for part in self.parts:
             if part.evaluates and not is_evaluation:
                 continue
-            one = await self._score_part(part, sample, group)
-            score = one["reward_score"]
-            if FAILURE in one:
-                failures.append(one[FAILURE])
+            scored = await self._score_part(part, sample, group)
+            score = scored["reward_score"]
+            if FAILURE in scored:
+                failures.append(scored[FAILURE])
             else:
                 extra[f"reward/{part.key}"] = score
-                extra |= {f"reward/{part.key}/{name}": value for name, value in one["reward_extra_info"].items()}
+                extra |= {f"reward/{part.key}/{name}": value for name, value in scored["reward_extra_info"].items()}
             if part.weight != 0:
                 combined += part.weight * score
         combined /= self.divisor
         failure = next((each for each in failures if each.required), failures[0] if failures else None)
         if failure is not None and math.isnan(combined):
             return unscored(failure, extra)
-        made = {"reward_score": combined, "reward_extra_info": {**extra, f"reward/{COMBINED}": combined}}
-        return made if failure is None else {**made, FAILURE: failure}
+        result = {"reward_score": combined, "reward_extra_info": {**extra, f"reward/{COMBINED}": combined}}
+        return result if failure is None else {**result, FAILURE: failure}
 
     async def _score_part(self, part: Part, sample: dict[str, Any], group: Group | None) -> dict[str, Any]:
         if self.deaths is not None and (problem := self.deaths.problem(part.key)):

@@ -52,10 +52,10 @@ def compute_score(
     head = load_head(head_path, clip.width)
 
     def score(images: Sequence[Tensor], prompts: Sequence[str]) -> Tensor:
-        found = clip.embed_images(images)
+        outputs = clip.embed_images(images)
         for weight, bias in head:
-            found = torch.nn.functional.linear(found, weight, bias)
-        return found[:, 0]
+            outputs = torch.nn.functional.linear(outputs, weight, bias)
+        return outputs[:, 0]
 
     return mean_over_frames(solution_images, [""] * len(solution_images), score)
 

@@ -22,5 +22,5 @@ def compute_score(
     if color not in CHANNELS:
         raise ValueError(f"Unknown color {color!r}; one of {', '.join(CHANNELS)}")
     means = solution_image.float().movedim(-3, 0).flatten(1).mean(dim=1) / 255
-    own = means[CHANNELS.index(color)]
-    return float(own - (means.sum() - own) / 2)
+    channel_mean = means[CHANNELS.index(color)]
+    return float(channel_mean - (means.sum() - channel_mean) / 2)

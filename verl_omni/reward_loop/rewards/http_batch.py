@@ -44,8 +44,8 @@ def compute_score(
 
     if protocol == PICKLE:
         prompts = [str(truth) for truth in ground_truths]
-        found = pickled_scores(url, solution_images, prompts, timeout, attempts, retry_backoff)
-        return [{"score": score} for score in found]
+        numbers = pickled_scores(url, solution_images, prompts, timeout, attempts, retry_backoff)
+        return [{"score": score} for score in numbers]
     columns = zip(data_sources, solution_images, ground_truths, extra_infos, strict=True)
     samples = [sample_body(*column) for column in columns]
     answer = request(url, {"samples": samples}, timeout, attempts, retry_backoff)

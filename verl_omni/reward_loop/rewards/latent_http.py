@@ -67,7 +67,7 @@ def compute_score(
         "noise_level": noise_level,
         "noise_seed": noise_seed,
     }
-    found = score_fields(server_url, request(server_url, body, timeout, max_retries + 1, retry_backoff))
-    if found is None:
+    fields = score_fields(server_url, request(server_url, body, timeout, max_retries + 1, retry_backoff))
+    if fields is None:
         return None
-    return {**found, "score": score_scale * found["score"] + score_bias, "server_score": found["score"]}
+    return {**fields, "score": score_scale * fields["score"] + score_bias, "server_score": fields["score"]}

@@ -90,10 +90,10 @@ def _module_with(where: str, name: str) -> tuple[ModuleType, Any]:
             f"{where} calls sys.exit({error.code!r}) when it is imported: put what it does as a program below "
             "`if __name__ == '__main__':`"
         ) from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise ValueError(f"{where} has no function {name!r}")
-    return module, found
+    return module, function
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -93,9 +93,9 @@ def _rating(answer: JudgeAnswer, judge: Judge, lowest: float, highest: float) ->
 
     rating = judge_answers.rating(answer, highest)
     if rating is None or not lowest <= rating <= highest:
-        found = "no rating" if rating is None else f"the rating {rating:g}"
+        shown = "no rating" if rating is None else f"the rating {rating:g}"
         raise JudgeError(
-            f"{judge.url}: {found} in the answer of {judge.model}, expected 'Final Score: N' from {lowest:g} to "
+            f"{judge.url}: {shown} in the answer of {judge.model}, expected 'Final Score: N' from {lowest:g} to "
             f"{highest:g} within {judge.max_tokens} tokens: {answer.text[-200:]!r}"
         )
     return rating

@@ -81,8 +81,8 @@ async def compute_score(
         question = (template or TEMPLATE).replace("{prompt}", str(extra_infos[first].get("prompt")))
         async with places:
             answer = await judge.ask(solution_images[first], question, solution_images[second])
-        place = better_of_two(answer)
-        return None if place is None else (first, second)[place - 1]
+        winner = better_of_two(answer)
+        return None if winner is None else (first, second)[winner - 1]
 
     pairs = pairs_of(groups)
     try:
@@ -128,12 +128,12 @@ def win_rates(
             wins[winner] += 1
             for sample in pair:
                 compared[sample] += 1
-    found: list[dict[str, float] | None] = []
+    results: list[dict[str, float] | None] = []
     for sample, others in enumerate(rivals):
         if others == 0:
-            found.append({"score": 0.5, "compared": 0.0})
+            results.append({"score": 0.5, "compared": 0.0})
         elif compared[sample] == 0:
-            found.append(None)
+            results.append(None)
         else:
-            found.append({"score": wins[sample] / compared[sample], "compared": compared[sample] / others})
-    return found
+            results.append({"score": wins[sample] / compared[sample], "compared": compared[sample] / others})
+    return results

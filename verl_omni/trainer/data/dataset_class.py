@@ -31,7 +31,8 @@ def check(data: DictConfig) -> None:
         return
     for key, value, text in (("path", path, "the path of a Python file"), ("name", name, "the name of a class in it")):
         if not isinstance(value, str) or not value:
-            raise DatasetClassNotUsable(f"{SETTING}.{key}: {_shown(value)} is not supported; write {text}")
+            shown = "null" if value is None else repr(value)
+            raise DatasetClassNotUsable(f"{SETTING}.{key}: {shown} is not supported; write {text}")
     try:
         file = find_source(path)
     except SourceNotFound as error:
@@ -64,10 +65,10 @@ def check_with_files(config: DictConfig) -> None:
     check(data)
     first = data.train_files if isinstance(data.train_files, str) else data.train_files[0]
     pairs = Path(first).parent if config.algorithm.sample_source == "offline" else None
-    own = OmegaConf.select(data, "custom_cls.path") == DATASET["path"]  # an override may have removed it
+    is_own = OmegaConf.select(data, "custom_cls.path") == DATASET["path"]  # an override may have removed it
     for files, held_out in ((data.train_files, False), (data.val_files, True)):
         for file in map(Path, [files] if isinstance(files, str) else files or ()):
-            if own:
+            if is_own:
                 prompt_files.check_file(file, data.prompt_key, held_out=held_out, pairs=None if held_out else pairs)
             else:
                 prompt_files.check_exists(file)
@@ -93,7 +94,3 @@ def load(settings: DictConfig) -> Any:
             f"{SETTING}: {custom.name} of {custom.path} cannot be used: {type(cause).__name__}: {cause}; correct the "
             "module, or write another class"
         ) from error
-
-
-def _shown(value: Any) -> Any:
-    return "null" if value is None else repr(value)

@@ -161,8 +161,8 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
         cause = error.__cause__ or error
         raise InvalidPromptFile(f"{', '.join(paths)} cannot be read: {cause}") from error
     if settings.prompt_key not in dataset.dataframe.column_names:
-        found = ", ".join(dataset.dataframe.column_names)
-        raise ValueError(f"{paths} have no column {settings.prompt_key!r}: set data.prompt_key to one of {found}")
+        columns = ", ".join(dataset.dataframe.column_names)
+        raise ValueError(f"{paths} have no column {settings.prompt_key!r}: set data.prompt_key to one of {columns}")
     if len(dataset) == 0:
         raise ValueError(f"{paths} have no prompts, or data.filter_overlong_prompts removed all of them")
     return dataset
@@ -217,12 +217,12 @@ def check_lengths(dataset: RLHFDataset, setting: str, tokenizer: Any, limit: int
     Raises:
         ValueError: a prompt has more than `limit` tokens; the message names the first, and how many there are.
     """
-    own = isinstance(dataset, DiffusionRLDataset)
+    is_own = isinstance(dataset, DiffusionRLDataset)
     prompts = (
-        dataset.countable(dataset.dataframe) if own else prompt_tables.column(dataset.dataframe, dataset.prompt_key)
+        dataset.countable(dataset.dataframe) if is_own else prompt_tables.column(dataset.dataframe, dataset.prompt_key)
     )
     columns = {"prompts": (prompts, " or data.filter_overlong_prompts=true")}
-    if own and NEGATIVE_PROMPT in dataset.dataframe.column_names:
+    if is_own and NEGATIVE_PROMPT in dataset.dataframe.column_names:
         columns["negative prompts"] = (_negative_prompts(dataset.dataframe), "")
     for name, (texts, filtered) in columns.items():
         if long := too_long(texts, tokenizer, dataset.apply_chat_template_kwargs, limit):
@@ -409,9 +409,9 @@ class PromptOrder:
     def rows(self, step: int) -> list[int]:
         """Indices of the rows of step `step` (from 1)."""
         found: list[int] = []
-        place = (step - 1) * self._batch
+        start = (step - 1) * self._batch
         while missing := self._batch - len(found):
-            epoch, within = divmod(place + len(found), self._size)
+            epoch, within = divmod(start + len(found), self._size)
             found += self._of_epoch(epoch)[within : within + missing].tolist()
         return found
 

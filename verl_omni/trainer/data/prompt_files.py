@@ -46,17 +46,17 @@ def check_file(path: Path, prompt_key: str, *, held_out: bool = False, pairs: Pa
     check_exists(path)
     if path.suffix not in SUFFIXES:
         raise InvalidPromptFile(f"{path}: the name of a file of prompts must end in {', '.join(SUFFIXES)}")
-    found = False
+    has_rows = False
     columns = pair_columns(path) if pairs else None
     also = [SEED] if held_out else list(columns.names) if columns else []
     for place, row in rows(path, prompt_key, *also):
-        found = True
+        has_rows = True
         problem = row_problem(row, prompt_key) or (_seed_problem(row.get(SEED)) if held_out else None)
         if pairs and isinstance(row, Mapping) and not problem:
             problem = (columns or _pair_columns(place, list(row))).problem(row, pairs)
         if problem:
             raise InvalidPromptFile(f"{place}: {problem}")
-    if not found:
+    if not has_rows:
         raise InvalidPromptFile(f"{path} has no rows")
 
 
@@ -177,9 +177,9 @@ def _prompt_problem(prompt: Any) -> str | None:
 
 
 def _lacks_prompt(prompt_key: str, columns: Sequence[str]) -> str:
-    found = ", ".join(columns) or "none"
+    listed = ", ".join(columns) or "none"
     where = "data.prompt_key (in a job: spec.algorithm.overrides)"
-    return f"there is no column {prompt_key!r}; set {where} to one of: {found}"
+    return f"there is no column {prompt_key!r}; set {where} to one of: {listed}"
 
 
 def _kind(value: Any) -> str:
@@ -250,19 +250,19 @@ def _single_value(path: Path) -> Any | None:
 
 def _parse(text: str, path: Path, line: int | None = None) -> Any:
     """Parse a file, or one line of it, as JSON."""
-    place = str(path) if line is None else f"{path}:{line}"
+    source = str(path) if line is None else f"{path}:{line}"
 
     def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
+        values = dict(pairs)
+        if len(values) < len(pairs):
             names = [name for name, _ in pairs]
-            twice = next(name for name in made if names.count(name) > 1)
-            raise InvalidPromptFile(f"{place}: {twice!r} is given twice")
-        return made
+            twice = next(name for name in values if names.count(name) > 1)
+            raise InvalidPromptFile(f"{source}: {twice!r} is given twice")
+        return values
 
     def whole_number(digits: str) -> int:
         if len(digits) > LONGEST_NUMBER or (number := int(digits)) not in WHOLE_NUMBERS:
-            raise InvalidPromptFile(f"{place}: the number {digits[:40]} has more than 64 bits: write it as text")
+            raise InvalidPromptFile(f"{source}: the number {digits[:40]} has more than 64 bits: write it as text")
         return number
 
     try:
@@ -272,12 +272,12 @@ def _parse(text: str, path: Path, line: int | None = None) -> Any:
         return value
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
-        raise InvalidPromptFile(f"{place}: {half} is half of a character: it lacks the other half") from error
+        raise InvalidPromptFile(f"{source}: {half} is half of a character: it lacks the other half") from error
     except json.JSONDecodeError as error:
         where = f"{path}:{line or error.lineno}"
         raise InvalidPromptFile(f"{where}: not valid JSON: {error.msg}, column {error.colno}") from error
     except RecursionError as error:
-        raise InvalidPromptFile(f"{place}: nested too deeply") from error
+        raise InvalidPromptFile(f"{source}: nested too deeply") from error
 
 
 def _has_bytes(kind: Any) -> bool:

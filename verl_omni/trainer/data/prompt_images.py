@@ -127,8 +127,8 @@ def _is_place(part: Mapping[str, Any]) -> bool:
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The images of messages, as far as they are images of PIL."""
     contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
-    found = [part.get("image") for parts in contents for part in parts]
-    return [image for image in found if isinstance(image, Image.Image)]
+    images = [part.get("image") for parts in contents for part in parts]
+    return [image for image in images if isinstance(image, Image.Image)]
 
 
 def image_part(image: Any) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def _converted(part: Dataset, name: str, common: Any | None) -> Dataset:
     if common is not None:
         return part.cast_column(name, common)
     converted = _json_column(name, column(part, name))
-    rest = part.remove_columns(name)
-    return concatenate_datasets([rest, converted], axis=1) if rest.column_names else converted
+    other_columns = part.remove_columns(name)
+    return concatenate_datasets([other_columns, converted], axis=1) if other_columns.column_names else converted
 
 
 def _parquet_table(file: str) -> Dataset:
@@ -105,10 +105,10 @@ def _json_table(files: Iterable[str], prompt_key: str) -> Dataset:
 
 def _column(name: str, values: list[Any]) -> Dataset:
     """A column; JSON if its values have several types, or mappings of other keys, which Arrow would add to each."""
-    made = Dataset.from_dict({name: values}, on_mixed_types="use_json")
-    feature = made.features[name]
-    changed = _has(feature, Mapping) and list(map(_text, column(made, name))) != list(map(_text, values))
-    return _json_column(name, values) if changed or _has(feature, Json) else made
+    table = Dataset.from_dict({name: values}, on_mixed_types="use_json")
+    feature = table.features[name]
+    changed = _has(feature, Mapping) and list(map(_text, column(table, name))) != list(map(_text, values))
+    return _json_column(name, values) if changed or _has(feature, Json) else table
 
 
 def _text(value: Any) -> str:

@@ -53,9 +53,9 @@ def _rows_decide(config: DictConfig) -> bool:
     reward = config.reward
     agent = config.actor_rollout_ref.rollout.agent
     manager = reward.reward_manager
-    own = manager.source == "importlib" and manager.module.path == OWN_MODULE and manager.name == ONE
+    is_own_manager = manager.source == "importlib" and manager.module.path == OWN_MODULE and manager.name == ONE
     named = reward.scorer is not None or reward.custom_reward_function.path is not None
-    return own and not named and agent.default_agent_loop == AGENT_LOOP
+    return is_own_manager and not named and agent.default_agent_loop == AGENT_LOOP
 
 
 def _problem(groups: Sequence[Any], prompt_key: str) -> str | None:

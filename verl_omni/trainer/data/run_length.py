@@ -34,8 +34,8 @@ def total_steps(config: DictConfig) -> int:
         raise ValueError(
             f"trainer.total_epochs: data.train_files has {rows} prompts, and a step {batch} (data.train_batch_size)"
         )
-    found = epochs * (rows // batch)
-    return int(found if steps is None else min(steps, found))
+    of_epochs = epochs * (rows // batch)
+    return int(of_epochs if steps is None else min(steps, of_epochs))
 
 
 def count_rows(files: Any) -> int:

@@ -120,13 +120,13 @@ class EngineChecks:
         rows = algorithm.training_batch(samples, loss, self.config, SEED)
         arguments = algorithm.update_arguments(self.config, step)
         request = verl_batches.update_to_verl(TrainingBatch(rows, samples.stored, arguments))
-        found = step_metrics.over_ranks(self._stack.workers.update_actor(request).meta_info["metrics"])
-        norm = found.get("actor/grad_norm", math.nan)
+        metrics = step_metrics.over_ranks(self._stack.workers.update_actor(request).meta_info["metrics"])
+        norm = metrics.get("actor/grad_norm", math.nan)
         require(math.isfinite(norm) and norm > 0, f"the norm of the gradient is {norm}")
         return (
             f"norm of the gradient {norm:.3g}; engine and trainer: velocities differ by "
-            f"{found['rollout_corr/velocity_rel_diff']:.2%}, log-probabilities by "
-            f"{found['rollout_corr/mean_abs_diff']:.2g}"
+            f"{metrics['rollout_corr/velocity_rel_diff']:.2%}, log-probabilities by "
+            f"{metrics['rollout_corr/mean_abs_diff']:.2g}"
         )
 
     def publish(self) -> str:

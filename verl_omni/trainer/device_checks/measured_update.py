@@ -44,9 +44,9 @@ def make_model(family: str, folder: Path, changes: Mapping[str, Any] | None = No
     shutil.rmtree(folder / "transformer")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = getattr(diffusers, name).from_config({**config, **(changes or {})})
-        torch.nn.init.normal_(made.proj_out.weight, std=0.1)  # diffusers initializes it to zero in some families
-    made.save_pretrained(folder / "transformer")
+        component = getattr(diffusers, name).from_config({**config, **(changes or {})})
+        torch.nn.init.normal_(component.proj_out.weight, std=0.1)  # diffusers initializes it to zero in some families
+    component.save_pretrained(folder / "transformer")
 
 
 def load_settings(folder: Path, overrides: Sequence[str], device: str = "cpu") -> Any:
@@ -69,10 +69,10 @@ def estimated_peak(config: Any, device: str = "cpu") -> int:
     from verl_omni.trainer.memory_estimate.sample_tensors import training_sample
 
     model = read(Path(config.actor_rollout_ref.model.path))
-    found = trainer_memory.measure(config, model, training_sample(config, model), ranks=1, accelerator=device != "cpu")
-    state = found.weights + found.delayed_copies + found.reference + found.gradients + found.optimizer
-    state += found.start_values if device == "cpu" else 0
-    return state + found.gathered + max(found.inputs + found.activations, found.step_temporary)
+    memory = trainer_memory.measure(config, model, training_sample(config, model), ranks=1, accelerator=device != "cpu")
+    state = memory.weights + memory.delayed_copies + memory.reference + memory.gradients + memory.optimizer
+    state += memory.start_values if device == "cpu" else 0
+    return state + memory.gathered + max(memory.inputs + memory.activations, memory.step_temporary)
 
 
 def make_actor(config: Any, device: str) -> Any:
@@ -187,5 +187,5 @@ def compare(
         make_model(family, Path(folder) / "model", changes)
         config = load_settings(Path(folder) / "model", overrides, device)
         estimated = estimated_peak(config, device)
-        found = measure(config, device)
-    return {"family": family, "estimated": estimated, "ratio": estimated / found["measured"], **found}
+        measured = measure(config, device)
+    return {"family": family, "estimated": estimated, "ratio": estimated / measured["measured"], **measured}

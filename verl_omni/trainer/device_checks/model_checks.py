@@ -84,8 +84,8 @@ def family(name: str, device: str) -> str:
     difference = float((here - there).norm() / there.norm())
     limit = VELOCITY_TOLERANCES[torch.bfloat16]
     require(difference < limit, f"velocities differ by {difference:.2g} from the CPU's in float32, limit {limit:g}")
-    found = actor.update(dict(batch), **arguments)
-    norm = found.get("actor/grad_norm", math.nan)
+    metrics = actor.update(dict(batch), **arguments)
+    norm = metrics.get("actor/grad_norm", math.nan)
     require(math.isfinite(norm) and norm > 0, f"the norm of the gradient is {norm}")
     return f"velocities differ by {difference:.1%} from the CPU's in float32; a training step has gradients"
 
@@ -106,12 +106,13 @@ def update_of_known_size(device: str) -> str:
     if device != "cpu":
         wide = WIDE
         settings += [f"actor_rollout_ref.rollout.pipeline.{size}" for size in WIDE_IMAGES]
-    found = measured_update.compare("sd3", settings, device, wide)
-    ratio = found["ratio"]
-    used = found["metrics"]
-    text = f"peak of an update {found['measured'] / MIB:.0f} MiB, drl fit estimates {found['estimated'] / MIB:.0f}"
+    comparison = measured_update.compare("sd3", settings, device, wide)
+    ratio = comparison["ratio"]
+    used = comparison["metrics"]
+    measured, estimated = (comparison[name] / MIB for name in ("measured", "estimated"))
+    text = f"peak of an update {measured:.0f} MiB, drl fit estimates {estimated:.0f}"
     require(abs(ratio - 1) <= ESTIMATE, f"{text}: {ratio:.2f} times, which is off by more than {ESTIMATE:.0%}")
-    speed = f"{used['perf/flops/actor'] / found['seconds'] / 1e12:.3g} TFLOP/s"
+    speed = f"{used['perf/flops/actor'] / comparison['seconds'] / 1e12:.3g} TFLOP/s"
     share = (
         f"{used['perf/mfu/actor']:.1%} of the device's"
         if "perf/mfu/actor" in used

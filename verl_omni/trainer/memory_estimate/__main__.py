@@ -98,26 +98,26 @@ def describe(
     from verl_omni.trainer.memory_estimate.job_estimate import JobEstimator
 
     estimated = JobEstimator(accelerator=accelerator).estimate
-    found = estimated(config)
+    job = estimated(config)
     document: dict[str, Any] = {
         "architecture": config.actor_rollout_ref.model.architecture,
-        "parameters": found.trainer.parameters,
-        "trained_parameters": found.trainer.trained_parameters,
-        "engine_batch": found.engine.batch if found.setup.generation else None,
-        "sample_bytes": found.setup.stored // found.setup.samples if found.setup.samples else None,
-        "moved": dict(found.estimate.moved),
+        "parameters": job.trainer.parameters,
+        "trained_parameters": job.trainer.trained_parameters,
+        "engine_batch": job.engine.batch if job.setup.generation else None,
+        "sample_bytes": job.setup.stored // job.setup.samples if job.setup.samples else None,
+        "moved": dict(job.estimate.moved),
         "reserve": RESERVE,
     }
-    if found.standalone is None:
-        return {**document, **_phases(found.estimate), **_verdict(config, found, estimated, _sizes, capacity)}
-    own = _phases(found.estimate)
-    standalone = _phases(found.standalone)
+    if job.standalone is None:
+        return {**document, **_phases(job.estimate), **_verdict(config, job, estimated, _sizes, capacity)}
+    trainer = _phases(job.estimate)
+    standalone = _phases(job.standalone)
     if not accelerator:
-        together = _verdict(config, found, estimated, _sizes, capacity)
-        return {**document, "pools": {"trainer": own, "rollout": standalone}, **together}
-    own |= _verdict(config, found, estimated, _trainer_sizes, capacity, advice.of_trainer)
-    standalone |= _verdict(config, found, estimated, _rollout_sizes, rollout_capacity, advice.of_rollout)
-    return {**document, "pools": {"trainer": own, "rollout": standalone}}
+        together = _verdict(config, job, estimated, _sizes, capacity)
+        return {**document, "pools": {"trainer": trainer, "rollout": standalone}, **together}
+    trainer |= _verdict(config, job, estimated, lambda of: _totals(of.estimate.device), capacity, advice.of_trainer)
+    standalone |= _verdict(config, job, estimated, _rollout_sizes, rollout_capacity, advice.of_rollout)
+    return {**document, "pools": {"trainer": trainer, "rollout": standalone}}
 
 
 def _verdict(
@@ -169,11 +169,11 @@ def _verdict(
 
 def _sizes(found: JobEstimate) -> dict[str, int]:
     """Phases of a device; without accelerators of one machine that has all hosts, of both pools if there are two."""
-    own = found.estimate
+    estimate = found.estimate
     standalone = found.standalone
-    if own.device:
-        return _totals(own.device)
-    trainer = {phase.name: found.setup.nodes * phase.total for phase in own.host}
+    if estimate.device:
+        return _totals(estimate.device)
+    trainer = {phase.name: found.setup.nodes * phase.total for phase in estimate.host}
     if standalone is None or found.pool is None:
         return trainer
     rollout = {phase.name: found.pool.nodes * phase.total for phase in standalone.host}
@@ -182,10 +182,6 @@ def _sizes(found: JobEstimate) -> dict[str, int]:
         **{f"{name} of the trainer": size + peaks[1] for name, size in trainer.items()},
         **{f"{name} of the engines": peaks[0] + size for name, size in rollout.items()},
     }
-
-
-def _trainer_sizes(found: JobEstimate) -> dict[str, int]:
-    return _totals(found.estimate.device)
 
 
 def _rollout_sizes(found: JobEstimate) -> dict[str, int]:

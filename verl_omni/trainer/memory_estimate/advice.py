@@ -81,7 +81,7 @@ def advise(
     phases_of = _remembered(phases_of)  # an estimate of a large model takes seconds
     job = config
     first = phases
-    found = list[Advice]()
+    advised = list[Advice]()
     tried: set[tuple[str, Any]] = set()
     while not fits(max(phases.values())):
         left = (each for each in changes(config, divisible) if (each.setting, each.value) not in tried)
@@ -95,11 +95,11 @@ def advise(
             config = changed
             phases = after
             peak = max(after.values())
-            if found and found[-1].change.setting == change.setting:
-                found.pop()  # the new value replaces it
-            found.append(Advice(change, phase, peak, fits(peak)))
-    needed = _needed(job, found, phases_of, fits)
-    return tuple(found if len(needed) == len(found) else _replay(job, needed, first, phases_of, fits))
+            if advised and advised[-1].change.setting == change.setting:
+                advised.pop()  # the new value replaces it
+            advised.append(Advice(change, phase, peak, fits(peak)))
+    needed = _needed(job, advised, phases_of, fits)
+    return tuple(advised if len(needed) == len(advised) else _replay(job, needed, first, phases_of, fits))
 
 
 def _needed(
@@ -250,8 +250,8 @@ def _can_be_split(config: DictConfig, divisible: int) -> bool:
     """Whether engines can have twice as many accelerators each, which must be of one node and divide the layers."""
     rollout = config.actor_rollout_ref.rollout
     count = rollout.n_gpus_per_node if rollout.nnodes > 0 else config.trainer.n_gpus_per_node
-    whole = divisible % (2 * rollout.tensor_model_parallel_size) == 0
-    return bool(_on_accelerators(rollout) and whole and count % (2 * pool_settings.replica_size(rollout)) == 0)
+    divides = divisible % (2 * rollout.tensor_model_parallel_size) == 0
+    return bool(_on_accelerators(rollout) and divides and count % (2 * pool_settings.replica_size(rollout)) == 0)
 
 
 def _divides_batch(config: DictConfig, ranks: int) -> bool:

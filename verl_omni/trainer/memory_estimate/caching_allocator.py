@@ -56,8 +56,8 @@ class CachingAllocator:
             self.segments.append(block.size)
         self.free.discard(block)
         block.free = False
-        rest = block.size - size
-        if rest >= ROUNDING if small else rest > SMALL:
+        remainder = block.size - size
+        if remainder >= ROUNDING if small else remainder > SMALL:
             self._divide(block, size)
         return block
 
@@ -73,12 +73,12 @@ class CachingAllocator:
         self.free.add(block)
 
     def _divide(self, block: Block, size: int) -> None:
-        rest = Block(block.size - size, block.small, free=True, before=block, after=block.after)
+        remainder = Block(block.size - size, block.small, free=True, before=block, after=block.after)
         if block.after is not None:
-            block.after.before = rest
+            block.after.before = remainder
         block.size = size
-        block.after = rest
-        self.free.add(rest)
+        block.after = remainder
+        self.free.add(remainder)
 
 
 def _segment(size: int) -> int:

@@ -120,18 +120,18 @@ def measure(
     known = {} if known is None else known
     if key not in known:
         known[key] = _run_passes(config, model, sample, batch, CachingAllocator() if accelerator else None)
-    found = known[key]
-    divided = _fused(found.transformer, rollout.tensor_model_parallel_size)
-    offloaded = sum(found.encoders) if accelerator and rollout.offload_text_encoders else 0
-    encoders = [] if offloaded else found.encoders
+    measured = known[key]
+    divided = _fused(measured.transformer, rollout.tensor_model_parallel_size)
+    offloaded = sum(measured.encoders) if accelerator and rollout.offload_text_encoders else 0
+    encoders = [] if offloaded else measured.encoders
     return EngineMemory(
         transformer=model.transformers * sum(divided),
         text_encoders=sum(encoders),
         offloaded=offloaded,
-        vae=found.vae_bytes,
-        asleep=pinned_bytes([*encoders, *model.transformers * divided, *found.vae]),
-        passes=found.passes,
-        kept=found.kept,
+        vae=measured.vae_bytes,
+        asleep=pinned_bytes([*encoders, *model.transformers * divided, *measured.vae]),
+        passes=measured.passes,
+        kept=measured.kept,
         batch=batch,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from verl_omni.trainer.memory_estimate.engine_memory import TEXT_ENCODING, EngineMemory
@@ -143,23 +143,27 @@ class Estimate:
 
 def estimate(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:
     """Put the parts of one device together, by phase, for an engine on the trainer's device."""
-    generating = () if setup.generation is None else (_generation(setup.generation, setup, trainer, engine),)
-    reads_prompts = (_text_encoding(setup, trainer, engine),) if encodes_apart(setup, engine) else ()
-    encodes = (_encoding(setup, trainer, engine),) if setup.pairs else ()
-    scores = (_scoring(setup, trainer, engine),) if setup.scores_here else ()
-    phases = (
-        *reads_prompts,
-        *generating,
-        *scores,
-        *encodes,
-        _update(setup, trainer, engine),
-        _sync(setup, trainer, engine),
-    )
+    generating = {**resting(setup, trainer), **awake(setup, trainer, engine)}
+    idle = {} if setup.sleeps else awake(setup, trainer, engine) | kept_by_engine(setup, engine)  # while others work
+    phases = []
+    if encodes_apart(setup, engine):
+        encoders = encoding_prompts(engine, 0 if setup.sleeps else engine.held)
+        phases.append(Phase(TEXT_ENCODING, {**generating, **encoders}))
+    if setup.generation is not None:
+        activations = engine.peak if setup.sleeps else engine.held
+        phases.append(Phase(setup.generation, {**generating, "engine activations": activations}))
+    if setup.scores_here:
+        phases.append(Phase("scoring", {**resting(setup, trainer), **scoring(setup), **idle}))
+    if setup.pairs:
+        phases.append(Phase("encoding", encoding(setup, trainer) | idle))
+    phases.append(Phase("update", updating(setup, trainer) | idle))
+    sync = {**sending(setup, trainer), **awake(setup, trainer, engine), **receiving(setup, trainer)}
+    phases.append(Phase("weight sync", sync if setup.sleeps else sync | kept_by_engine(setup, engine)))
     moved = {**bytes_of_a_step(setup, trainer), "weights to each engine": trainer.sent}
     if not setup.accelerator:
         always = {**encoders_at_rest(setup, trainer), **checkpoint_copy(setup, trainer), **scorers_on_cpu(setup)}
-        copied = (Phase(p.name, {**p.parts, **always}) for p in phases)
-        return Estimate((), tuple(_on_host(setup, phase) for phase in copied), moved)
+        hosts = (_on_host(setup, Phase(phase.name, {**phase.parts, **always})) for phase in phases)
+        return Estimate((), tuple(hosts), moved)
     return Estimate(
         with_contexts(phases, 2 + setup.scorers_per_rank), without_zeros(_host(setup, trainer, engine)), moved
     )
@@ -276,38 +280,6 @@ def bucket(setup: Setup, trainer: TrainerMemory) -> int:
     return max(trainer.largest_sent, min(setup.bucket, trainer.sent))
 
 
-def _generation(name: str, setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
-    passes = {"engine activations": engine.peak if setup.sleeps else engine.held}
-    return Phase(name, {**resting(setup, trainer), **awake(setup, trainer, engine), **passes})
-
-
-def _text_encoding(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
-    parts = {**resting(setup, trainer), **awake(setup, trainer, engine)}
-    return Phase(TEXT_ENCODING, {**parts, **encoding_prompts(engine, 0 if setup.sleeps else engine.held)})
-
-
-def _scoring(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
-    return Phase("scoring", {**resting(setup, trainer), **scoring(setup), **_not_asleep(setup, trainer, engine)})
-
-
-def _encoding(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
-    return Phase("encoding", encoding(setup, trainer) | _not_asleep(setup, trainer, engine))
-
-
-def _update(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
-    return Phase("update", updating(setup, trainer) | _not_asleep(setup, trainer, engine))
-
-
-def _not_asleep(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> dict[str, int]:
-    """An engine's memory on the device while the trainer works."""
-    return {} if setup.sleeps else awake(setup, trainer, engine) | kept_by_engine(setup, engine)
-
-
-def _sync(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
-    parts = {**sending(setup, trainer), **awake(setup, trainer, engine), **receiving(setup, trainer)}
-    return Phase("weight sync", parts if setup.sleeps else {**parts, **kept_by_engine(setup, engine)})
-
-
 def kept_by_engine(setup: Setup, engine: EngineMemory) -> dict[str, int]:
     """Memory from its passes that the allocator of an engine on an accelerator keeps until the engine sleeps."""
     return {"engine activations": engine.held} if setup.accelerator and setup.generation else {}
@@ -375,19 +347,17 @@ def _on_host(setup: Setup, phase: Phase) -> Phase:
     parts = {name: ranks * size for name, size in phase.parts.items()}
     samples = parts.get(setup.trains_on, 0) + trajectories(setup)
     processes = (ranks + 2 + setup.helpers_per_node) * setup.process
-    own = {**to_score(setup, phase.name), setup.trains_on: samples, "processes": processes}
-    (made,) = without_zeros((Phase(phase.name, {**parts, **own}),))
-    return made
+    of_host = {**to_score(setup, phase.name), setup.trains_on: samples, "processes": processes}
+    return without_zeros([Phase(phase.name, {**parts, **of_host})])[0]
 
 
-def with_contexts(phases: tuple[Phase, ...], processes: int) -> tuple[Phase, ...]:
+def with_contexts(phases: Sequence[Phase], processes: int) -> tuple[Phase, ...]:
     """Phases of a device, with what its processes take before their first tensors."""
-    return without_zeros(
-        tuple(Phase(p.name, {**p.parts, "device contexts": processes * DEVICE_CONTEXT}) for p in phases)
-    )
+    contexts = {"device contexts": processes * DEVICE_CONTEXT}
+    return without_zeros([Phase(phase.name, {**phase.parts, **contexts}) for phase in phases])
 
 
-def without_zeros(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+def without_zeros(phases: Sequence[Phase]) -> tuple[Phase, ...]:
     """Phases without empty parts."""
     return tuple(Phase(p.name, {name: size for name, size in p.parts.items() if size}) for p in phases)
 

@@ -61,11 +61,6 @@ NOT_OF_TRAINER = (
 )
 
 
-def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
-    """Estimate the memory of a job; see `JobEstimator.estimate`."""
-    return JobEstimator(accelerator=accelerator).estimate(config)
-
-
 class JobEstimator:
     """Estimates of one job with several settings: what a change does not concern is measured once.
 
@@ -100,9 +95,9 @@ class JobEstimator:
         if rollout.nnodes == 0:
             return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine), divisible=divisible)
         in_flight = min(BATCHES_IN_FLIGHT * engine.batch, samples)
-        each = stored.total(1, 1) + setup.pixels
+        sample_bytes = stored.total(1, 1) + setup.pixels
         pool = RolloutPool(
-            rollout.nnodes, rollout.n_gpus_per_node, pool_settings.replica_size(rollout), in_flight * each
+            rollout.nnodes, rollout.n_gpus_per_node, pool_settings.replica_size(rollout), in_flight * sample_bytes
         )
         own, standalone = estimate_pools(setup, pool, trainer, engine)
         return JobEstimate(setup, trainer, engine, own, pool, standalone, divisible)
@@ -137,15 +132,15 @@ def _engine(
         count = evaluations.count_samples(config)
         evaluated = BATCHES_IN_FLIGHT * rollout.max_num_seqs if count is None else math.ceil(count / replicas)
     measure = partial(engine_memory.measure, model=model, accelerator=setup.accelerator, known=known)
-    other = evaluations.settings_of(config)
+    evaluation = evaluations.settings_of(config)
     most = max(training, evaluated)
     if setup.samples and (not setup.evaluates or evaluations.have_samples_of_training(config)):
         return measure(config, sample={**engine_conditions(config, model), **sample}, samples=most), most
-    found = measure(other, sample=engine_conditions(other, model), samples=evaluated)
+    engine = measure(evaluation, sample=engine_conditions(evaluation, model), samples=evaluated)
     if not setup.samples:
-        return found, most
+        return engine, most
     recorded = {**engine_conditions(config, model), **sample}
-    return found.or_larger(measure(config, sample=recorded, samples=training)), most
+    return engine.or_larger(measure(config, sample=recorded, samples=training)), most
 
 
 def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Setup:

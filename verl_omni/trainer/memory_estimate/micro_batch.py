@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +79,9 @@ def run(
     # Ranks that share a sequence divide what this counts, except for this copy.
     trained = [*policy.trained.values()]
     policy.tracker = tracker
-    policy.copied = sharding.sequence * _float32_shards(model.transformers * trained, sharding)
+    # A rank keeps its shards of trained weights in float32.
+    kept = [torch.empty_like(p, dtype=torch.float32, device="meta") for p in model.transformers * trained]
+    policy.copied = sharding.sequence * shard_bytes(kept, sharding.shards)
     objective = algorithm.objective(policy, loss, actor, algorithm.update_arguments(config, 1))
     rows = max(1, actor.ppo_mini_batch_size * algorithm.rows_per_prompt(settings.rollout.n) // sharding.groups)
     samples = actor.ppo_micro_batch_size_per_gpu
@@ -124,8 +126,8 @@ def _start_values(part: Batch, objective: Objective) -> Batch:
     assert isinstance(objective, ComparesWithStart)
     terms = objective.term_count(part)
     with torch.no_grad():
-        found = objective.start_values(part, 0)
-    return {name: value.unsqueeze(1).repeat(1, terms, *[1] * (value.ndim - 1)) for name, value in found.items()}
+        values = objective.start_values(part, 0)
+    return {name: value.unsqueeze(1).repeat(1, terms, *[1] * (value.ndim - 1)) for name, value in values.items()}
 
 
 def _recomputed_mini_batches(config: DictConfig, objective: Objective) -> int:
@@ -154,11 +156,6 @@ class _ShardedPolicy(Policy):
         self.tracker.add([copy])
         with torch.no_grad():
             yield
-
-
-def _float32_shards(trained: Iterable[Tensor], sharding: Sharding) -> int:
-    """Bytes of one rank's shards, in which trained weights are kept."""
-    return shard_bytes([torch.empty_like(p, dtype=torch.float32, device="meta") for p in trained], sharding.shards)
 
 
 def _drop_gradient(parameter: Tensor) -> None:

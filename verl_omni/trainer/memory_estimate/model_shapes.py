@@ -54,17 +54,17 @@ class ModelShapes:
                 import diffusers
 
                 kind = _class(diffusers, name)
-                made = kind.from_config(dict(config))
+                module = kind.from_config(dict(config))
                 kept = kind._keep_in_fp32_modules
             else:
                 import transformers
 
                 kind = _class(transformers, name)
-                made = kind(kind.config_class.from_dict(dict(config)))
+                module = kind(kind.config_class.from_dict(dict(config)))
                 # Unlike diffusers, transformers keeps most of these modules in float32 only next to float16.
                 kept = kind._keep_in_fp32_modules_strict
-        build.cast(made, dtype, frozenset(kept or ()))
-        return made
+        build.cast(module, dtype, frozenset(kept or ()))
+        return module
 
     def as_fake(self, module: nn.Module) -> nn.Module:
         """Replace the tensors of a module by fake ones on the CPU; which parameters need gradients stays."""
@@ -86,8 +86,8 @@ class ModelShapes:
 
     def _fake(self, tensor: Tensor) -> Tensor:
         with self._mode:
-            made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
-        return nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+            fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
 
 def read(folder: Path) -> ModelShapes:
@@ -120,7 +120,7 @@ def _existing(path: Path) -> Path:
 
 
 def _class(library: Any, name: str) -> Any:
-    found = getattr(library, name, None)
-    if found is None:
+    kind = getattr(library, name, None)
+    if kind is None:
         raise ValueError(f"{library.__name__} has no class {name}, which {INDEX} names")
-    return found
+    return kind

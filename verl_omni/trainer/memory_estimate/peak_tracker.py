@@ -68,10 +68,10 @@ class PeakTracker(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(found):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._note(leaf, self._allocator)
         if self._allocator is not None and func is torch.ops.aten.convolution.default:
-            self._add_workspace(self._allocator, (args[0], args[1], found))
-        return found
+            self._add_workspace(self._allocator, (args[0], args[1], result))
+        return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_omni.trainer.memory_estimate.engine_memory import TEXT_ENCODING, EngineMemory
@@ -78,16 +79,14 @@ def network_bucket(setup: Setup, trainer: TrainerMemory) -> int:
 
 def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Estimate:
     ranks = setup.ranks_per_node
-    rests = _generation(setup)
-    scores = ("scoring",) if setup.scores_here else ()
-    encodes = ("encoding",) if setup.pairs else ()
-    device = (
-        *(Phase(name, resting(setup, trainer)) for name in rests),
-        *(Phase(name, resting(setup, trainer) | scoring(setup)) for name in scores),
-        *(Phase(name, encoding(setup, trainer)) for name in encodes),
-        Phase("update", updating(setup, trainer)),
-        Phase("weight sync", sending(setup, trainer)),
-    )
+    phases = []
+    if setup.generation is not None:
+        phases.append(Phase(setup.generation, resting(setup, trainer)))
+    if setup.scores_here:
+        phases.append(Phase("scoring", resting(setup, trainer) | scoring(setup)))
+    if setup.pairs:
+        phases.append(Phase("encoding", encoding(setup, trainer)))
+    device = (*phases, Phase("update", updating(setup, trainer)), Phase("weight sync", sending(setup, trainer)))
     kept = trainer.weights + trainer.delayed_copies + trainer.reference
     optimizer = {"offloaded optimizer": ranks * trainer.optimizer if setup.offloads_optimizer else 0}
     weights = {"offloaded weights": ranks * kept if setup.offloads_weights else 0}
@@ -119,42 +118,32 @@ def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Es
 
 
 def _rollout_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:
-    passes = {"engine activations": engine.held}
-    weights = awake(setup, trainer, engine)
-    # On an accelerator, the allocator of the engine's process keeps the memory of its passes: it never sleeps.
-    kept = kept_by_engine(setup, engine)
-    generating = _generation(setup)
-    reads_prompts = {**weights, **encoding_prompts(engine, engine.held)} if encodes_apart(setup, engine) else None
-    device = (
-        *((Phase(TEXT_ENCODING, reads_prompts),) if reads_prompts else ()),
-        *(Phase(name, {**weights, **passes}) for name in generating),
-        Phase("weight sync", {**weights, **kept, **receiving(setup, trainer)}),
-    )
     # Next to each engine worker one that receives weights; on the CPU the engine is in its server's process.
     workers = pool.workers * (2 if setup.accelerator else 1)
     processes = {"processes": (workers + pool.replicas_per_node) * setup.process}
     processes |= offloaded_encoders(engine, pool.workers if setup.accelerator else 0)
-    host = (
-        *(
-            Phase(name, {**processes, "samples in flight": pool.replicas_per_node * pool.in_flight})
-            for name in generating
-        ),
-        Phase("weight sync", {**processes, "received buckets": pool.workers * network_bucket(setup, trainer)}),
-    )
+    weights = awake(setup, trainer, engine)
+    device = []
+    host = []
+    if encodes_apart(setup, engine):
+        device.append(Phase(TEXT_ENCODING, {**weights, **encoding_prompts(engine, engine.held)}))
+    if setup.generation is not None:
+        in_flight = {"samples in flight": pool.replicas_per_node * pool.in_flight}
+        device.append(Phase(setup.generation, {**weights, "engine activations": engine.held}))
+        host.append(Phase(setup.generation, {**processes, **in_flight}))
+    # On an accelerator, the allocator of the engine's process keeps the memory of its passes: it never sleeps.
+    kept = kept_by_engine(setup, engine)
+    device.append(Phase("weight sync", {**weights, **kept, **receiving(setup, trainer)}))
+    host.append(Phase("weight sync", {**processes, "received buckets": pool.workers * network_bucket(setup, trainer)}))
     if not setup.accelerator:
         return Estimate((), _on_host(device, host, pool.workers), {})
     return Estimate(with_contexts(device, 2), without_zeros(host), {})
 
 
-def _generation(setup: Setup) -> tuple[str, ...]:
-    """Name of the phase in which engines generate, if they do."""
-    return () if setup.generation is None else (setup.generation,)
-
-
-def _on_host(device: tuple[Phase, ...], host: tuple[Phase, ...], workers: int) -> tuple[Phase, ...]:
+def _on_host(device: Sequence[Phase], host: Sequence[Phase], workers: int) -> tuple[Phase, ...]:
     """Phases of a host without accelerators: what `workers` of them would have, and what the host has."""
-    found = []
+    phases = []
     for ours, theirs in zip(host, device, strict=True):
         parts = {name: workers * size for name, size in theirs.parts.items()}
-        found.append(Phase(ours.name, parts | {name: size + parts.get(name, 0) for name, size in ours.parts.items()}))
-    return without_zeros(tuple(found))
+        phases.append(Phase(ours.name, parts | {name: size + parts.get(name, 0) for name, size in ours.parts.items()}))
+    return without_zeros(phases)

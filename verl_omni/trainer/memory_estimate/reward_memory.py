@@ -117,12 +117,12 @@ def measure(reward: DictConfig) -> RewardMemory:
     """
     named = {str(part.get("name") or key): part for key, part in reward.reward_functions.items()}
     named = named or {str(reward.scorer): reward.scorer_kwargs}
-    found = [
+    memories = [
         _memory(name, given.get(MODEL), given.get(PROCESSOR) or given.get(geneval.COLOR_MODEL), int(reward.batch_size))
         for name, given in named.items()
         if given.get("device") == TRAINER
     ]
-    return RewardMemory(sum(each.weights for each in found), max((each.activations for each in found), default=0))
+    return RewardMemory(sum(each.weights for each in memories), max((each.activations for each in memories), default=0))
 
 
 @cache  # a job is estimated with many other settings

@@ -38,9 +38,9 @@ class StoredBytes:
 
 def stored_bytes(sample: Mapping[str, Tensor]) -> StoredBytes:
     """Bytes of a sample by what it is shared with."""
-    own = sum(tensor.nbytes for name, tensor in sample.items() if name in RECORDED)
+    recorded = sum(tensor.nbytes for name, tensor in sample.items() if name in RECORDED)
     negative = sum(tensor.nbytes for name, tensor in sample.items() if name.startswith(NEGATIVE))
-    return StoredBytes(own, sum(tensor.nbytes for tensor in sample.values()) - own - negative, negative)
+    return StoredBytes(recorded, sum(tensor.nbytes for tensor in sample.values()) - recorded - negative, negative)
 
 
 def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]:
@@ -113,15 +113,15 @@ def window_size(config: DictConfig) -> int:
 
 def fake_rows(model: ModelShapes, sample: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
     """A batch of such samples: fake tensors, or real ones for those that have values. Masks select all rows."""
-    made = {}
+    batch = {}
     for name, tensor in sample.items():
         if not tensor.is_meta:
-            made[name] = tensor.expand(rows, *tensor.shape).clone()
+            batch[name] = tensor.expand(rows, *tensor.shape).clone()
         elif tensor.is_floating_point():
-            made[name] = model.empty(rows, *tensor.shape, dtype=tensor.dtype)
+            batch[name] = model.empty(rows, *tensor.shape, dtype=tensor.dtype)
         else:
-            made[name] = torch.ones(rows, *tensor.shape, dtype=tensor.dtype)
-    return made
+            batch[name] = torch.ones(rows, *tensor.shape, dtype=tensor.dtype)
+    return batch
 
 
 def signature(sample: Mapping[str, Tensor]) -> str:

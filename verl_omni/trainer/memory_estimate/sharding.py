@@ -56,10 +56,10 @@ def weight_bytes(module: nn.Module, sharding: Sharding) -> int:
     That is what is frozen and stays in float32 next to layers that compute in another dtype.
     """
     kept = set(float32_parts(module)) if sharding.wrapped and sharding.precision.compute != torch.float32 else set()
-    whole = {name for name, p in module.named_parameters() if name in kept and not p.requires_grad}
+    unsharded = {name for name, p in module.named_parameters() if name in kept and not p.requires_grad}
     parameters = dict(module.named_parameters())
-    shards = shard_bytes([p for name, p in parameters.items() if name not in whole], sharding.shards)
-    return shards + sum(parameters[name].nbytes for name in whole)
+    shards = shard_bytes([p for name, p in parameters.items() if name not in unsharded], sharding.shards)
+    return shards + sum(parameters[name].nbytes for name in unsharded)
 
 
 def gathered_bytes(module: nn.Module, prefixes: Sequence[str], precision: Precision, *, reshards: bool = True) -> int:
@@ -74,7 +74,7 @@ def gathered_bytes(module: nn.Module, prefixes: Sequence[str], precision: Precis
     kept = set(float32_parts(module))
     weights = dict.fromkeys(layer_names(module, prefixes), 0)
     gradients = dict(weights)
-    rest = 0
+    outside_layers = 0
     for name, parameter in module.named_parameters():
         size = parameter.numel() * (FLOAT32 if name in kept else precision.compute.itemsize)
         gradient = 0
@@ -84,13 +84,13 @@ def gathered_bytes(module: nn.Module, prefixes: Sequence[str], precision: Precis
             continue  # every rank keeps it whole
         layer = next((layer for layer in weights if name.startswith(f"{layer}.")), None)
         if layer is None:
-            rest += size + gradient
+            outside_layers += size + gradient
         else:
             weights[layer] += size
             gradients[layer] += gradient
     if not reshards:
-        return rest + sum(weights.values()) + 2 * max(gradients.values(), default=0)
-    return rest + 2 * max((size + gradients[layer] for layer, size in weights.items()), default=0)
+        return outside_layers + sum(weights.values()) + 2 * max(gradients.values(), default=0)
+    return outside_layers + 2 * max((size + gradients[layer] for layer, size in weights.items()), default=0)
 
 
 def gradient_bytes(trained: Sequence[Tensor], sharding: Sharding, *, accumulates_unsharded: bool) -> int:

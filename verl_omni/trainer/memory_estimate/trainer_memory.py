@@ -110,7 +110,7 @@ def measure(
     parameters = list(module.parameters())
     trained = [p for p in parameters if p.requires_grad]
     weights = weight_bytes(module, sharding) + tensor_bytes(module.buffers())
-    whole = tensor_bytes([*parameters, *module.buffers()])
+    whole_weights = tensor_bytes([*parameters, *module.buffers()])
     loading = _loading_bytes(module, settings.model, sharding)
     gathered = _gathered_bytes(module, settings, sharding)
     module = as_computed(module, sharding.precision)
@@ -120,27 +120,28 @@ def measure(
     if settings.model.lora_rank == 0 and _compares_with_base(settings.actor):
         base = as_computed(_trained_module(config, model, sharding.precision), sharding.precision)
         reference = weight_bytes(base, sharding)  # it shares the buffers
-    found = micro_batch.run(config, model, module, base, sample, sharding)
-    once = found.passes > 1 and not parallel.reduces_each_pass(settings.actor.fsdp_config, number > 1)
+    passes = micro_batch.run(config, model, module, base, sample, sharding)
+    once = passes.passes > 1 and not parallel.reduces_each_pass(settings.actor.fsdp_config, number > 1)
     shard = shard_bytes(trained, sharding.shards)
     sent = _sent_bytes(settings, parameters)
     encoder = _pair_encoder(config, model, sample, sharding)
     copies = ("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
+    amsgrad = (settings.actor.optim.override_optimizer_config or {}).get("amsgrad")
     return TrainerMemory(
         weights=number * weights,
         gradients=number * gradient_bytes(trained, sharding, accumulates_unsharded=once),
-        optimizer=number * (MOMENTS + _keeps_maxima(settings.actor.optim)) * shard,
+        optimizer=number * (MOMENTS + bool(amsgrad)) * shard,
         trained=number * shard,
         delayed_copies=number * shard * copies,
         reference=number * reference,
         gathered=number * gathered,  # at most: each keeps what is around its layers
-        inputs=found.inputs,
+        inputs=passes.inputs,
         # What a rank keeps outside of the layers, of inputs and predictions, is not split, and too small to count.
-        activations=math.ceil(found.activations / sharding.sequence),
+        activations=math.ceil(passes.activations / sharding.sequence),
         step_temporary=number * shard if together else 2 * max(shard_bytes([p], sharding.shards) for p in trained),
         loading=number * loading,  # at most: one is loaded after the other
-        whole_weights=number * whole,
+        whole_weights=number * whole_weights,
         whole_trained=number * tensor_bytes(trained),
         largest=max(p.nbytes for p in (trained if settings.model.lora_rank > 0 else parameters)),
         sent=number * sum(sent),
@@ -149,17 +150,13 @@ def measure(
         parameters=number * sum(p.numel() for p in parameters),
         trained_parameters=number * sum(p.numel() for p in trained),
         shards=sharding.shards,
-        backward_passes=found.passes,
-        calls=found.calls,
-        evaluations=found.evaluations,
-        start_values=found.start_values,
+        backward_passes=passes.passes,
+        calls=passes.calls,
+        evaluations=passes.evaluations,
+        start_values=passes.start_values,
         encoders=encoder.weights,
         encoding=encoder.activations,
     )
-
-
-def _keeps_maxima(optim: DictConfig) -> bool:
-    return bool((optim.override_optimizer_config or {}).get("amsgrad"))
 
 
 def _pair_encoder(

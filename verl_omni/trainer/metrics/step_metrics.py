@@ -89,22 +89,22 @@ def not_finite(extras: Mapping[str, Sequence[Any]]) -> dict[str, int]:
 
 def _numbers(values: Sequence[Any]) -> list[float]:
     """The values of an extra without None; empty if one is no number."""
-    given = [value for value in values if value is not None]
-    return [float(value) for value in given] if all(isinstance(value, NUMBERS) for value in given) else []
+    numbers = [value for value in values if value is not None]
+    return [float(value) for value in numbers] if all(isinstance(value, NUMBERS) for value in numbers) else []
 
 
 def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     """Metrics of an evaluation: number of samples with a reward, means and standard errors of it and of the extras."""
-    made = rewards(scores, extras, prefix="val/")
+    metrics = rewards(scores, extras, prefix="val/")
     count = len(scored(scores))
     found: dict[str, float] = {}
-    for name, value in made.items():
+    for name, value in metrics.items():
         shown = name.replace("val/reward/", "val/") if name.count("/") > 2 else name
         if not name.endswith("/std"):
             found[shown] = value
             continue
         subject = name.removesuffix("/std")
-        samples = count if subject == "val/reward" else made.get(f"{subject}/n", len(scores))
+        samples = count if subject == "val/reward" else metrics.get(f"{subject}/n", len(scores))
         found[f"{shown.removesuffix('/std')}/stderr"] = value / math.sqrt(samples)
     return found | {"val/n": count}
 

@@ -30,8 +30,8 @@ class ResultFile:
 
 def result_file(path: Path, name: str, *, may_change: bool) -> ResultFile:
     """The file as it is now; raises FileNotFoundError."""
-    found = path.stat()
-    return ResultFile(path, name, may_change, (name, found.st_size, found.st_mtime_ns))
+    status = path.stat()
+    return ResultFile(path, name, may_change, (name, status.st_size, status.st_mtime_ns))
 
 
 class Destination(Protocol):

@@ -110,13 +110,13 @@ def open_repository(config: DictConfig, folder: Path, variables: Mapping[str, st
     """The destination that `trainer.output.url` names; raises as `model_card.describe_run`."""
     url = config.trainer.output.url
     run = model_card.describe_run(config, folder / "job.yaml")
-    made = HubDestination(
+    destination = HubDestination(
         url,
         None if variables.get(ENDPOINT) else config.trainer.store.endpoint,
-        lambda adapter: model_card.write(run, made.repository, made.folder, adapter=adapter),
+        lambda adapter: model_card.write(run, destination.repository, destination.folder, adapter=adapter),
         variables,
     )
-    return made
+    return destination
 
 
 def _answer(

@@ -54,16 +54,18 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
     written = []
     for component in (HIGH_NOISE, LOW_NOISE) if both else (HIGH_NOISE,):
         begin = f"{component}." if both else ""
-        own = {name.removeprefix(begin): value for name, value in weights.items() if name.startswith(begin)}
+        component_weights = {
+            name.removeprefix(begin): value for name, value in weights.items() if name.startswith(begin)
+        }
         if not (model / component).is_dir():
             raise FileNotFoundError(f"{model / component} does not exist; write --model, the folder of the run's model")
-        made = AutoModel.from_pretrained(str(model), subfolder=component, torch_dtype=torch.float32)
-        expected = {name: tuple(parameter.shape) for name, parameter in made.named_parameters()}
-        if expected != {name: tuple(value.shape) for name, value in own.items()}:
+        transformer = AutoModel.from_pretrained(str(model), subfolder=component, torch_dtype=torch.float32)
+        expected = {name: tuple(parameter.shape) for name, parameter in transformer.named_parameters()}
+        if expected != {name: tuple(value.shape) for name, value in component_weights.items()}:
             raise NoTrainedModel(f"{checkpoint} was not trained from {model}: names or shapes of their weights differ")
-        made.load_state_dict(own, strict=False)  # buffers keep the model's values
-        build.cast(made, getattr(torch, dtype), frozenset(made._keep_in_fp32_modules or ()))
-        made.save_pretrained(out / component)
+        transformer.load_state_dict(component_weights, strict=False)  # buffers keep the model's values
+        build.cast(transformer, getattr(torch, dtype), frozenset(transformer._keep_in_fp32_modules or ()))
+        transformer.save_pretrained(out / component)
         written.append(out / component)
     return written
 
@@ -76,10 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, help="folder of the run's model; default: that of the checkpoint")
     parser.add_argument("--average", action="store_true", help="the moving average (actor.ema_decay)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the files; default: bfloat16")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        model = given.model or _model_of(given.checkpoint)
-        for folder in export(given.checkpoint, given.out, model=model, average=given.average, dtype=given.dtype):
+        model = options.model or _model_of(options.checkpoint)
+        for folder in export(
+            options.checkpoint, options.out, model=model, average=options.average, dtype=options.dtype
+        ):
             print(folder)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)

@@ -24,10 +24,10 @@ from verl_omni.trainer.settings import scorer_devices
 
 def nodes_with(resource: str) -> list[str]:
     """Ids of the nodes that have a custom resource, of which there must be one."""
-    found = [node["NodeID"] for node in ray.nodes() if node["Alive"] and resource in node["Resources"]]
-    if not found:
+    node_ids = [node["NodeID"] for node in ray.nodes() if node["Alive"] and resource in node["Resources"]]
+    if not node_ids:
         raise RuntimeError(f"trainer.node_resource: no node of the Ray cluster has the resource {resource}")
-    return found
+    return node_ids
 
 
 def pinned(resource: str, number: int) -> dict[str, Any]:

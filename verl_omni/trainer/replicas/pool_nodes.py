@@ -53,29 +53,29 @@ def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callabl
 
     wanted = pool_settings.replicas(rollout)
     accelerator = get_resource_name()
-    said = -1
+    reported = -1
     since = 0.0
     while True:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        found = pool_settings.room(rollout, nodes, accelerator)
-        if found >= wanted:
+        room = pool_settings.room(rollout, nodes, accelerator)
+        if room >= wanted:
             return
-        if found > said:
+        if room > reported:
             since = time.monotonic()
         late = time.monotonic() > latest
-        enough = found >= rollout.min_replicas
+        enough = room >= rollout.min_replicas
         if late or (enough and time.monotonic() > since + OTHERS_SECONDS):
             if not enough:
                 raise ValueError(
                     f"{pool_settings.ROLLOUT}.node_resource: after {rollout.deadline_seconds:g} s, the nodes with the "
-                    f"resource {rollout.node_resource} have room for {found} replicas, and rollout.min_replicas is "
+                    f"resource {rollout.node_resource} have room for {room} replicas, and rollout.min_replicas is "
                     f"{rollout.min_replicas}"
                 )
-            report_phase(f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later")
-            rollout.nnodes = found
+            report_phase(f"starting with the nodes of {room} rollout replicas of {wanted}; others may join later")
+            rollout.nnodes = room
             rollout.n_gpus_per_node = pool_settings.replica_size(rollout)
             return
-        if found != said:
-            report_phase(f"waiting for the nodes of {wanted} rollout replicas: {found} are there")
-            said = found
+        if room != reported:
+            report_phase(f"waiting for the nodes of {wanted} rollout replicas: {room} are there")
+            reported = room
         time.sleep(NODE_POLL_SECONDS)

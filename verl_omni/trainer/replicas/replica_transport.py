@@ -62,8 +62,8 @@ class RayTransport:
         asked = [each.server_handle.get_global_steps.remote() for each in replicas]
         errors = self._errors(asked)
         ranks = [each.replica_rank for each in replicas]
-        found = {ranks[number]: ray.get(answer) for number, answer in enumerate(asked) if number not in errors}
-        return found, {ranks[number]: f"its weight version: {reason}" for number, reason in errors.items()}
+        by_rank = {ranks[number]: ray.get(answer) for number, answer in enumerate(asked) if number not in errors}
+        return by_rank, {ranks[number]: f"its weight version: {reason}" for number, reason in errors.items()}
 
     def serving(self) -> set[str]:
         """See `Transport`."""
@@ -107,14 +107,14 @@ class RayTransport:
             return {}
         limit = self.deadline if seconds is None else min(self.deadline, seconds)
         arrived, _ = ray.wait(answers, num_returns=len(answers), timeout=limit)
-        found = {}
+        errors = {}
         for number, answer in enumerate(answers):
             if answer not in arrived:
                 if seconds is None:
-                    found[number] = f"no answer within {self.deadline:g} s"
+                    errors[number] = f"no answer within {self.deadline:g} s"
                 continue
             try:
                 ray.get(answer)
             except ray.exceptions.RayError as error:
-                found[number] = describe_error(error)
-        return found
+                errors[number] = describe_error(error)
+        return errors

@@ -173,9 +173,9 @@ class ReplicaUpdates:
     def take_left(self) -> list[Any]:
         """Replicas whose processes must be stopped; each is returned once."""
         with self._changed:
-            found = self.left
+            left = self.left
             self.left = []
-            return found
+            return left
 
     @contextmanager
     def generating(self, version: int) -> Iterator[None]:
@@ -282,8 +282,8 @@ def weight_updates(rollout: Any, workers: Any, servers: Any) -> Any:
         from verl_omni.workers.rollout.network_settings import network_deadline
 
         transport = RayTransport(workers, servers.global_load_balancer, network_deadline(rollout))
-        found = list(servers.get_replicas())
-        return ReplicaUpdates(transport, found, rollout.min_replicas, rollout.deadline_seconds)
+        replicas = list(servers.get_replicas())
+        return ReplicaUpdates(transport, replicas, rollout.min_replicas, rollout.deadline_seconds)
     from verl.checkpoint_engine import CheckpointEngineManager
     from verl.utils.config import omega_conf_to_dataclass
 

@@ -25,12 +25,12 @@ def changed_settings(settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     composed = OmegaConf.to_container(configuration.defaults(loss), resolve=True)
     assert isinstance(composed, dict)
     before = dict(flatten(composed))
-    found = {}
+    changed = {}
     for name, value in sorted(flatten(settings)):
-        shown = (_shown(before, name), text(value) or "null")
+        shown = (shown_value(before, name), text(value) or "null")
         if shown[0] != shown[1] and name not in NAMES:
-            found[name] = shown
-    return found
+            changed[name] = shown
+    return changed
 
 
 def flatten(settings: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
@@ -43,5 +43,6 @@ def flatten(settings: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, An
             yield path, value
 
 
-def _shown(settings: Mapping[str, Any], name: str) -> str:
+def shown_value(settings: Mapping[str, Any], name: str) -> str:
+    """A setting of `flatten` as text; `ABSENT` if there is none."""
     return text(settings[name]) or "null" if name in settings else ABSENT

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_omni.trainer.report import page, plots, statements
-from verl_omni.trainer.report.changed_settings import ABSENT, NAMES, flatten
-from verl_omni.trainer.report.description import text
+from verl_omni.trainer.report.changed_settings import NAMES, flatten, shown_value
 from verl_omni.trainer.report.run_data import Run, load
 from verl_omni.trainer.run.run_folder import atomic_write
 
@@ -85,8 +84,8 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Name -> value in each run, of the settings that are not the same in all; `–` where a run does not have it."""
     flat = [dict(flatten(each)) for each in settings]
     known = dict.fromkeys(name for each in flat for name in each if name not in NAMES)
-    found = {name: [text(each[name]) or "null" if name in each else ABSENT for each in flat] for name in known}
-    return {name: values for name, values in sorted(found.items()) if len(set(values)) > 1}
+    by_name = {name: [shown_value(each, name) for each in flat] for name in known}
+    return {name: values for name, values in sorted(by_name.items()) if len(set(values)) > 1}
 
 
 def image_rows(runs: Sequence[Run]) -> list[page.ImageRow]:
@@ -94,9 +93,11 @@ def image_rows(runs: Sequence[Run]) -> list[page.ImageRow]:
     of_prompts = [run.images_of("prompt") for run in runs]
     if not all(of_prompts):
         return []
-    found = [{(image.prompt, image.seed): image for image in images[max(images)]} for images in of_prompts]
-    shared = [key for key in found[0] if all(key in other for other in found)]
-    rows = {prompt: page.ImageRow(prompt, seed, [each[prompt, seed] for each in found]) for prompt, seed in shared}
+    images_of_runs = [{(image.prompt, image.seed): image for image in images[max(images)]} for images in of_prompts]
+    shared = [key for key in images_of_runs[0] if all(key in other for other in images_of_runs)]
+    rows = {
+        prompt: page.ImageRow(prompt, seed, [each[prompt, seed] for each in images_of_runs]) for prompt, seed in shared
+    }
     return list(rows.values())
 
 

@@ -40,16 +40,16 @@ def describe(run: Run) -> dict[str, str]:
 
 def describe_evaluations(settings: Mapping[str, Any]) -> str:
     """The samples of every evaluation, and the weights that it evaluates."""
-    own = get(settings, f"{ROLLOUT}.val_kwargs.algo.noise_level")
-    level = get(settings, f"{ROLLOUT}.algo.noise_level") if own is None else own
-    found = "Every evaluation generates the same held-out prompts from the same initial noise, " + (
+    evaluation_level = get(settings, f"{ROLLOUT}.val_kwargs.algo.noise_level")
+    level = get(settings, f"{ROLLOUT}.algo.noise_level") if evaluation_level is None else evaluation_level
+    sentence = "Every evaluation generates the same held-out prompts from the same initial noise, " + (
         f"and with the same noise of the sampler, of level {text(level)}." if level else "without the sampler's noise."
     )
     if get(settings, f"{ACTOR}.ema_decay") is not None:
-        return f"{found} It measures the moving average of the trained weights."
+        return f"{sentence} It measures the moving average of the trained weights."
     if get(settings, f"{ROLLOUT}.rollout_adapter") == "old":
-        return f"{found} It measures the old policy, which also samples for the training."
-    return found
+        return f"{sentence} It measures the old policy, which also samples for the training."
+    return sentence
 
 
 def _model(settings: Mapping[str, Any]) -> str:
@@ -94,17 +94,17 @@ def _learning_rate(settings: Mapping[str, Any]) -> str:
 
 def _samples(settings: Mapping[str, Any]) -> str:
     prompts = get(settings, "data.train_batch_size")
-    each = get(settings, f"{ROLLOUT}.n")
+    per_prompt = get(settings, f"{ROLLOUT}.n")
     if prompts and get(settings, "algorithm.sample_source") == "offline":
         return f"{2 * prompts} ({prompts} pairs of the data set)"
-    return f"{prompts * each} ({prompts} prompts, {each} samples each)" if prompts and each else ""
+    return f"{prompts * per_prompt} ({prompts} prompts, {per_prompt} samples each)" if prompts and per_prompt else ""
 
 
 def _evaluation_pipeline(settings: Mapping[str, Any]) -> Any:
     """The pipeline's settings in evaluations, which override those of the training."""
-    own = get(settings, f"{ROLLOUT}.val_kwargs.pipeline") or {}
+    evaluation = get(settings, f"{ROLLOUT}.val_kwargs.pipeline") or {}
     shared = get(settings, f"{ROLLOUT}.pipeline") or {}
-    return {**shared, **{name: value for name, value in own.items() if value is not None}}
+    return {**shared, **{name: value for name, value in evaluation.items() if value is not None}}
 
 
 def _sampling(pipeline: Any) -> str:
@@ -130,8 +130,8 @@ def _seeds(settings: Mapping[str, Any]) -> str:
         "data": "data.seed",
         "evaluation": f"{ROLLOUT}.val_kwargs.seed",
     }
-    found = {label: get(settings, name) for label, name in names.items()}
-    return ", ".join(f"{label} {value}" for label, value in found.items() if value is not None)
+    seeds = {label: get(settings, name) for label, name in names.items()}
+    return ", ".join(f"{label} {value}" for label, value in seeds.items() if value is not None)
 
 
 def _machine(machine: Machine | None, settings: Mapping[str, Any]) -> str:

@@ -142,15 +142,15 @@ def render(run: Run) -> str:
 
 def environment() -> Environment:
     """Jinja's environment of the pages."""
-    made = Environment(
+    jinja = Environment(
         loader=PackageLoader("verl_omni.trainer.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"number": statements.number, "fixed": statements.fixed}
-    return made
+    jinja.filters |= {"number": statements.number, "fixed": statements.fixed}
+    return jinja
 
 
 def plotly_js() -> Markup:
@@ -161,25 +161,25 @@ def plotly_js() -> Markup:
 def image_rows(run: Run, columns: list[int]) -> list[ImageRow]:
     """Images of the given steps, one row per prompt; if a prompt has several seeds, the seed with the most images."""
     images = run.images_of("prompt")
-    found = {step: {(image.prompt, image.seed): image for image in images[step]} for step in columns}
-    keys = dict.fromkeys(key for step in columns for key in found[step])
+    by_step = {step: {(image.prompt, image.seed): image for image in images[step]} for step in columns}
+    keys = dict.fromkeys(key for step in columns for key in by_step[step])
     rows: dict[str, ImageRow] = {}
     for prompt, seed in keys:
-        row = ImageRow(prompt, seed, [found[step].get((prompt, seed)) for step in columns])
-        other = rows.get(prompt)
-        if other is None or row.images.count(None) < other.images.count(None):
+        row = ImageRow(prompt, seed, [by_step[step].get((prompt, seed)) for step in columns])
+        known = rows.get(prompt)
+        if known is None or row.images.count(None) < known.images.count(None):
             rows[prompt] = row
     return list(rows.values())
 
 
 def _extremes(run: Run) -> dict[str, list[Image]]:
     """Heading -> the samples with the highest and the lowest scores of the last evaluation shown."""
-    found = {}
+    extremes = {}
     for heading, kind in (("Best", "best"), ("Worst", "worst")):
         images = run.images_of(kind)  # type: ignore[arg-type]
         if images:
-            found[f"{heading} of step {max(images)}"] = images[max(images)]
-    return found
+            extremes[f"{heading} of step {max(images)}"] = images[max(images)]
+    return extremes
 
 
 def _previews(run: Run) -> list[ImageRow]:

@@ -34,7 +34,6 @@ def reward_curve(steps: Sequence[Line], evaluations: Sequence[Line], metric: str
     figure = _figure(TALL if tall else LOW, [*steps, *evaluations])
     name = metric.removesuffix("/mean")
     subject = name.removeprefix("reward/")
-    held_out = f"val/{subject}"
     x = _column(steps, "step")
     mean = _column(steps, metric)
     if _recorded(steps, f"{name}/std") and _recorded(steps, metric):
@@ -51,20 +50,7 @@ def reward_curve(steps: Sequence[Line], evaluations: Sequence[Line], metric: str
             line={"color": TRAINING},
             hovertemplate="%{y:.4g}",
         )
-    known = [line for line in evaluations if line.get(f"{held_out}/mean") is not None]
-    if known:
-        errors = _column(known, f"{held_out}/stderr")
-        bars = {"type": "data", "array": errors, "thickness": 1.5} if not np.isnan(errors).all() else None
-        figure.add_scatter(
-            x=_column(known, "step"),
-            y=_column(known, f"{held_out}/mean"),
-            name=f"held-out {subject}",
-            mode="lines+markers",
-            error_y=bars,
-            line={"color": HELD_OUT, "dash": "dash", "width": 1.5},
-            marker={"size": _marker_size(known)},
-            hovertemplate="%{y:.4g}",
-        )
+    _add_evaluations(figure, evaluations, f"val/{subject}", HELD_OUT, name=f"held-out {subject}")
     return figure
 
 
@@ -77,8 +63,8 @@ def phase_bars(steps: Sequence[Line]) -> go.Figure:
         if _recorded(steps, f"timing_s/{phase}")
     }
     if _recorded(steps, "timing_s/step"):
-        whole = np.nan_to_num(_column(steps, "timing_s/step"))
-        parts["other"] = np.maximum(0.0, whole - sum(parts.values(), np.zeros(len(steps))))
+        step_seconds = np.nan_to_num(_column(steps, "timing_s/step"))
+        parts["other"] = np.maximum(0.0, step_seconds - sum(parts.values(), np.zeros(len(steps))))
     for phase, seconds in parts.items():
         same: dict[str, Any] = {"x": _column(steps, "step"), "y": seconds, "name": phase, "hovertemplate": "%{y:.3g} s"}
         if len(steps) > MOST_BARS:
@@ -95,15 +81,7 @@ def lines_plot(lines: Sequence[Line], metrics: Mapping[str, str], *, logarithmic
     figure = _figure(LOW, lines)
     columns = {label: _column(lines, metric) for metric, label in metrics.items() if _recorded(lines, metric)}
     for (label, values), color in zip(columns.items(), COLORS, strict=False):
-        known = ~np.isnan(values)
-        figure.add_scatter(
-            x=_column(lines, "step")[known],
-            y=values[known],
-            name=label,
-            mode=_mode(values[known]),
-            line={"color": color},
-            hovertemplate="%{y:.4g}",
-        )
+        _add_line(figure, lines, values, label, color)
     lowest = min(float(np.nanmin(values)) for values in columns.values())
     if logarithmic and lowest > 0:
         figure.update_yaxes(type="log", exponentformat="power", dtick=1)
@@ -128,20 +106,7 @@ def rewards_of_runs(runs: Mapping[str, tuple[Sequence[Line], Sequence[Line]]]) -
                 legendgroup=name,
                 hovertemplate="%{y:.4g}",
             )
-        known = [line for line in evaluations if line.get("val/reward/mean") is not None]
-        if known:
-            errors = _column(known, "val/reward/stderr")
-            figure.add_scatter(
-                x=_column(known, "step"),
-                y=_column(known, "val/reward/mean"),
-                name=f"{name}, held-out",
-                mode="lines+markers",
-                line={"color": color, "dash": "dash", "width": 1.5},
-                marker={"size": _marker_size(known)},
-                error_y=None if np.isnan(errors).all() else {"type": "data", "array": errors, "thickness": 1.5},
-                legendgroup=name,
-                hovertemplate="%{y:.4g}",
-            )
+        _add_evaluations(figure, evaluations, "val/reward", color, name=f"{name}, held-out", legendgroup=name)
     return figure
 
 
@@ -149,17 +114,43 @@ def metric_of_runs(runs: Mapping[str, Sequence[Line]], metric: str) -> go.Figure
     """A metric of several runs over the steps."""
     figure = _figure(LOW, [line for lines in runs.values() for line in lines])
     for (name, lines), color in zip(runs.items(), RUN_COLORS, strict=False):
-        values = _column(lines, metric)
-        known = ~np.isnan(values)
-        figure.add_scatter(
-            x=_column(lines, "step")[known],
-            y=values[known],
-            name=name,
-            mode=_mode(values[known]),
-            line={"color": color},
-            hovertemplate="%{y:.4g}",
-        )
+        _add_line(figure, lines, _column(lines, metric), name, color)
     return figure
+
+
+def _add_line(figure: go.Figure, lines: Sequence[Line], values: np.ndarray[Any, Any], name: str, color: str) -> None:
+    """Add a value of each line over the steps, without those that are NaN."""
+    known = ~np.isnan(values)
+    figure.add_scatter(
+        x=_column(lines, "step")[known],
+        y=values[known],
+        name=name,
+        mode=_mode(values[known]),
+        line={"color": color},
+        hovertemplate="%{y:.4g}",
+    )
+
+
+def _add_evaluations(figure: go.Figure, evaluations: Sequence[Line], metric: str, color: str, **labels: str) -> None:
+    """Add `<metric>/mean` of evaluations, with error bars if there are standard errors.
+
+    Args:
+        labels: `name`, and `legendgroup` if it belongs to a group.
+    """
+    known = [line for line in evaluations if line.get(f"{metric}/mean") is not None]
+    if not known:
+        return
+    errors = _column(known, f"{metric}/stderr")
+    figure.add_scatter(
+        x=_column(known, "step"),
+        y=_column(known, f"{metric}/mean"),
+        mode="lines+markers",
+        error_y=None if np.isnan(errors).all() else {"type": "data", "array": errors, "thickness": 1.5},
+        line={"color": color, "dash": "dash", "width": 1.5},
+        marker={"size": 8 if len(known) <= MOST_MARKERS else 3},
+        hovertemplate="%{y:.4g}",
+        **labels,
+    )
 
 
 def scorer_metrics(lines: Sequence[Line]) -> list[str]:
@@ -218,10 +209,6 @@ def _figure(height: int, lines: Sequence[Line]) -> go.Figure:
 def _mode(values: np.ndarray[Any, Any]) -> str:
     """A line through one point is invisible, so few points get markers."""
     return "lines+markers" if len(values) < 10 else "lines"
-
-
-def _marker_size(evaluations: Sequence[Line]) -> int:
-    return 8 if len(evaluations) <= MOST_MARKERS else 3
 
 
 def _recorded(lines: Sequence[Line], name: str) -> bool:

@@ -184,13 +184,13 @@ def parse_metrics(text: str) -> list[Line]:
 
 def parse_events(text: str) -> list[Event]:
     """Events in order. A line that a killed process left incomplete is skipped, wherever it is."""
-    found = []
+    events = []
     for raw in _complete_lines(text):
         try:
-            found.append(Event.model_validate_json(raw))
+            events.append(Event.model_validate_json(raw))
         except ValidationError:  # incomplete: nothing in it can be shown
             continue
-    return found
+    return events
 
 
 def _of_last_run(events: Sequence[Event]) -> Sequence[Event]:
@@ -270,12 +270,12 @@ def _header(file: Path) -> bytes:
 
 def _settings(config: str) -> dict[str, Any]:
     try:
-        found = YAML(typ="safe").load(config) or {}
+        settings = YAML(typ="safe").load(config) or {}
     except YAMLError as error:
         raise ValueError(f"config.yaml is malformed: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"config.yaml is malformed: expected a mapping, found {type(found).__name__}")
-    return found
+    if not isinstance(settings, dict):
+        raise ValueError(f"config.yaml is malformed: expected a mapping, found {type(settings).__name__}")
+    return settings
 
 
 def _complete_lines(text: str) -> list[str]:

@@ -148,8 +148,8 @@ def warnings(run: Run) -> list[WarningGroup]:
         if event.event in ("start", "step"):
             step = event.step
         elif event.event == "warning":
-            own = event.step if event.step is not None else step
-            where = f"Step {own}: " if own is not None else ""
+            warned_step = event.step if event.step is not None else step
+            where = f"Step {warned_step}: " if warned_step is not None else ""
             by_reason.setdefault(event.reason or "", {})[f"{where}{event.message or 'no message'}"] = None
     reasons = sorted(by_reason, key=lambda reason: reason != COLLAPSED)
     return [
@@ -162,24 +162,24 @@ def warnings(run: Run) -> list[WarningGroup]:
 
 def notes(run: Run) -> list[str]:
     """Gaps and irregularities of the record."""
-    found = []
+    sentences = []
     resumed = dict.fromkeys(event.resumed_from for event in run.events if event.resumed_from is not None)
     if resumed:
         places = ", ".join(str(step) for step in resumed)
-        found.append(f"Resumed from step {places}. For repeated steps, the last result is shown.")
+        sentences.append(f"Resumed from step {places}. For repeated steps, the last result is shown.")
     steps = [int(_value(line, "step")) for line in run.steps()]
     missing = sorted(set(range(1, max(steps, default=0) + 1)) - set(steps))
     if missing:
-        found.append(f"{_count(len(missing), 'step')} without metrics: {ranges(missing)}.")
+        sentences.append(f"{_count(len(missing), 'step')} without metrics: {ranges(missing)}.")
     for name in dict.fromkeys(name for line in run.lines for name in line):
         undefined = [int(_value(line, "step")) for line in run.lines if name in line and line[name] is None]
         if undefined:
-            found.append(f"{name} is not a finite number at step {ranges(undefined)}.")
-    found += _unscored(run.steps(), "reward/unscored", "training sample", "step")
-    found += _unscored(run.evaluations(), "val/reward/unscored", "held-out sample", "the evaluation of step")
+            sentences.append(f"{name} is not a finite number at step {ranges(undefined)}.")
+    sentences += _unscored(run.steps(), "reward/unscored", "training sample", "step")
+    sentences += _unscored(run.evaluations(), "val/reward/unscored", "held-out sample", "the evaluation of step")
     if run.unreadable_images:
-        found.append(f"{_count(run.unreadable_images, 'image')} missing or malformed, and not shown.")
-    return found
+        sentences.append(f"{_count(run.unreadable_images, 'image')} missing or malformed, and not shown.")
+    return sentences
 
 
 def _unscored(lines: Sequence[Line], metric: str, noun: str, place: str) -> list[str]:
@@ -264,14 +264,14 @@ def phase_totals(run: Run) -> list[Fact]:
         for phase in phases(steps)
         if (known := recorded(steps, f"timing_s/{phase}"))
     }
-    whole = _sum(recorded(steps, "timing_s/step"), "timing_s/step")
-    if whole:
-        totals["other"] = max(0.0, whole - sum(totals.values()))
+    total = _sum(recorded(steps, "timing_s/step"), "timing_s/step")
+    if total:
+        totals["other"] = max(0.0, total - sum(totals.values()))
     base = sum(totals.values()) or 1.0
-    found = [Fact(name, duration(value), f"{value / base:.0%}") for name, value in totals.items()]
+    facts = [Fact(name, duration(value), f"{value / base:.0%}") for name, value in totals.items()]
     if known := recorded(run.lines, "timing_s/eval"):
-        found.append(Fact("evaluations", duration(_sum(known, "timing_s/eval")), "not part of the steps"))
-    return found
+        facts.append(Fact("evaluations", duration(_sum(known, "timing_s/eval")), "not part of the steps"))
+    return facts
 
 
 def phases(steps: Sequence[Line]) -> tuple[str, ...]:

@@ -96,9 +96,9 @@ class JudgeMembers:
     def take_left(self) -> list[Any]:
         """Replicas whose processes must be stopped; each is returned once."""
         with self._lock:
-            found = self.left
+            left = self.left
             self.left = []
-            return found
+            return left
 
     def looked(self, places: Mapping[str, int]) -> None:
         """Called by the pool after each poll of the nodes: drops refusing and ended replicas, and reports metrics.

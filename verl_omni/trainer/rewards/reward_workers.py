@@ -190,13 +190,13 @@ class RewardWorkers(PinnedRewardLoopManager):
             for rows, part in zip(parts, ray.get(list(replies)), strict=True)
             for row, each in zip(rows, part, strict=True)
         }
-        found = [by_row[row] for row in range(len(data))]
+        results = [by_row[row] for row in range(len(data))]
         if self.judge is not None:
             self.judge.sleep()
         if self.shared_pool is not None:
             resting = [worker.rest.remote() for worker in self.reward_loop_workers]
             ray.get(resting, timeout=float(self.config.reward.deadline_seconds))
-        return self.collected(self.reward_manager_cls, data, found)
+        return self.collected(self.reward_manager_cls, data, results)
 
     @staticmethod
     def collected(manager: Any, data: DataProto, found: Sequence[Mapping[str, Any]]) -> DataProto:

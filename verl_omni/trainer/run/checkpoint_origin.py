@@ -70,29 +70,27 @@ def _paths(value: object) -> list[Path]:
 
 def _digest(path: Path) -> str | None:
     """A digest of a file's size and first `DIGESTED` bytes, or of samples of all files of a folder."""
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     try:
         if path.is_dir():
             files = sorted(
-                file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path))
+                file
+                for file in path.rglob("*")
+                # Not those of a folder such as `.cache`, in which `hf download` writes times.
+                if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
             )
             if len(files) > MOST_FILES:
                 return None
             for file in files:
-                found.update(f"{file.relative_to(path)}\n".encode())
+                digest.update(f"{file.relative_to(path)}\n".encode())
                 for block in _samples(file):
-                    found.update(block)
+                    digest.update(block)
         else:
             for block in _beginning(path):
-                found.update(block)
+                digest.update(block)
     except OSError:
         return None
-    return found.hexdigest()
-
-
-def _is_hidden(path: Path) -> bool:
-    """Whether it is something like `.cache`, in which `hf download` writes times."""
-    return any(part.startswith(".") for part in path.parts)
+    return digest.hexdigest()
 
 
 def _beginning(path: Path) -> Iterator[bytes]:

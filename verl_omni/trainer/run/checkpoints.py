@@ -46,8 +46,8 @@ def path_of(folder: Path, step: int) -> Path:
 
 def latest(folder: Path) -> Path | None:
     """The last complete checkpoint of the last run that wrote into the folder."""
-    found = max(_manifests(folder), key=lambda each: (each.run, each.step), default=None)
-    return None if found is None else path_of(folder, found.step)
+    newest = max(_manifests(folder), key=lambda each: (each.run, each.step), default=None)
+    return None if newest is None else path_of(folder, newest.step)
 
 
 def run_number(folder: Path, resumed_from: Path | None) -> int:
@@ -158,8 +158,8 @@ def complete(folder: Path, step: int, *, keep: int, run: int) -> Path:
     os.replace(aside, final)
     _sync(folder)
     shutil.rmtree(replaced, ignore_errors=True)
-    own = sorted(each.step for each in _manifests(folder) if each.run == run)
-    for old in own[:-keep] if keep > 0 else []:
+    steps = sorted(each.step for each in _manifests(folder) if each.run == run)
+    for old in steps[:-keep] if keep > 0 else []:
         shutil.rmtree(path_of(folder, old))
     return final
 
@@ -186,11 +186,11 @@ def _manifests(folder: Path) -> list[Manifest]:
 def _read(checkpoint: Path) -> Manifest | None:
     """The manifest of a complete checkpoint."""
     try:
-        found = msgspec.json.decode((checkpoint / MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode((checkpoint / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):
         return None
     sizes = _sizes(checkpoint)
-    return found if all(sizes.get(name) == size for name, size in found.files.items()) else None
+    return manifest if all(sizes.get(name) == size for name, size in manifest.files.items()) else None
 
 
 def _sizes(root: Path) -> dict[str, int]:

@@ -25,7 +25,9 @@ def format_event(event: Mapping[str, Any]) -> str:
         case "phase":
             return str(event["text"])
         case "step":
-            return f"step {event['step']}: " + ", ".join(_numbers(event))
+            # None stands for a metric that was not finite.
+            measured = [f"{name} {event[key]:{form}}" for key, name, form in SHOWN if event.get(key) is not None]
+            return f"step {event['step']}: " + ", ".join(measured)
         case "checkpoint":
             return f"saved step {event['step']} in {event['path']}"
         case "adapter":
@@ -38,8 +40,3 @@ def format_event(event: Mapping[str, Any]) -> str:
             return f"done after step {event['step']}; the report is {event['report']}"
         case kind:  # warning, error, stopped
             return f"{kind}: {event['message']}"
-
-
-def _numbers(event: Mapping[str, Any]) -> list[str]:
-    """Metrics of the step that were measured; None stands for one that was not finite."""
-    return [f"{name} {event[metric]:{form}}" for metric, name, form in SHOWN if event.get(metric) is not None]

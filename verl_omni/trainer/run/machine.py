@@ -35,9 +35,9 @@ def available_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         quota: file of cgroup v2 with the microseconds of CPU time per period, or `max`, and the period.
     """
     usable = len(os.sched_getaffinity(0))
-    given = quota.read_text(encoding="utf-8").split() if quota.is_file() else []
-    if len(given) == 2 and given[0] != "max":
-        usable = min(usable, max(1, int(given[0]) // int(given[1])))
+    limits = quota.read_text(encoding="utf-8").split() if quota.is_file() else []
+    if len(limits) == 2 and limits[0] != "max":
+        usable = min(usable, max(1, int(limits[0]) // int(limits[1])))
     return usable
 
 
@@ -51,8 +51,8 @@ def killed_for_memory(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
 def _accelerators(proc: Path, dev: Path) -> dict[str, int]:
     models: Counter[str] = Counter()
     for path in (proc / "driver" / "nvidia" / "gpus").glob("*/information"):
-        found = re.search(r"^Model:\s*(.+)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-        models[found[1].strip() if found else "NVIDIA GPU"] += 1
+        match = re.search(r"^Model:\s*(.+)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        models[match[1].strip() if match else "NVIDIA GPU"] += 1
     if npus := [path for path in dev.glob("davinci*") if path.name.removeprefix("davinci").isdigit()]:
         models["Ascend NPU"] = len(npus)
     return dict(models)

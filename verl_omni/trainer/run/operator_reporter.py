@@ -156,13 +156,13 @@ class OperatorReporter:
             token = self.token_file.read_text(encoding="utf-8").strip()
             answer = client.post(self.url, json={**event, **notes}, headers={"Authorization": f"Bearer {token}"})
             answer.raise_for_status()
-            found = answer.json()
-            if not isinstance(found, dict):  # another server answered; an exception would end this thread
+            reply = answer.json()
+            if not isinstance(reply, dict):  # another server answered; an exception would end this thread
                 return f"the answer is no JSON object: {answer.text[:SHOWN]}", 0.0
             with self._changed:
                 # One that has grown meanwhile is for the next event.
                 self._notes = {name: value for name, value in self._notes.items() if value != notes.get(name)}
-            if found.get("checkpoint"):
+            if reply.get("checkpoint"):
                 self._checkpoint.set()
         except httpx2.HTTPStatusError as error:
             problem = f"{type(error).__name__}: {error}"

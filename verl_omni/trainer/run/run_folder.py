@@ -110,8 +110,8 @@ class RunFolder:
         path = self.path / "config.yaml"
         if not path.exists():
             return None
-        found = OmegaConf.load(path)
-        return found if isinstance(found, DictConfig) else None
+        config = OmegaConf.load(path)
+        return config if isinstance(config, DictConfig) else None
 
     def metrics(self) -> list[dict[str, float | None]]:
         """Lines of `metrics.jsonl`, one a step; None for a number that was not finite."""
@@ -255,15 +255,15 @@ def _plain(value: Any) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in VERSIONED:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
     if commit := source_commit():
-        found["commit"] = commit
-    return found
+        versions["commit"] = commit
+    return versions
 
 
 def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int | None, fps: float) -> None:
@@ -301,8 +301,8 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int
 
 
 def _add_video(videos: dict[Path, torch.Tensor], folder: Path, name: str, sample: Sample) -> dict[str, str]:
-    """Entries about the file in a sample's line, if it is a video."""
-    if not _is_video(sample.image):
+    """Entries about the file in a sample's line, if it is a video [T, C, H, W]."""
+    if sample.image.ndim != 4:
         return {}
     videos[folder / name] = sample.image
     return {"video": name}
@@ -332,8 +332,3 @@ def _write_videos(videos: Mapping[Path, torch.Tensor], fps: float) -> None:
     with ThreadPoolExecutor() as threads:
         for written in [threads.submit(_write_video, path, frames, fps) for path, frames in videos.items()]:
             written.result()
-
-
-def _is_video(sample: torch.Tensor) -> bool:
-    """Whether a sample is a video [T, C, H, W], and not an image [C, H, W]."""
-    return sample.ndim == 4

@@ -23,16 +23,16 @@ def begin(config: DictConfig, folder: RunFolder, without_effect: Mapping[str, st
         The checkpoint that it continues from.
     """
     folder.take()
-    own = folder.path / "checkpoints"
-    checkpoints.recover(own)
-    aside = checkpoints.set_aside(own) if config.trainer.resume_mode == "disable" else None
+    own_checkpoints = folder.path / "checkpoints"
+    checkpoints.recover(own_checkpoints)
+    aside = checkpoints.set_aside(own_checkpoints) if config.trainer.resume_mode == "disable" else None
     if config.trainer.resume_mode == "disable":
         checkpoints.set_aside(folder.path / ADAPTERS)
     by_path = config.trainer.resume_mode == "resume_path"
-    checkpoint = Path(config.trainer.resume_from_path) if by_path else checkpoints.latest(own)
+    checkpoint = Path(config.trainer.resume_from_path) if by_path else checkpoints.latest(own_checkpoints)
     step = None if checkpoint is None else checkpoints.step_of(checkpoint)
     changes = "" if checkpoint is None else _changes(checkpoint, config, None if by_path else folder.settings())
-    continues = checkpoint is not None and checkpoint.resolve().parent == own.resolve()
+    continues = checkpoint is not None and checkpoint.resolve().parent == own_checkpoints.resolve()
     folder.start(config, resumed_from=step, continues=continues)
     if changes and by_path:
         text = f"the run starts from {checkpoint}, which was trained with other settings: {changes}"

@@ -36,9 +36,9 @@ class SaveRequests:
         """Whether a pod has requested a checkpoint that does not exist yet."""
         from ray.experimental.internal_kv import _internal_kv_exists, _internal_kv_initialized
 
-        found = _internal_kv_initialized() and _internal_kv_exists(REQUEST, namespace=NAMESPACE)
-        self._requested = self._requested or found
-        return bool(found)
+        is_requested = _internal_kv_initialized() and _internal_kv_exists(REQUEST, namespace=NAMESPACE)
+        self._requested = self._requested or is_requested
+        return bool(is_requested)
 
     def wait_for_end(self, stop_requested: Callable[[], bool], report: Callable[[str], None]) -> None:
         """After a save that a pod requested, wait until the pods end this program: further steps would be lost."""

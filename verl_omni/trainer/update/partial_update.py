@@ -83,9 +83,9 @@ class PartialUpdate:
         wanted = batch.rows["advantages"]
         if not self._agree(sent, wanted, scale):
             return None
-        rest = {name: tensor[len(sent) :] for name, tensor in batch.rows.items()}
-        rest["advantages"] = rest["advantages"] / scale
-        metrics = self._update(TrainingBatch(rest, batch.stored, batch.arguments), is_last=True, scale=scale)
+        remaining = {name: tensor[len(sent) :] for name, tensor in batch.rows.items()}
+        remaining["advantages"] = remaining["advantages"] / scale
+        metrics = self._update(TrainingBatch(remaining, batch.stored, batch.arguments), is_last=True, scale=scale)
         return {**metrics, "timing_s/update": [late]}
 
     def _agree(self, sent: Tensor, wanted: Tensor, scale: float) -> bool:

@@ -18,7 +18,7 @@ def compute_score(solution_str: str, ground_truth: str) -> dict[str, float]:
     Returns:
         `score` and `accuracy`, which are the same: 1 or 0.
     """
-    given = _ANSWER.search(solution_str)
+    answer = _ANSWER.search(solution_str)
     wanted = _ANSWER.search(ground_truth)
-    right = given is not None and given[1].strip() == (wanted[1] if wanted else ground_truth).strip()
+    right = answer is not None and answer[1].strip() == (wanted[1] if wanted else ground_truth).strip()
     return {"score": float(right), "accuracy": float(right)}

@@ -33,7 +33,7 @@ async def compute_score(
     Raises:
         RewardServerError: no attempt succeeded, or the answer has no score. ValueError: `solution_image` is a video.
     """
-    found = await asyncio.to_thread(
+    fields = await asyncio.to_thread(
         http.compute_score,
         data_source,
         as_pixels(solution_image),
@@ -45,5 +45,5 @@ async def compute_score(
         retry_backoff=retry_backoff,
         protocol=PICKLE,
     )
-    assert found is not None  # only JSON has a score that is null
-    return found["score"]
+    assert fields is not None  # only JSON has a score that is null
+    return fields["score"]

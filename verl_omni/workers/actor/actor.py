@@ -118,10 +118,10 @@ class DiffusionActor:
         model = self.model_config
         fsdp = self.config.fsdp_config
         if self.mesh is None:
-            made = build.load_transformer(model, precision=dtypes, seed=seed, component=component)
-            made = made.eval().to(self.device)
-            self._change_layers(made)
-            return made
+            module = build.load_transformer(model, precision=dtypes, seed=seed, component=component)
+            module = module.eval().to(self.device)
+            self._change_layers(module)
+            return module
         return shard_loading.load_sharded(
             model,
             self.mesh,
@@ -145,8 +145,8 @@ class DiffusionActor:
 
         Ranks that share a sequence have equal parts.
         """
-        found = self._flops.take()
-        return None if found is None else found / self.sequence_ranks
+        flops = self._flops.take()
+        return None if flops is None else flops / self.sequence_ranks
 
     # --- update -----------------------------------------------------------------------------------------
 

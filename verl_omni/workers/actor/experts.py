@@ -49,19 +49,19 @@ class Experts(nn.Module):
         """
         low = timestep < self.boundary
         rows = [(~low).nonzero().flatten(), low.nonzero().flatten()]
-        found = []
+        outputs = []
         places = []
         without_effect = 0.0
         for transformer, own, needed in zip(
             (self.transformer, self.transformer_2), rows, self._needed(rows), strict=True
         ):
             if len(own) > 0:
-                found.append(_on_rows(transformer, own, timestep, inputs))
+                outputs.append(_on_rows(transformer, own, timestep, inputs))
                 places.append(own)
             elif needed:
                 without_effect = _on_rows(transformer, own.new_zeros(1), timestep, inputs).sum() * 0
-        whole = found[0] if len(found) == 1 else torch.cat(found)[torch.cat(places).argsort()]
-        return (whole + without_effect,)
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)[torch.cat(places).argsort()]
+        return (output + without_effect,)
 
     def _needed(self, rows: list[Tensor]) -> list[bool]:
         """Whether any rank has rows for each transformer. A collective with several ranks."""
@@ -76,9 +76,12 @@ class Experts(nn.Module):
         Its rows have no advantage. One process may not even compute them, and several ranks do.
         """
         for transformer in self.children():
-            given = [parameter for parameter in transformer.parameters() if parameter.grad is not None]
-            if given and float(gather(nn.utils.get_total_norm([parameter.grad for parameter in given]))) == 0:
-                for parameter in given:
+            with_gradient = [parameter for parameter in transformer.parameters() if parameter.grad is not None]
+            if (
+                with_gradient
+                and float(gather(nn.utils.get_total_norm([parameter.grad for parameter in with_gradient]))) == 0
+            ):
+                for parameter in with_gradient:
                     parameter.grad = None
 
     @property

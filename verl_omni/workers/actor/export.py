@@ -32,10 +32,10 @@ def weights(
     """
     for name, parameter in module.named_parameters():
         if ("lora_" in name) == (kind == "lora"):
-            whole = gather((instead or {}).get(name, parameter))
+            tensor = gather((instead or {}).get(name, parameter))
             yield (
                 _public(name if isinstance(module, Experts) else f"{HIGH_NOISE}.{name}"),
-                whole.to(dtype or whole.dtype),
+                tensor.to(dtype or tensor.dtype),
             )
 
 

@@ -41,8 +41,8 @@ class Measurements:
             torch.distributed.all_gather_object(gathered, ranks[0])
             ranks = gathered
         names = dict.fromkeys(name for rank in ranks for name in rank)
-        found = {name: torch.cat([rank[name] for rank in ranks if name in rank]) for name in names}
-        learns = found.pop(LEARNS)
+        joined = {name: torch.cat([rank[name] for rank in ranks if name in rank]) for name in names}
+        learns = joined.pop(LEARNS)
         if learns.all() or not learns.any():
-            return found
-        return {name: values[learns] for name, values in found.items()}
+            return joined
+        return {name: values[learns] for name, values in joined.items()}

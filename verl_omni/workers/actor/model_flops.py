@@ -71,7 +71,7 @@ class ModelFlops:
         self._passes = Counter()
         if not self._can_be_made:
             return None
-        for key in sorted(passes, key=_without_gradients):  # those with gradients count both
+        for key in sorted(passes, key=lambda key: not key[-1]):  # those with gradients count both
             if key not in self._counts:
                 self._count(*key)
         return sum(self._counts[key] * number for key, number in passes.items())
@@ -81,16 +81,12 @@ class ModelFlops:
             self._made = _without_memory(self._model)
         positional, named = tree_unflatten([_on_meta(size) for size in sizes], structure)
         with _Operations() as counted, torch.set_grad_enabled(gradients):
-            found = self._made(*positional, **named)[0]
+            output = self._made(*positional, **named)[0]
             self._counts[sizes, structure, False] = counted.flops
             if gradients:
-                found.sum().backward()
+                output.sum().backward()
                 self._counts[sizes, structure, True] = counted.flops
         self._made.zero_grad()
-
-
-def _without_gradients(key: tuple[Any, ...]) -> bool:
-    return not key[-1]
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[misc]
@@ -102,11 +98,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
-            self.flops += formula(*args, **(kwargs or {}), out_val=found)
-        return found
+            self.flops += formula(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 def _without_memory(model: Any) -> nn.Module:
@@ -116,8 +112,8 @@ def _without_memory(model: Any) -> nn.Module:
         torch.random.fork_rng(devices=[]),
         torch.device("meta"),
     ):  # its buffers, too: SD3 would compute gigabytes of them
-        made = shard_loading.without_memory(_folder(model), torch.float32)
-        return build.prepare(made.eval(), SimpleNamespace(**{**vars(model), **plain}), precision=FLOAT32, seed=0)
+        module = shard_loading.without_memory(_folder(model), torch.float32)
+        return build.prepare(module.eval(), SimpleNamespace(**{**vars(model), **plain}), precision=FLOAT32, seed=0)
 
 
 def _folder(model: Any) -> Path:

@@ -79,10 +79,10 @@ class Policy:
         self.old = DelayedPolicy(self.trained) if keeps_old else None
         self.average = DelayedPolicy(self.trained) if averages else None
         self.base = None if base is None else _frozen_base(base, module)
-        one = (
+        first = (
             next(module.children()) if isinstance(module, Experts) else module
         )  # each of two sees its own noise levels
-        self.layers = len(layer_names(one, adapter.LAYERS))
+        self.layers = len(layer_names(first, adapter.LAYERS))
 
     def move(self, device: torch.device) -> None:
         """Move the model, its delayed copies and the base to a device; the parameter objects stay the same."""

@@ -108,8 +108,8 @@ def read(path: Path) -> SavedAdapter:
     if not scales:
         raise AdapterNotUsable(f"{file} has no LoRA tensors; write the file of an adapter")
     if len(scales) > 1:
-        found = ", ".join(f"{rank} and {alpha:g}" for rank, alpha in sorted(scales))
-        raise AdapterNotUsable(f"{file}: its layers have several ranks and alphas: {found}; {FUSE}")
+        shown = ", ".join(f"{rank} and {alpha:g}" for rank, alpha in sorted(scales))
+        raise AdapterNotUsable(f"{file}: its layers have several ranks and alphas: {shown}; {FUSE}")
     rank, alpha = scales.pop()
     if not float(alpha).is_integer():
         raise AdapterNotUsable(f"{file}: its alpha is {alpha:g}, no whole number; {FUSE}")
@@ -178,9 +178,9 @@ def _weights_file(path: Path) -> Path:
         raise AdapterNotUsable(f"{path}: adapters are read from safetensors files only; {FUSE}")
     others = sorted(path.glob("*.safetensors"))
     if len(others) != 1:
-        found = summarize_names(file.name for file in others) if others else "no other safetensors file"
+        shown = summarize_names(file.name for file in others) if others else "no other safetensors file"
         raise FileNotFoundError(
-            f"{path} has neither {DIFFUSERS_FILE} (diffusers) nor {PEFT_FILE} (peft), and {found}; "
+            f"{path} has neither {DIFFUSERS_FILE} (diffusers) nor {PEFT_FILE} (peft), and {shown}; "
             "write the file's path"
         )
     return others[0]

@@ -66,18 +66,18 @@ def load_sharded(
     if (reason := _why_whole(folder)) is not None:
         logger.warning("every rank loads the whole transformer into host memory before it is sharded: %s", reason)
         return shard(build.load_transformer(model, precision=precision, seed=seed, component=component).eval())
-    made = without_memory(folder, precision.frozen)
+    transformer = without_memory(folder, precision.frozen)
     with open_files(folder) as files:
-        files.check({name: tuple(tensor.shape) for name, tensor in made.state_dict().items()})
-        for name, owner, own in _persistent_buffers(made):
+        files.check({name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()})
+        for name, owner, own in _persistent_buffers(transformer):
             owner._buffers[own] = files.read(name).to(owner._buffers[own].dtype)  # type: ignore[union-attr]
-        with _placeholders(made):
-            build.prepare(made, model, precision=precision, seed=seed, component=component)
-        from_files = {name for name, parameter in made.named_parameters() if parameter.is_meta}
-        _allocate(shard(made.eval()), parallel.device_of(mesh))
-        _fill(made, from_files, files)
+        with _placeholders(transformer):
+            build.prepare(transformer, model, precision=precision, seed=seed, component=component)
+        from_files = {name for name, parameter in transformer.named_parameters() if parameter.is_meta}
+        _allocate(shard(transformer.eval()), parallel.device_of(mesh))
+        _fill(transformer, from_files, files)
         logger.info("read %.2f GiB of %s", files.bytes_read / 2**30, files.folder)
-    return made
+    return transformer
 
 
 def _why_whole(folder: Path) -> str | None:
@@ -112,14 +112,14 @@ def without_memory(folder: Path, dtype: torch.dtype) -> nn.Module:
     torch.set_default_dtype(dtype)  # as `from_pretrained` does: it decides the dtype of some buffers
     try:
         with torch.device("meta"):
-            made: nn.Module = kind.from_config(config)
-        if _computes_tensors(made):
+            module: nn.Module = kind.from_config(config)
+        if _computes_tensors(module):
             with init_empty_weights(include_buffers=False):
-                made = kind.from_config(config)
+                module = kind.from_config(config)
     finally:
         torch.set_default_dtype(before)
-    build.cast(made, dtype, frozenset(kind._keep_in_fp32_modules or ()))
-    return made
+    build.cast(module, dtype, frozenset(kind._keep_in_fp32_modules or ()))
+    return module
 
 
 def _computes_tensors(module: nn.Module) -> bool:
@@ -204,5 +204,5 @@ def chunk(size: int, ranks: int, place: int) -> slice:
 
     Empty for ranks behind the end.
     """
-    each = -(-size // ranks)
-    return slice(min(place * each, size), min((place + 1) * each, size))
+    per_rank = -(-size // ranks)
+    return slice(min(place * per_rank, size), min((place + 1) * per_rank, size))

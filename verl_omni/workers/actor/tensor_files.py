@@ -55,9 +55,9 @@ class TensorFiles:
         """
         problems = [f"{name} is missing" for name in expected if name not in self._files]
         for name in expected.keys() & self._files.keys():
-            found = tuple(self._files[name].get_slice(name).get_shape())
-            if found != expected[name]:
-                problems.append(f"{name} has shape {list(found)} instead of {list(expected[name])}")
+            shape = tuple(self._files[name].get_slice(name).get_shape())
+            if shape != expected[name]:
+                problems.append(f"{name} has shape {list(shape)} instead of {list(expected[name])}")
         if problems:
             more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise ValueError(

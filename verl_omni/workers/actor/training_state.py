@@ -108,10 +108,10 @@ class TrainingState:
             raise _failure(error, f"could not read the training state of {folder}") from error
         self.policy.reshard()
         set_optimizer_state_dict(self.policy.module, self.optimizer, state[OPTIMIZER], options=_SHARDED)
-        rest = state[REST]
-        self._restore_schedule(rest["scheduler"], options)
-        self.generator.set_state(rest["generator"])
-        torch.set_rng_state(rest["torch"])
+        others = state[REST]
+        self._restore_schedule(others["scheduler"], options)
+        self.generator.set_state(others["generator"])
+        torch.set_rng_state(others["torch"])
 
     def _restore_schedule(self, stored: dict[str, Any], options: list[dict[str, Any]]) -> None:
         """Continue the schedule at the stored step, with the base learning rates and other options of the settings."""
@@ -190,17 +190,17 @@ def read_weights(folder: Path, *, average: bool) -> dict[str, torch.Tensor]:
         raise FileNotFoundError(f"{folder} has no training state")
     key = AVERAGE if average else TRAINED
     stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    found = {
+    tensors = {
         name: torch.empty(each.size, dtype=each.properties.dtype)
         for name, each in stored.items()
         if name.startswith(f"{key}.")
     }
     try:
         with _quiet():
-            dcp.load(found, checkpoint_id=folder, no_dist=True)
+            dcp.load(tensors, checkpoint_id=folder, no_dist=True)
     except dcp.api.CheckpointException as error:
         raise _failure(error, f"could not read the training state of {folder}") from error
-    return {name.removeprefix(f"{key}."): value for name, value in found.items()}
+    return {name.removeprefix(f"{key}."): value for name, value in tensors.items()}
 
 
 def _create_missing_states(optimizer: torch.optim.Optimizer) -> None:

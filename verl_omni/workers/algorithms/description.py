@@ -143,16 +143,16 @@ RECOMPUTED_MEANS = RequiredSetting(
 
 def step_conflicts(config: DictConfig) -> Sequence[str]:
     """Messages about settings that an algorithm on recorded steps cannot use."""
-    found = []
+    conflicts = []
     name = config.actor_rollout_ref.actor.diffusion_loss.loss_mode
     if config.actor_rollout_ref.rollout.algo.noise_level <= 0:
-        found.append(f"{ROLLOUT}.algo.noise_level: must be positive: {name} learns from noise")
+        conflicts.append(f"{ROLLOUT}.algo.noise_level: must be positive: {name} learns from noise")
     if config.trainer.max_log_prob_difference is None:
-        found.append(f"trainer.max_log_prob_difference: {name} needs a number")
+        conflicts.append(f"trainer.max_log_prob_difference: {name} needs a number")
     velocities = config.trainer.max_velocity_difference
     if velocities is not None and (not isinstance(velocities, int | float) or not velocities > 0):
-        found.append(f"trainer.max_velocity_difference: must be a positive number or null: {velocities}")
-    return [*found, *fraction_conflicts(config.algorithm.timestep_fraction), *_correction_conflicts(config)]
+        conflicts.append(f"trainer.max_velocity_difference: must be a positive number or null: {velocities}")
+    return [*conflicts, *fraction_conflicts(config.algorithm.timestep_fraction), *_correction_conflicts(config)]
 
 
 def fraction_conflicts(fraction: object) -> Sequence[str]:
@@ -164,23 +164,23 @@ def fraction_conflicts(fraction: object) -> Sequence[str]:
 
 def _correction_conflicts(config: DictConfig) -> Sequence[str]:
     settings = config.algorithm.rollout_correction or {}
-    found = []
+    conflicts = []
     level = settings.get("rollout_is")
     threshold = settings.get("rollout_is_threshold")
     if not isinstance(threshold, int | float) or isinstance(threshold, bool) or threshold <= 0:
-        found.append(
+        conflicts.append(
             f"{CORRECTION}.rollout_is_threshold: {threshold} is not a positive number; weights above it are reduced to "
             "it, and there is no lower limit"
         )
     elif level is None and threshold != UNREAD_THRESHOLD:
-        found.append(f"{CORRECTION}.rollout_is_threshold: {threshold} is not read without {CORRECTION}.rollout_is")
+        conflicts.append(f"{CORRECTION}.rollout_is_threshold: {threshold} is not read without {CORRECTION}.rollout_is")
     option = settings.get("rollout_rs")
     limit = settings.get("rollout_rs_threshold")
     if option is None and limit is not None:
-        found.append(f"{CORRECTION}.rollout_rs_threshold: {limit} is not read without {CORRECTION}.rollout_rs")
+        conflicts.append(f"{CORRECTION}.rollout_rs_threshold: {limit} is not read without {CORRECTION}.rollout_rs")
     if option is not None:
         try:
             rejection_settings.parse(option, limit)
         except ValueError as error:
-            found.append(f"{CORRECTION}.rollout_rs: {error}")
-    return found
+            conflicts.append(f"{CORRECTION}.rollout_rs: {error}")
+    return conflicts

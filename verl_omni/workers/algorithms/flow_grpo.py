@@ -287,27 +287,27 @@ class StepObjective(ABC, Generic[Settings]):
 
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
         clip_fraction = measured["clip_fraction"].sum().item() / count
-        found = {"actor/clip_fraction": clip_fraction, "actor/ratio_max": measured["difference"].exp().max().item()}
+        metrics = {"actor/clip_fraction": clip_fraction, "actor/ratio_max": measured["difference"].exp().max().item()}
         if "kl" in measured:
-            found["actor/kl"] = measured["kl"].sum().item() / count
+            metrics["actor/kl"] = measured["kl"].sum().item() / count
         if "kl_to_old" in measured:
-            found["actor/kl_to_old"] = measured["kl_to_old"].sum().item() / count
-            found["actor/kl_to_old_max"] = measured["kl_to_old"].max().item()
+            metrics["actor/kl_to_old"] = measured["kl_to_old"].sum().item() / count
+            metrics["actor/kl_to_old_max"] = measured["kl_to_old"].max().item()
         if "kept" in measured:
-            found["rollout_corr/rollout_rs_kept"] = measured["kept"].mean().item()
+            metrics["rollout_corr/rollout_rs_kept"] = measured["kept"].mean().item()
         if "weight" in measured:
-            found["rollout_corr/rollout_is_mean"] = measured["weight"].mean().item()
+            metrics["rollout_corr/rollout_is_mean"] = measured["weight"].mean().item()
         if self.at_start:
             self.at_start = False
-            found["actor/clip_fraction_at_start"] = clip_fraction
-            found |= _excluded_shares(measured)
+            metrics["actor/clip_fraction_at_start"] = clip_fraction
+            metrics |= _excluded_shares(measured)
             if self.velocity_tolerance is not None:  # first, because it explains a difference of log-probabilities
                 differences = measured["velocity_difference"], measured["size_difference"]
-                found |= agreement.check_velocities(*differences, self.velocity_tolerance, self.size_tolerance)
+                metrics |= agreement.check_velocities(*differences, self.velocity_tolerance, self.size_tolerance)
                 if self.same_weights:
                     self.rounding.measure(measured["timestep"], measured["squared_difference"])
-            found |= agreement.check_log_probs(measured["engine_difference"], self.tolerance)
-        return found
+            metrics |= agreement.check_log_probs(measured["engine_difference"], self.tolerance)
+        return metrics
 
     def finish(self) -> None:
         pass
@@ -422,9 +422,9 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
 
     @override
     def with_loss(self, loss: PolicyLoss) -> TrainingAlgorithm[Settings]:
-        other = copy(self)
-        other.make_objective = getattr(loss, "make_objective", None) or partial(UserObjective, loss)
-        return other
+        copied = copy(self)
+        copied.make_objective = getattr(loss, "make_objective", None) or partial(UserObjective, loss)
+        return copied
 
 
 class UserObjective(StepObjective[StepLossConfig]):
@@ -442,11 +442,11 @@ class UserObjective(StepObjective[StepLossConfig]):
     def policy_loss(
         self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        found = self.loss(log_ratio, part["advantages"], self.config)
-        if found.shape != log_ratio.shape:
-            raise ValueError(f"a policy loss must be {list(log_ratio.shape)}, and is {list(found.shape)}: {self.loss}")
+        loss = self.loss(log_ratio, part["advantages"], self.config)
+        if loss.shape != log_ratio.shape:
+            raise ValueError(f"a policy loss must be {list(log_ratio.shape)}, and is {list(loss.shape)}: {self.loss}")
         difference = log_ratio.detach()
-        return found, {"difference": difference, "clip_fraction": torch.zeros_like(difference)}
+        return loss, {"difference": difference, "clip_fraction": torch.zeros_like(difference)}
 
 
 class FlowGRPO(StepAlgorithm[GRPOLossConfig]):

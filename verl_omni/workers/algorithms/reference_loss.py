@@ -117,8 +117,10 @@ class ReferenceLossObjective(StepObjective[StepLossConfig]):
         difference = log_ratio.detach()
         measured = {"difference": difference, "clip_fraction": torch.zeros_like(difference)}
         loss = self._of_rows(result.loss, difference)
-        own = dict(result.metrics) | ({f"loss_of_{self._name}": loss.detach().mean()} if result.add_loss_metric else {})
-        for name, value in own.items():
+        metrics = dict(result.metrics) | (
+            {f"loss_of_{self._name}": loss.detach().mean()} if result.add_loss_metric else {}
+        )
+        for name, value in metrics.items():
             number = torch.as_tensor(value, dtype=difference.dtype, device=difference.device).detach().mean()
             measured[METRIC + name] = number.expand_as(difference)
         return loss, measured
@@ -141,9 +143,9 @@ class ReferenceLossObjective(StepObjective[StepLossConfig]):
 
     @override
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
-        own = {
+        metrics = {
             f"actor/{name.removeprefix(METRIC)}": (values.max() if is_maximum(name) else values.mean()).item()
             for name, values in measured.items()
             if name.startswith(METRIC)
         }
-        return {**super().summarize(measured, count), **own}
+        return {**super().summarize(measured, count), **metrics}

@@ -22,13 +22,13 @@ DEFAULT = "flow_grpo"
 
 def _noise_conflicts(config: DictConfig) -> Sequence[str]:
     rollout = config.actor_rollout_ref.rollout
-    found = []
+    conflicts = []
     if rollout.algo.init_same_noise and rollout.algo.noise_level <= 0:
-        found.append(
+        conflicts.append(
             f"{ROLLOUT}.algo.init_same_noise: without noise in the steps (algo.noise_level=0), all samples of a prompt "
             "would be the same; write false"
         )
-    return found
+    return conflicts
 
 
 def _window_conflicts(config: DictConfig, *, on_recorded_steps: bool) -> Sequence[str]:
@@ -60,7 +60,7 @@ def _window_conflicts(config: DictConfig, *, on_recorded_steps: bool) -> Sequenc
 def _rank_conflicts(config: DictConfig, entry: RegisteredAlgorithm) -> Sequence[str]:
     """Rows that the ranks cannot share evenly, of a training step and of a mini-batch."""
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    found = []
+    conflicts = []
     try:
         groups = sequence_groups(ranks, OmegaConf.select(config, SEQUENCE_PARALLEL))
     except ValueError as error:
@@ -70,8 +70,8 @@ def _rank_conflicts(config: DictConfig, entry: RegisteredAlgorithm) -> Sequence[
     for name in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"):
         rows = OmegaConf.select(config, name) * per_prompt
         if rows % groups != 0:
-            found.append(f"{name}: {sharing} cannot share {rows} {entry.row}s evenly; write another number")
-    return found
+            conflicts.append(f"{name}: {sharing} cannot share {rows} {entry.row}s evenly; write another number")
+    return conflicts
 
 
 def optimizer_steps(config: DictConfig) -> int:
@@ -108,12 +108,12 @@ def setting_conflicts(config: DictConfig) -> list[str]:
     """Settings that the chosen algorithm cannot use: a message for each, with its value and the value it needs."""
     name = config.actor_rollout_ref.actor.diffusion_loss.loss_mode
     entry = ALGORITHMS[name]
-    found = []
+    conflicts = []
     for required in (*_sampled_for(config, name, entry), *entry.required):
         value = OmegaConf.select(config, required.name)
         plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
         if text := required.conflict(plain, name):
-            found.append(text)
+            conflicts.append(text)
     shared = (*_rank_conflicts(config, entry), *_noise_conflicts(config))
     window = _window_conflicts(config, on_recorded_steps=entry.on_recorded_steps)
-    return [*found, *shared, *window, *entry.problems(config)]
+    return [*conflicts, *shared, *window, *entry.problems(config)]

@@ -79,7 +79,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    from verl_omni.models.language_model import make_tiny_qwen2
+    from tests.ml.engine.server.tiny_qwen2 import make_tiny_qwen2
     from verl_omni.trainer import startup
 
     startup.prepare_environment(has_accelerator=False)

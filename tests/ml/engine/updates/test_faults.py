@@ -74,10 +74,10 @@ def test_a_silent_replica_is_named_and_serves_when_it_is_back(two_replicas: TwoR
             two_replicas.stack.weights.sleep_replicas()
     finally:
         os.kill(pid, signal.SIGCONT)
-    said = str(drawing.value)
+    message = str(drawing.value)
     address = two_replicas.stack.servers.server_addresses[1]
-    assert f"replica {address}: no reply for 10 s (rollout.deadline_seconds)" in said
-    assert "at weight version 1" in said and any(prompt in said for prompt in PROMPTS)
+    assert f"replica {address}: no reply for 10 s (rollout.deadline_seconds)" in message
+    assert "at weight version 1" in message and any(prompt in message for prompt in PROMPTS)
     two_replicas.stack.weights.wake_up_replicas()
     assert [each.stop_reason for each in ray_get(asked)] == ["completed"] * 3
     assert torch.equal(other.picture(), picture)

@@ -20,7 +20,6 @@ from verl_omni.trainer.data import prompt_dataset, prompt_files, run_length
 from verl_omni.trainer.data.preferences import PreferencePairs
 from verl_omni.trainer.settings import configuration
 
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 OFFLINE = "algorithm.sample_source=offline"
 RED = (255, 0, 0)
 BLUE = (0, 0, 255)
@@ -184,8 +183,8 @@ def test_labels_of_pick_a_pic_choose_the_image_and_ties_are_left_out_and_counted
     ]
     assert colors(pairs, [0, 1]) == [[list(BLUE), list(RED)], [list(RED), list(BLUE)]]
     assert list(pairs.update_request([0, 1], 1).non_tensor_batch["prompts"]) == ["p0", "p2"]
-    given = [
-        *REQUIRED[1:2],
+    overrides = [
+        "actor_rollout_ref.model.path=m",
         f"data.train_files='{tmp_path / 'pairs.parquet'}'",
         OFFLINE,
         "data.train_batch_size=1",
@@ -193,7 +192,7 @@ def test_labels_of_pick_a_pic_choose_the_image_and_ties_are_left_out_and_counted
         "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo",
         "trainer.total_epochs=3",
     ]
-    assert run_length.total_steps(configuration.load(given)) == 6
+    assert run_length.total_steps(configuration.load(overrides)) == 6
 
 
 @pytest.mark.parametrize(

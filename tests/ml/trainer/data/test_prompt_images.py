@@ -43,7 +43,7 @@ def load(model: Path, folder: Path, rows: list[dict[str, Any]], *overrides: str,
         datasets.Dataset.from_list(rows).to_parquet(folder / name)
     else:
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = smallest_job.load(
+    config = smallest_job.load(
         f"data.train_files='{folder / name}'",
         f"actor_rollout_ref.model.path='{model}'",
         f"data.cache_dir='{folder}'",
@@ -52,8 +52,8 @@ def load(model: Path, folder: Path, rows: list[dict[str, Any]], *overrides: str,
         "actor_rollout_ref.rollout.pipeline.width=64",
         *overrides,
     )
-    startup.fit_to_machine(made, has_accelerator=False)
-    return prompt_dataset.load_checked(made)[0]
+    startup.fit_to_machine(config, has_accelerator=False)
+    return prompt_dataset.load_checked(config)[0]
 
 
 def test_a_photo_is_upright_for_the_model_the_scorers_and_the_check_of_its_size(model: Path, folder: Path) -> None:

@@ -23,15 +23,15 @@ MODEL = Path(__file__).parents[4] / "examples" / "shapes-sd3"
 def config(folder: Path, *overrides: str) -> Any:
     rows = [{"prompt": text} for text in ("red", "red " * 20, "blue", "blue " * 30)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = smallest_job.load(
+    config = smallest_job.load(
         f"data.train_files='{folder / 'train.jsonl'}'",
         f"actor_rollout_ref.model.path='{MODEL}'",
         f"data.cache_dir='{folder}'",
         "data.max_prompt_length=8",
         *overrides,
     )
-    startup.fit_to_machine(made, has_accelerator=False)
-    return made
+    startup.fit_to_machine(config, has_accelerator=False)
+    return config
 
 
 def test_long_prompts_are_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,11 +98,11 @@ def test_ascii_text_has_at_most_a_token_for_each_character_and_space(name: str) 
 def test_long_negative_prompts_too(tmp_path: Path) -> None:
     rows = [{"prompt": "red", "negative_prompt": text} for text in (None, "dark", "dark " * 20)]
     (tmp_path / "n.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = [f"data.train_files='{tmp_path / 'n.jsonl'}'"]
+    overrides = [f"data.train_files='{tmp_path / 'n.jsonl'}'"]
     said = r"1 of 3 negative prompts of data.train_files .*row 2, .*write data.truncation=right$"
     with pytest.raises(ValueError, match=said):
-        prompt_dataset.load_checked(config(tmp_path, *given))
-    assert len(prompt_dataset.load_checked(config(tmp_path, *given, "data.truncation=right"))[0]) == 3
+        prompt_dataset.load_checked(config(tmp_path, *overrides))
+    assert len(prompt_dataset.load_checked(config(tmp_path, *overrides, "data.truncation=right"))[0]) == 3
 
 
 def test_long_held_out_prompts_too(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ FAMILY = {"wan": "wan", "qwen_image": "qwen_image", "edit": "qwen_image_edit_plu
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {name: tmp_path_factory.mktemp(name) / "model" for name in FAMILY}
-    for name, folder in made.items():
+    folders = {name: tmp_path_factory.mktemp(name) / "model" for name in FAMILY}
+    for name, folder in folders.items():
         MAKERS[FAMILY[name]](folder)
-    _merge_line_breaks(made["qwen_image"] / "tokenizer" / "tokenizer.json")
-    return made
+    _merge_line_breaks(folders["qwen_image"] / "tokenizer" / "tokenizer.json")
+    return folders
 
 
 def _merge_line_breaks(file: Path) -> None:
@@ -45,7 +45,7 @@ def check(folder: Path, model: Path, rows: list[dict[str, Any]], *overrides: str
         kept = [{key: value for key, value in row.items() if value is not None} for row in written]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     files = {"train": "right" if held_out else "rows", "val": "rows" if held_out else "right"}
-    made = configuration.load(
+    config = configuration.load(
         [
             *(f"data.{name}_files='{folder / file}.jsonl'" for name, file in files.items()),
             f"actor_rollout_ref.model.path='{model}'",
@@ -60,8 +60,8 @@ def check(folder: Path, model: Path, rows: list[dict[str, Any]], *overrides: str
             *overrides,
         ]
     )
-    startup.fit_to_machine(made, has_accelerator=False)
-    prompt_dataset.load_checked(made)
+    startup.fit_to_machine(config, has_accelerator=False)
+    prompt_dataset.load_checked(config)
 
 
 RIGHT: dict[str, Any] = {"prompt": "a red circle"}

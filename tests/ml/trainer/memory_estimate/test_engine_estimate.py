@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,30 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.ml.trainer.memory_estimate.small_jobs import estimated
 from verl_omni.models.tiny import MAKERS
 from verl_omni.trainer import startup
-from verl_omni.trainer.memory_estimate import advice, engine_memory, job_estimate, model_shapes, public_models
+from verl_omni.trainer.memory_estimate import advice, engine_memory, model_shapes, public_models
 from verl_omni.trainer.settings import configuration
 
 ROLLOUT = "actor_rollout_ref.rollout"
-SMALL = [f"{ROLLOUT}.pipeline.{each}" for each in ("height=64", "width=64", "max_sequence_length=16")]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny SD3."""
-    folder = tmp_path_factory.mktemp("fit") / "model"
-    MAKERS["sd3"](folder)
-    return folder
-
-
-@functools.cache
-def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
-    """The estimate of a job with an adapter; made once."""
-    needed = ["data.train_files=x.jsonl", "trainer.total_training_steps=1", "actor_rollout_ref.model.lora_rank=4"]
-    config = configuration.load([f"actor_rollout_ref.model.path={folder}", *needed, *SMALL, *overrides])
-    startup.fit_to_machine(config, accelerator)
-    return job_estimate.estimate_job(config, accelerator=accelerator)
 
 
 @pytest.mark.slow
@@ -56,18 +38,18 @@ def test_offloaded_text_encoders_are_on_the_device_only_while_prompts_are_encode
     cache = f"{ROLLOUT}.prompt_cache_dir=/cache"
     offload = f"{ROLLOUT}.offload_text_encoders=true"
     before = estimated(tiny)
-    found = estimated(tiny, cache, offload)
+    job = estimated(tiny, cache, offload)
     encoders = before.engine.text_encoders
     assert encoders > 0 and estimated(tiny, cache).engine == before.engine
-    assert (found.engine.text_encoders, found.engine.offloaded) == (0, encoders)
-    device = {phase.name: phase.parts for phase in found.estimate.device}
+    assert (job.engine.text_encoders, job.engine.offloaded) == (0, encoders)
+    device = {phase.name: phase.parts for phase in job.estimate.device}
     expected = {phase.name: dict(phase.parts) for phase in before.estimate.device}
     assert list(device) == ["text encoding", *expected]
     for name, parts in expected.items():
         assert dict(device[name]) == {part: size for part, size in parts.items() if part != "text encoders"}, name
     assert device["text encoding"]["text encoders"] == encoders
-    assert device["text encoding"]["engine activations"] == found.engine.passes["text encoding"]
-    at_rest = {phase.name: phase.parts.get("text encoders at rest") for phase in found.estimate.host}
+    assert device["text encoding"]["engine activations"] == job.engine.passes["text encoding"]
+    at_rest = {phase.name: phase.parts.get("text encoders at rest") for phase in job.estimate.host}
     assert at_rest == {"start": None, "generation": encoders, "update": encoders}
     on_cpu = estimated(tiny, cache, offload, accelerator=False)
     assert on_cpu.estimate == estimated(tiny, accelerator=False).estimate, "there is no other memory"
@@ -89,15 +71,15 @@ def test_a_sleeping_engine_has_no_copy_of_offloaded_text_encoders(tiny: Path, mo
 def test_engines_of_their_own_offload_text_encoders_too(tiny: Path) -> None:
     cache = f"{ROLLOUT}.prompt_cache_dir=/cache"
     apart = (cache, f"{ROLLOUT}.offload_text_encoders=true", f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=2")
-    found = estimated(tiny, *apart)
-    assert found.standalone is not None
-    phases = {phase.name: phase.parts for phase in found.standalone.device}
+    job = estimated(tiny, *apart)
+    assert job.standalone is not None
+    phases = {phase.name: phase.parts for phase in job.standalone.device}
     assert {name: parts.get("text encoders") for name, parts in phases.items()} == {
-        "text encoding": found.engine.offloaded,
+        "text encoding": job.engine.offloaded,
         "generation": None,
         "weight sync": None,
     }
-    assert all(phase.parts["text encoders at rest"] == 2 * found.engine.offloaded for phase in found.standalone.host)
+    assert all(phase.parts["text encoders at rest"] == 2 * job.engine.offloaded for phase in job.standalone.host)
 
 
 def test_offloading_text_encoders_is_advised_where_prompts_are_cached(tiny: Path) -> None:
@@ -124,7 +106,7 @@ def test_the_engine_has_the_weights_of_vllm_omnis_modules(tiny: Path, tmp_path: 
     assert package is not None and package.submodule_search_locations
     source = Path(package.submodule_search_locations[0], "diffusion", "models", "sd3", "sd3_transformer.py")
     assert re.search(r"from diffusers.models.embeddings import .*\bPatchEmbed\b", source.read_text())
-    found = estimated(tiny, "actor_rollout_ref.rollout.dtype=bfloat16").engine
+    engine = estimated(tiny, "actor_rollout_ref.rollout.dtype=bfloat16").engine
     transformer = model_shapes.read(tiny).on_meta("transformer", torch.bfloat16)
     (positions,) = transformer.buffers()
     torch.set_default_dtype(torch.bfloat16)
@@ -133,7 +115,7 @@ def test_the_engine_has_the_weights_of_vllm_omnis_modules(tiny: Path, tmp_path: 
     finally:
         torch.set_default_dtype(torch.float32)
     assert own.dtype == torch.float32
-    assert found.transformer == 2 * sum(p.numel() for p in transformer.parameters()) + 4 * positions.numel()
+    assert engine.transformer == 2 * sum(p.numel() for p in transformer.parameters()) + 4 * positions.numel()
     for family, has_vision in (("qwen_image", False), ("qwen_image_edit", True)):
         MAKERS[family](tmp_path / family)
         encoder = model_shapes.read(tmp_path / family).on_meta("text_encoder", torch.bfloat16)
@@ -149,7 +131,8 @@ def test_an_engine_that_returns_latents_decodes_nothing(tiny: Path) -> None:
 
     def passes(training: str, evaluation: str) -> dict[str, int]:
         types = (f"pipeline.output_type={training}", f"val_kwargs.pipeline.output_type={evaluation}")
-        return estimated(tiny, *(f"{ROLLOUT}.{each}" for each in types), "data.val_files=held_out.jsonl").engine.passes
+        overrides = ("data.val_files=held_out.jsonl", "data.train_batch_size=32")  # an evaluation has no more samples
+        return estimated(tiny, *(f"{ROLLOUT}.{each}" for each in types), *overrides).engine.passes
 
     images = passes("image", "image")
     assert images["decoding"] > 0
@@ -179,7 +162,7 @@ def test_a_sleeping_engine_pins_blocks_whose_sizes_are_powers_of_two() -> None:
 
 @pytest.mark.slow
 def test_the_host_has_memory_for_sleeping_engines_in_every_phase_after_the_start(tiny: Path) -> None:
-    found = estimated(tiny, "trainer.n_gpus_per_node=2")
-    parts = {phase.name: phase.parts.get("engine weights asleep") for phase in found.estimate.host}
-    assert parts == {"start": None, "generation": 2 * found.engine.asleep, "update": 2 * found.engine.asleep}
-    assert found.engine.weights < found.engine.asleep
+    job = estimated(tiny, "trainer.n_gpus_per_node=2")
+    parts = {phase.name: phase.parts.get("engine weights asleep") for phase in job.estimate.host}
+    assert parts == {"start": None, "generation": 2 * job.engine.asleep, "update": 2 * job.engine.asleep}
+    assert job.engine.weights < job.engine.asleep

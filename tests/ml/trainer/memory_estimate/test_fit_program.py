@@ -9,39 +9,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.ml import smallest_job
-from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
+from tests.ml.trainer.memory_estimate.small_jobs import ACTOR, PIPELINE, job
 from verl_omni.settings_schema.layout import layout
-from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import advice, engine_memory, estimate, job_estimate, trainer_memory
 
 REQUIRED = ("data.train_files=x.jsonl", "trainer.total_training_steps=1")
-ACTOR = "actor_rollout_ref.actor"
-PIPELINE = "actor_rollout_ref.rollout.pipeline"
-SMALL = (
-    "actor_rollout_ref.model.lora_rank=4",
-    "data.train_batch_size=4",
-    f"{ACTOR}.ppo_mini_batch_size=4",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
-    f"{PIPELINE}.height=64",
-    f"{PIPELINE}.width=64",
-    f"{PIPELINE}.num_inference_steps=3",
-    f"{PIPELINE}.max_sequence_length=16",
-)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny SD3."""
-    folder = tmp_path_factory.mktemp("fit") / "model"
-    make_tiny_sd3(folder)
-    return folder
-
-
-def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
-    config = smallest_job.load(f"actor_rollout_ref.model.path={folder}", *SMALL, *overrides)
-    startup.fit_to_machine(config, accelerator)
-    return config
 
 
 @pytest.mark.slow
@@ -82,8 +55,10 @@ def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
         return {"update": 100 if changed.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is None else 60}
 
     before = {"update": 100}
-    found = advice.advise(config, before, phases_of, lambda peak: peak < 70)
-    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in found] == [(MICRO, "update", 60, True)]
+    advised = advice.advise(config, before, phases_of, lambda peak: peak < 70)
+    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in advised] == [
+        (MICRO, "update", 60, True)
+    ]
     assert advice.advise(config, before, lambda _: before, lambda _: False) == ()
     assert advice.advise(config, before, phases_of, lambda _: True) == ()
 
@@ -96,8 +71,8 @@ def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
         micro, batch = (OmegaConf.select(changed, name) for name in (MICRO, BATCH))
         return {"generation": 100 if batch > 16 else 50, "update": update if micro > 1 else 40}
 
-    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 60)
-    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in found] == [
+    advised = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 60)
+    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in advised] == [
         (MICRO, "update", 100, False),
         (BATCH, "generation", 50, True),
     ]
@@ -109,8 +84,8 @@ def test_of_a_setting_that_is_lowered_twice_the_last_value_is_advised() -> None:
     def phases_of(changed: Any) -> dict[str, int]:
         return {"generation": 10 * OmegaConf.select(changed, BATCH)}
 
-    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 10)
-    assert [(each.change.setting, each.change.value, each.peak) for each in found] == [(BATCH, 1, 10)]
+    advised = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 10)
+    assert [(each.change.setting, each.change.value, each.peak) for each in advised] == [(BATCH, 1, 10)]
 
 
 def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
@@ -125,8 +100,8 @@ def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
         weights = 10 if rank else 50
         return {"generation": weights + 2 * batch - 20 * offload, "update": weights + 10 * micro}
 
-    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 45)
-    assert [(each.change.setting, each.change.value, each.peak, each.fits) for each in found] == [
+    advised = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 45)
+    assert [(each.change.setting, each.change.value, each.peak, each.fits) for each in advised] == [
         (MICRO, 1, 82, False),
         ("actor_rollout_ref.model.lora_rank", 32, 42, True),
     ]
@@ -176,7 +151,7 @@ def test_what_a_change_does_not_concern_is_measured_once(tiny: Path, monkeypatch
     estimator = job_estimate.JobEstimator(accelerator=True)
     together = [estimator.estimate(each) for each in changed]
     once = dict(run)
-    alone = [job_estimate.estimate_job(each, accelerator=True) for each in changed]
+    alone = [job_estimate.JobEstimator(accelerator=True).estimate(each) for each in changed]
     assert together == alone
     assert {name: run[name] - once[name] for name in run} == dict.fromkeys(run, len(changed)), "each measures both"
     concerns = {
@@ -205,8 +180,8 @@ def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
     accelerators: int, size: int, divisible: int, said: int | None
 ) -> None:
     config = smallest_job.load(f"trainer.n_gpus_per_node={accelerators}", f"{SPLIT}={size}")
-    found = [change for change in advice.changes(config, divisible) if change.setting == SPLIT]
-    assert [(each.value, each.costs.partition("; needs ")[2]) for each in found] == (
+    splits = [change for change in advice.changes(config, divisible) if change.setting == SPLIT]
+    assert [(each.value, each.costs.partition("; needs ")[2]) for each in splits] == (
         [] if said is None else [(2 * size, f"spec.rollout.replicas: {said}")]
     )
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.ml import smallest_job
-from verl_omni.trainer import startup
+from tests.ml.trainer.memory_estimate.small_jobs import ACTOR, estimated
 from verl_omni.trainer.device_checks import measured_update
 from verl_omni.trainer.memory_estimate import estimate, job_estimate, model_shapes, public_models, sharding
 from verl_omni.trainer.memory_estimate.caching_allocator import CachingAllocator
@@ -26,51 +23,17 @@ BFLOAT16 = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bflo
 KL = "actor_rollout_ref.actor.use_kl_loss=true"
 KEEPS_GATHERED = "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false"
 SMALL_IMAGES = [f"actor_rollout_ref.rollout.pipeline.{side}=64" for side in ("height", "width")]
-ACTOR = "actor_rollout_ref.actor"
 LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
 NFT = f"{LOSS}=diffusion_nft"
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The configuration of a tiny SD3, without weights."""
-    from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
-
-    folder = tmp_path_factory.mktemp("fit") / "model"
-    make_tiny_sd3(folder)
-    for weights in folder.rglob("*.safetensors"):
-        weights.unlink()
-    return folder
-
-
-def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
-    small = ("height=64", "width=64", "num_inference_steps=3", "max_sequence_length=16")
-    config = smallest_job.load(
-        f"actor_rollout_ref.model.path={folder}",
-        LORA,
-        "data.train_batch_size=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
-        *(f"actor_rollout_ref.rollout.pipeline.{setting}" for setting in small),
-        *overrides,
-    )
-    startup.fit_to_machine(config, accelerator)
-    return config
-
-
-@functools.cache
-def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
-    """The estimate of `job`; made once."""
-    return job_estimate.estimate_job(job(folder, *overrides, accelerator=accelerator), accelerator=accelerator)
-
-
 @pytest.mark.slow
 def test_an_adapter_has_two_moments_and_a_gradient_and_the_base_has_none(tiny: Path) -> None:
-    found = estimated(tiny).trainer
-    trained = 4 * found.trained_parameters  # float32
-    assert 0 < found.trained_parameters < found.parameters
-    assert (found.gradients, found.optimizer, found.delayed_copies) == (trained, 2 * trained, 0)
-    assert found.weights >= 2 * found.parameters, "bfloat16, with buffers and the adapter on top"
+    trainer = estimated(tiny).trainer
+    trained = 4 * trainer.trained_parameters  # float32
+    assert 0 < trainer.trained_parameters < trainer.parameters
+    assert (trainer.gradients, trainer.optimizer, trainer.delayed_copies) == (trained, 2 * trained, 0)
+    assert trainer.weights >= 2 * trainer.parameters, "bfloat16, with buffers and the adapter on top"
     everything = estimated(tiny, "actor_rollout_ref.model.lora_rank=0").trainer
     assert everything.trained_parameters == everything.parameters
     assert everything.optimizer == 8 * everything.parameters
@@ -95,12 +58,12 @@ def test_frozen_parts_in_float32_are_whole_on_every_rank(tmp_path: Path) -> None
     """Time embeddings and scale tables of Wan 14B are 0.1 GiB of each rank, however many there are."""
     public_models.write("Wan-AI/Wan2.1-T2V-14B-Diffusers", tmp_path)
     module = model_shapes.read(tmp_path).on_meta("transformer", torch.bfloat16).requires_grad_(False)
-    whole = sum(p.nbytes for p in module.parameters() if p.dtype == torch.float32)
-    assert whole > 1e8
+    unsharded = sum(p.nbytes for p in module.parameters() if p.dtype == torch.float32)
+    assert unsharded > 1e8
     half = Precision(torch.bfloat16, torch.bfloat16)
     one, eight = (sharding.weight_bytes(module, sharding.Sharding(n, n, 1, half)) for n in (1, 8))
     assert one == model_shapes.tensor_bytes(module.parameters())
-    assert eight == pytest.approx(whole + (one - whole) / 8, rel=1e-4)
+    assert eight == pytest.approx(unsharded + (one - unsharded) / 8, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -110,10 +73,10 @@ def test_a_rank_gathers_weights_for_each_pass_and_to_recompute_old_log_probabili
     for loss, updates, evaluated in (("flow_grpo", 1, 0), ("flow_grpo", 2, 1), ("diffusion_nft", 2, 0)):
         mini = f"{actor}.ppo_mini_batch_size={4 // updates}"
         loss_mode = f"{actor}.diffusion_loss.loss_mode={loss}"
-        found = estimated(tiny, "trainer.n_gpus_per_node=2", mini, loss_mode)
-        passes = 2 * found.trainer.calls * found.trainer.backward_passes * updates
-        passes += evaluated * found.trainer.backward_passes
-        assert found.estimate.moved["weights gathered by each rank"] == passes * found.trainer.computed // 2
+        job = estimated(tiny, "trainer.n_gpus_per_node=2", mini, loss_mode)
+        passes = 2 * job.trainer.calls * job.trainer.backward_passes * updates
+        passes += evaluated * job.trainer.backward_passes
+        assert job.estimate.moved["weights gathered by each rank"] == passes * job.trainer.computed // 2
 
 
 @pytest.mark.slow
@@ -128,12 +91,14 @@ def test_ranks_share_the_copy_of_all_weights_that_is_made_to_run_as_the_old_poli
         parts = json.loads(index.read_text())
         index.write_text(json.dumps({**parts, "transformer_2": parts["transformer"], "boundary_ratio": 0.875}))
     more = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", NFT, *SMALL_IMAGES]
-    found = []
+    trainers = []
     for ranks in (1, 8):
         config = measured_update.load_settings(tmp_path / "model", [*more, f"trainer.n_gpus_per_node={ranks}"], "cuda")
-        found.append(job_estimate.estimate_job(config, accelerator=True).trainer)
-    assert found[0].delayed_copies == 4 * found[0].parameters
-    assert found[0].activations - found[1].activations == found[0].delayed_copies - found[1].delayed_copies > 0
+        trainers.append(job_estimate.JobEstimator(accelerator=True).estimate(config).trainer)
+    assert trainers[0].delayed_copies == 4 * trainers[0].parameters
+    assert (
+        trainers[0].activations - trainers[1].activations == trainers[0].delayed_copies - trainers[1].delayed_copies > 0
+    )
 
 
 @pytest.mark.slow
@@ -141,9 +106,9 @@ def test_checkpointing_needs_fewer_activations_and_accumulation_on_each_rank_mor
     kept = estimated(tiny, "actor_rollout_ref.model.enable_gradient_checkpointing=false").trainer
     assert estimated(tiny).trainer.activations < kept.activations, "on by default with accelerators"
     ranks = ("trainer.n_gpus_per_node=2", "actor_rollout_ref.model.lora_rank=0")
-    each = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=false"
+    without_no_sync = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=false"
     once = estimated(tiny, *ranks).trainer
-    reduced = estimated(tiny, *ranks, each).trainer
+    reduced = estimated(tiny, *ranks, without_no_sync).trainer
     assert once.gradients == 4 * once.parameters
     assert reduced.gradients < 0.6 * once.gradients
 
@@ -181,9 +146,9 @@ def test_samples_carry_their_windows_and_share_what_their_prompts_have_in_common
 
     # 4 prompts of 8 samples: 3 latents of 16 x 8 x 8 around 2 steps; 32 rows of 64 embeddings and 64 pooled, bfloat16.
     embeddings = 2 * (32 * 64 + 64)
-    own = 2 * 3 * 16 * 8 * 8 + 4 * (2 + 3 + 1 + 2 + 2 * 33)
-    assert stored().setup.stored == stored().setup.trained == 32 * own + 4 * embeddings
-    assert stored(GUIDANCE).setup.stored == 32 * own + 5 * embeddings, "one negative prompt"
+    of_a_sample = 2 * 3 * 16 * 8 * 8 + 4 * (2 + 3 + 1 + 2 + 2 * 33)
+    assert stored().setup.stored == stored().setup.trained == 32 * of_a_sample + 4 * embeddings
+    assert stored(GUIDANCE).setup.stored == 32 * of_a_sample + 5 * embeddings, "one negative prompt"
     final = 2 * 16 * 8 * 8 + 4 * 3  # latents, and the noise level of each step
     dpo = stored("actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_dpo").setup
     assert dpo.stored == 32 * final + 4 * embeddings
@@ -203,8 +168,8 @@ def test_samples_that_a_judge_scores_when_all_are_generated_wait_on_the_host(tin
     awake = (*judge, "reward.reward_model.rollout.free_cache_engine=false")
     pixels = 32 * 3 * 64 * 64
     for more, accelerator, waiting in ((judge, True, pixels), (judge, False, pixels), (awake, True, 0)):
-        found = estimated(tiny, *more, accelerator=accelerator)
-        parts = {phase.name: phase.parts.get("samples to score", 0) for phase in found.estimate.host}
+        job = estimated(tiny, *more, accelerator=accelerator)
+        parts = {phase.name: phase.parts.get("samples to score", 0) for phase in job.estimate.host}
         assert parts.pop("generation") == waiting and not any(parts.values())
 
 
@@ -233,9 +198,9 @@ def test_ranks_load_their_shards_and_not_the_whole_model(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_in_the_background_is_copied_to_the_host(tiny: Path) -> None:
-    found = estimated(tiny, "actor_rollout_ref.actor.checkpoint.async_save=true", "trainer.n_gpus_per_node=2")
-    copies = {phase.name: phase.parts.get("checkpoint copy") for phase in found.estimate.host}
-    state = 2 * 3 * found.trainer.optimizer // 2  # on two ranks: weights and two moments
+    job = estimated(tiny, "actor_rollout_ref.actor.checkpoint.async_save=true", "trainer.n_gpus_per_node=2")
+    copies = {phase.name: phase.parts.get("checkpoint copy") for phase in job.estimate.host}
+    state = 2 * 3 * job.trainer.optimizer // 2  # on two ranks: weights and two moments
     assert copies == {"start": None, "generation": state, "update": state}
 
 
@@ -261,10 +226,10 @@ def test_what_later_optimizer_steps_need_of_the_policy_before_is_on_the_host(tin
 
 @pytest.mark.slow
 def test_without_accelerators_everything_is_on_the_host(tiny: Path) -> None:
-    found = estimated(tiny, accelerator=False).estimate
-    assert found.device == ()
+    estimate = estimated(tiny, accelerator=False).estimate
+    assert estimate.device == ()
     assert {"weights", "activations", "text encoders", "VAE", "processes"} <= dict(
-        next(phase for phase in found.host if phase.name == "update").parts
+        next(phase for phase in estimate.host if phase.name == "update").parts
     ).keys()
 
 
@@ -273,10 +238,10 @@ def test_the_tracker_counts_storages_until_they_are_free() -> None:
     kept = torch.zeros(100)
     assert tracker.add([kept, kept.view(10, 10)]) == 400
     with tracker:
-        made = kept + 1
-        view = made[:10]
+        result = kept + 1
+        view = result[:10]
         assert tracker.live == 800
-        del made
+        del result
         assert tracker.live == 800, "the view keeps the storage"
         del view
     assert (tracker.live, tracker.peak) == (400, 800)
@@ -290,9 +255,9 @@ def test_the_tracker_adds_the_workspace_of_a_convolution_on_an_accelerator() -> 
         tracker = PeakTracker(allocator)
         tracker.add([image, weight])
         with tracker:
-            made = torch.nn.functional.conv2d(image, weight)
+            result = torch.nn.functional.conv2d(image, weight)
         peaks.append(tracker.peak)
-        assert tracker.live == image.nbytes + weight.nbytes + made.nbytes
+        assert tracker.live == image.nbytes + weight.nbytes + result.nbytes
     assert peaks[1] == 2 * peaks[0], "input, weight and output, and a copy of each"
 
 
@@ -318,5 +283,5 @@ def test_the_tracker_adds_the_workspace_of_a_convolution_on_an_accelerator() -> 
     ],
 )
 def test_the_estimate_is_within_15_percent_of_the_measured_peak(family: str, overrides: list[str]) -> None:
-    found = measured_update.compare(family, overrides)
-    assert 0.85 < found["ratio"] < 1.15, found
+    comparison = measured_update.compare(family, overrides)
+    assert 0.85 < comparison["ratio"] < 1.15, comparison

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.ml import smallest_job
+from tests.ml.trainer.memory_estimate import small_jobs
 from verl_omni.pipelines.sd3.encoding import SD3Encoder
 from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
-from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import evaluations, job_estimate, model_shapes, sample_tensors
-from verl_omni.trainer.settings import configuration
 
-MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
-SMALL = [f"{ROLLOUT}.pipeline.{each}" for each in ("height=64", "width=64", "num_inference_steps=3")]
-JOB = (
-    "data.train_files=x.jsonl",
-    "trainer.total_training_steps=1",
-    f"{MODEL}.lora_rank=4",
-    "data.train_batch_size=4",
-    f"{ACTOR}.ppo_mini_batch_size=4",
-    *SMALL,
-    f"{ROLLOUT}.pipeline.max_sequence_length=16",
-    f"{ROLLOUT}.pipeline.guidance_scale=4",
-)
+GUIDED = f"{ROLLOUT}.pipeline.guidance_scale=4"
 PAIRS = (f"{ACTOR}.diffusion_loss.loss_mode=diffusion_dpo", "algorithm.sample_source=offline")
 STANDALONE = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1")
 
@@ -44,30 +32,26 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
-    config = configuration.load([f"{MODEL}.path={folder / 'model'}", *JOB, *overrides])
-    startup.fit_to_machine(config, accelerator)
-    return config
+    return small_jobs.job(folder / "model", GUIDED, *overrides, accelerator=accelerator)
 
 
 def held_out(folder: Path) -> str:
     return f"data.val_files={folder / 'held_out.jsonl'}"
 
 
-@functools.cache
 def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
-    """The estimate of `job`; made once."""
-    return job_estimate.estimate_job(job(folder, *overrides, accelerator=accelerator), accelerator=accelerator)
+    return small_jobs.estimated(folder / "model", GUIDED, *overrides, accelerator=accelerator)
 
 
 @pytest.mark.slow
 def test_training_on_pairs_has_no_samples_of_the_engine(tiny: Path) -> None:
-    found = estimated(tiny, *PAIRS, held_out(tiny)).estimate
-    assert [phase.name for phase in found.device] == ["evaluation", "encoding", "update", "weight sync"]
-    assert [phase.name for phase in found.host] == ["start", "evaluation", "encoding", "update"]
-    parts = {part for phase in (*found.device, *found.host) for part in phase.parts}
+    result = estimated(tiny, *PAIRS, held_out(tiny)).estimate
+    assert [phase.name for phase in result.device] == ["evaluation", "encoding", "update", "weight sync"]
+    assert [phase.name for phase in result.host] == ["start", "evaluation", "encoding", "update"]
+    parts = {part for phase in (*result.device, *result.host) for part in phase.parts}
     assert "trajectories" not in parts and {"pairs", "trainer's encoders"} <= parts
-    assert found.moved["images of pairs to the trainers"] == 4 * 2 * 3 * 64 * 64
-    assert {name for name in found.moved if "sample" in name or "reward" in name} == set()
+    assert result.moved["images of pairs to the trainers"] == 4 * 2 * 3 * 64 * 64
+    assert {name for name in result.moved if "sample" in name or "reward" in name} == set()
     document = program.describe(job(tiny, *PAIRS, held_out(tiny)), None, accelerator=True)
     assert (document["engine_batch"], document["sample_bytes"]) == (40, None)
 
@@ -78,8 +62,8 @@ def test_training_on_pairs_has_no_samples_of_the_engine(tiny: Path) -> None:
 def test_without_evaluations_engines_get_weights_and_generate_nothing(
     tiny: Path, pools: tuple[str, ...], accelerator: bool
 ) -> None:
-    made = estimated(tiny, *PAIRS, *pools, accelerator=accelerator)
-    for found in (made.estimate, *([made.standalone] if made.standalone else [])):
+    result = estimated(tiny, *PAIRS, *pools, accelerator=accelerator)
+    for found in (result.estimate, *([result.standalone] if result.standalone else [])):
         phases = (*found.device, *found.host)
         assert {"evaluation", "generation"} & {phase.name for phase in phases} == set()
         assert {"engine activations", "samples in flight"} & {part for each in phases for part in each.parts} == set()
@@ -90,9 +74,9 @@ def test_without_evaluations_engines_get_weights_and_generate_nothing(
 @pytest.mark.slow
 @pytest.mark.parametrize("pools", [(), STANDALONE])
 def test_without_accelerators_encoders_are_in_host_memory_once(tiny: Path, pools: tuple[str, ...]) -> None:
-    found = estimated(tiny, *PAIRS, held_out(tiny), *pools, accelerator=False)
-    sizes = [phase.parts["trainer's encoders"] for phase in found.estimate.host]
-    assert set(sizes) == {found.trainer.encoders} and len(sizes) == 4
+    job = estimated(tiny, *PAIRS, held_out(tiny), *pools, accelerator=False)
+    sizes = [phase.parts["trainer's encoders"] for phase in job.estimate.host]
+    assert set(sizes) == {job.trainer.encoders} and len(sizes) == 4
 
 
 @pytest.mark.slow
@@ -102,15 +86,15 @@ def test_the_trainers_encoders_and_their_tensors_are_those_of_the_estimate(tiny:
     pipeline: Any = encoder._pipeline
     parts = [each for each in pipeline.components.values() if isinstance(each, torch.nn.Module)]
     weights = sum(tensor.nbytes for part in parts for tensor in (*part.parameters(), *part.buffers()))
-    found = job_estimate.estimate_job(config, accelerator=True)
-    assert found.trainer.encoders == pytest.approx(weights, rel=0.01), "small buffers differ"
+    result = job_estimate.JobEstimator(accelerator=True).estimate(config)
+    assert result.trainer.encoders == pytest.approx(weights, rel=0.01), "small buffers differ"
     encoded = encoder.encode(["a circle"], torch.zeros(1, 2, 3, 64, 64, dtype=torch.uint8), torch.device("cpu"))
     sample = sample_tensors.training_sample(config, model_shapes.read(tiny / "model"))
     assert {name: (tensor.dtype, tensor.shape[2:]) for name, tensor in encoded.items()} == {
         name: (tensor.dtype, tensor.shape) for name, tensor in sample.items()
     }
     stored = sum(tensor.nbytes for tensor in encoded.values()) * 4
-    assert found.setup.trained == stored, "each image of a pair has embeddings of its own"
+    assert result.setup.trained == stored, "each image of a pair has embeddings of its own"
 
 
 @pytest.mark.slow
@@ -138,13 +122,13 @@ def test_an_engine_needs_memory_for_the_larger_images_of_an_evaluation(tiny: Pat
 
 @pytest.mark.parametrize(("override", "same"), [("num_inference_steps=50", True), ("guidance_scale=1", False)])
 def test_more_steps_of_evaluations_need_no_more_memory(override: str, *, same: bool) -> None:
-    config = configuration.load([f"{MODEL}.path=m", *JOB, f"{ROLLOUT}.val_kwargs.pipeline.{override}"])
+    config = smallest_job.load(*small_jobs.SMALL, GUIDED, f"{ROLLOUT}.val_kwargs.pipeline.{override}")
     assert evaluations.have_samples_of_training(config) is same
 
 
 def test_prompts_of_evaluations_that_are_elsewhere_are_not_counted(tiny: Path) -> None:
     def count(files: str, *overrides: str) -> int | None:
-        config = configuration.load([f"{MODEL}.path=m", *JOB, f"data.val_files={files}", *overrides])
+        config = smallest_job.load(f"data.val_files={files}", *overrides)
         return evaluations.count_samples(config)
 
     here = str(tiny / "held_out.jsonl")

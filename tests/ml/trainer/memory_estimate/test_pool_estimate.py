@@ -164,7 +164,7 @@ STANDALONE = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1")
 @functools.cache
 def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
     """The estimate of `job`; made once."""
-    return job_estimate.estimate_job(job(folder, *overrides, accelerator=accelerator), accelerator=accelerator)
+    return job_estimate.JobEstimator(accelerator=accelerator).estimate(job(folder, *overrides, accelerator=accelerator))
 
 
 @pytest.mark.slow
@@ -172,11 +172,11 @@ def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_es
 def test_the_bytes_of_an_update_are_those_that_the_actor_sends(model: Path, what: str) -> None:
     kind, overrides = ("lora", ()) if what == "adapter" else ("full", ("actor_rollout_ref.model.lora_rank=0",))
     config = job(model, *STANDALONE, *overrides, f"{ROLLOUT}.dtype=bfloat16", accelerator=False)
-    found = job_estimate.estimate_job(config, accelerator=False)
+    result = job_estimate.JobEstimator(accelerator=False).estimate(config)
     actor = measured_update.make_actor(config, "cpu")
     sizes = [tensor.nbytes for _, tensor in actor.weights(kind, dtype=torch.bfloat16 if kind == "full" else None)]
-    assert found.estimate.moved["weights to each replica"] == sum(sizes)
-    assert found.trainer.largest_sent == max(sizes)
+    assert result.estimate.moved["weights to each replica"] == sum(sizes)
+    assert result.trainer.largest_sent == max(sizes)
 
 
 @pytest.mark.slow
@@ -189,8 +189,8 @@ def test_pools_of_different_devices_have_different_verdicts(model: Path) -> None
         "rollout": (None, []),
     }
     enough = {name: int(pool["peak"] / (1 - RESERVE)) + 1 for name, pool in free.items()}
-    found = program.describe(config, enough["trainer"], enough["rollout"] - 2, accelerator=True)["pools"]
-    assert {name: (pool["fits"], pool["capacity"], pool["advice"]) for name, pool in found.items()} == {
+    pools = program.describe(config, enough["trainer"], enough["rollout"] - 2, accelerator=True)["pools"]
+    assert {name: (pool["fits"], pool["capacity"], pool["advice"]) for name, pool in pools.items()} == {
         "trainer": (True, enough["trainer"], []),
         "rollout": (False, enough["rollout"] - 2, []),
     }
@@ -211,8 +211,8 @@ def test_only_settings_that_concern_a_pool_are_tried_for_it(concerns: Any) -> No
         )
         return {"update": 100 - len(tried) * 5}
 
-    found = advice.advise(config, {"update": 100}, phases_of, lambda _: False, concerns)
-    assert len(found) > 1 and all(concerns(each.change.setting) for each in found)
+    advised = advice.advise(config, {"update": 100}, phases_of, lambda _: False, concerns)
+    assert len(advised) > 1 and all(concerns(each.change.setting) for each in advised)
     assert tried == [{}] * len(tried), "settings of the other pool stay"
 
 
@@ -233,13 +233,13 @@ def test_engines_of_their_own_may_be_split_and_never_sleep() -> None:
 @pytest.mark.slow
 def test_without_accelerators_one_machine_needs_memory_for_both_pools(model: Path) -> None:
     config = job(model, *STANDALONE, accelerator=False)
-    found = program.describe(config, 1 << 50, accelerator=False)
-    peaks = {name: max(phase["bytes"] for phase in pool["host"]) for name, pool in found["pools"].items()}
-    assert found["peak"] == peaks["trainer"] + peaks["rollout"] and found["fits"] is True
-    assert all("fits" not in pool for pool in found["pools"].values())
+    document = program.describe(config, 1 << 50, accelerator=False)
+    peaks = {name: max(phase["bytes"] for phase in pool["host"]) for name, pool in document["pools"].items()}
+    assert document["peak"] == peaks["trainer"] + peaks["rollout"] and document["fits"] is True
+    assert all("fits" not in pool for pool in document["pools"].values())
     two = program.describe(
         job(model, f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=1", accelerator=False),
-        found["peak"],
+        document["peak"],
         accelerator=False,
     )
-    assert two["fits"] is False and two["peak"] > found["peak"], "another pod on the same machine"
+    assert two["fits"] is False and two["peak"] > document["peak"], "another pod on the same machine"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.ml.trainer.memory_estimate.test_memory_estimate import job
+from tests.ml.trainer.memory_estimate.small_jobs import job
 from verl_omni.reward_loop.models.clip_model import ClipModel, load_once
 from verl_omni.trainer.memory_estimate import advice, reward_memory
 from verl_omni.trainer.memory_estimate import estimate as estimates
@@ -21,8 +21,8 @@ from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 
 
 def reward(scorer: str, batch: int = 32, **kwargs: Any) -> Any:
-    given = {"device": "trainer", **kwargs}
-    return OmegaConf.create({"reward_functions": {}, "scorer": scorer, "scorer_kwargs": given, "batch_size": batch})
+    settings = {"device": "trainer", **kwargs}
+    return OmegaConf.create({"reward_functions": {}, "scorer": scorer, "scorer_kwargs": settings, "batch_size": batch})
 
 
 @pytest.mark.slow
@@ -40,10 +40,10 @@ def reward(scorer: str, batch: int = 32, **kwargs: Any) -> Any:
 def test_the_sizes_of_the_default_models_are_the_published_ones(
     scorer: str, parameters: int, dtype: torch.dtype
 ) -> None:
-    found = reward_memory.measure(reward(scorer))
+    memory = reward_memory.measure(reward(scorer))
     buffers = 4096  # positions
-    assert 0 <= found.weights - parameters * dtype.itemsize <= buffers
-    assert 0 < reward_memory.measure(reward(scorer, batch=8)).activations < found.activations
+    assert 0 <= memory.weights - parameters * dtype.itemsize <= buffers
+    assert 0 < reward_memory.measure(reward(scorer, batch=8)).activations < memory.activations
 
 
 @pytest.mark.slow
@@ -52,10 +52,10 @@ def test_the_size_of_videoalign_is_that_of_its_base_model_and_adapter() -> None:
     width, inner, groups = 1536, 8960, 256
     linear = 2 * (width + width) + 2 * (width + groups) + 3 * (width + inner)
     parameters = 2_208_985_600 + 28 * reward_memory.ADAPTER_RANK * linear  # the first is Qwen2-VL-2B's on the hub
-    found = reward_memory.measure(reward("videoalign"))
-    assert 0 <= found.weights - 2 * parameters <= 4096
-    assert found == reward_memory.measure(reward("videoalign", batch=8))
-    assert 0 < found.activations < 2 * 2**30
+    memory = reward_memory.measure(reward("videoalign"))
+    assert 0 <= memory.weights - 2 * parameters <= 4096
+    assert memory == reward_memory.measure(reward("videoalign", batch=8))
+    assert 0 < memory.activations < 2 * 2**30
 
 
 @pytest.mark.slow
@@ -106,14 +106,16 @@ ENGINE = EngineMemory(
 
 
 def test_scorers_are_on_the_device_while_they_score_and_in_host_memory_otherwise() -> None:
-    found = estimate(setup(sleeps=True), TRAINER, ENGINE)
-    scoring = parts(found.device, "scoring")
+    result = estimate(setup(sleeps=True), TRAINER, ENGINE)
+    scoring = parts(result.device, "scoring")
     assert scoring["reward models"] == 2000 and scoring["reward activations"] == 140, "two of three on one device"
     assert "engine transformer" not in scoring
-    assert all(parts(found.device, each.name)["device contexts"] == 4 * DEVICE_CONTEXT for each in found.device)
+    assert all(parts(result.device, each.name)["device contexts"] == 4 * DEVICE_CONTEXT for each in result.device)
     for phase in ("generation", "update", "weight sync"):
-        assert "reward models" not in parts(found.device, phase)
-    assert all(parts(found.host, name)["reward models at rest"] == 3000 for name in ("generation", "scoring", "update"))
+        assert "reward models" not in parts(result.device, phase)
+    assert all(
+        parts(result.host, name)["reward models at rest"] == 3000 for name in ("generation", "scoring", "update")
+    )
     assert parts(estimate(setup(sleeps=False), TRAINER, ENGINE).device, "scoring")["engine transformer"] == 1
     on_cpu = estimate(setup(accelerator=False), TRAINER, ENGINE)
     assert {parts(on_cpu.host, each.name)["reward models"] for each in on_cpu.host} == {4000}
@@ -127,13 +129,13 @@ def test_scorers_are_on_the_device_while_they_score_and_in_host_memory_otherwise
 def test_a_job_that_shares_has_a_phase_for_its_scorers_and_advice_about_them(tmp_path: Path) -> None:
     from tests.ml.reward_loop.test_clip_scorers import write_clip
     from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
-    from verl_omni.trainer.memory_estimate.job_estimate import estimate_job
+    from verl_omni.trainer.memory_estimate.job_estimate import JobEstimator
 
     write_clip(tmp_path / "clip")
     make_tiny_sd3(tmp_path / "model")
     models = [f"reward.scorer_kwargs.{name}_name_or_path={tmp_path / 'clip'}" for name in ("model", "processor")]
     config = job(tmp_path / "model", "reward.scorer=pickscore", *models, "reward.scorer_kwargs.device=trainer")
-    found = estimate_job(config, accelerator=True)
-    assert found.setup.scorers == 1 and found.setup.waiting > 0
-    assert parts(found.estimate.device, "scoring")["reward models"] == found.setup.scorer_weights > 0
+    result = JobEstimator(accelerator=True).estimate(config)
+    assert result.setup.scorers == 1 and result.setup.waiting > 0
+    assert parts(result.estimate.device, "scoring")["reward models"] == result.setup.scorer_weights > 0
     assert ("reward.batch_size", 8) in [(each.setting, each.value) for each in advice.changes(config)]

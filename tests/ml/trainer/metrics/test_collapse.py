@@ -92,8 +92,8 @@ def test_a_reward_that_saturates_while_pictures_differ_is_no_collapse() -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(0, 1) | st.just(float("nan")), max_size=30), st.booleans())
 def test_any_numbers_give_a_verdict(values: list[float], images: bool) -> None:
-    found = warnings([{IMAGES if images else REWARD_SPREAD: value} for value in values])
-    assert len(found) <= len(values)
+    warned = warnings([{IMAGES if images else REWARD_SPREAD: value} for value in values])
+    assert len(warned) <= len(values)
 
 
 def test_the_spread_within_prompts_is_not_that_between_them() -> None:

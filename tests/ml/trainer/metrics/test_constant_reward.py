@@ -41,9 +41,9 @@ def test_a_reward_that_never_varies_is_found_once(rewards: tuple[float, float]) 
 
 def test_one_sample_that_differs_in_one_of_the_first_steps_is_enough() -> None:
     same = line([0.0] * 12)
-    other = line([0.0] * 11 + [1.0])
-    assert warnings([same] * 4 + [other] + [same] * 20) == []
-    assert warnings([other, *[same] * 20]) == [], "that is a collapse"
+    varied = line([0.0] * 11 + [1.0])
+    assert warnings([same] * 4 + [varied] + [same] * 20) == []
+    assert warnings([varied, *[same] * 20]) == [], "that is a collapse"
 
 
 def test_prompts_whose_samples_all_have_the_same_reward_are_counted() -> None:

@@ -45,10 +45,10 @@ def test_a_run_that_is_rewarded_for_darkness_is_found() -> None:
     """Recorded: examples/shapes-brightness.yaml at learning rate 0.01, rewarded for 1 - brightness; 12 steps."""
     measured = json.loads((Path(__file__).parent / "degradation.json").read_text())
     assert measured[-1]["reward/mean"] > 3 * measured[0]["reward/mean"]
-    found = warnings(measured)
-    assert [measured[place]["step"] for place, _ in found] == [9, 11, 12]
-    assert "luminance 0.75 -> 0.38" in found[1][1]
-    assert "share of dark pixels 0.0023 -> 0.33" in found[2][1]
+    warned = warnings(measured)
+    assert [measured[place]["step"] for place, _ in warned] == [9, 11, 12]
+    assert "luminance 0.75 -> 0.38" in warned[1][1]
+    assert "share of dark pixels 0.0023 -> 0.33" in warned[2][1]
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_a_step_without_images_and_a_few_odd_steps_do_not_count() -> None:
 
 def test_metrics_of_a_batch_are_means_and_diversity_is_within_prompts() -> None:
     black, white = (measure(torch.full((3, 16, 16), value, dtype=torch.uint8)) for value in (0, 255))
-    found = step_metrics.image_statistics([black, black, white, white], ["a", "a", "b", "b"])
-    assert found["images/dark"] == 0.5
-    assert found["images/diversity"] == 0.0, "prompts may differ"
+    metrics = step_metrics.image_statistics([black, black, white, white], ["a", "a", "b", "b"])
+    assert metrics["images/dark"] == 0.5
+    assert metrics["images/diversity"] == 0.0, "prompts may differ"
     assert step_metrics.image_statistics([black, white], ["a", "a"])["images/diversity"] == pytest.approx(0.5)
     held_out = step_metrics.image_statistics([black, white], ["val-0", "val-1"], prefix="val/")
     assert "val/images/dark" in held_out and "val/images/diversity" not in held_out

@@ -43,9 +43,9 @@ class Recorder(MetricsWriter):
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, Any]:
     recorder = Recorder()
     monkeypatch.setattr(exported, "MetricsWriter", lambda: recorder)
-    made = trainer(folder, "actor_rollout_ref.rollout.pipeline.output_type=latent")
-    made.fit(None)
-    return recorder, made
+    running = trainer(folder, "actor_rollout_ref.rollout.pipeline.output_type=latent")
+    running.fit(None)
+    return recorder, running
 
 
 @pytest.mark.slow  # composes all settings

@@ -62,32 +62,34 @@ def test_the_score_of_each_scorer_has_a_standard_error_in_evaluations() -> None:
     import torch
 
     extras = {"reward/taste": [1.0, 3.0, None], "reward/taste/parts": [1, 2, 3]}
-    found = step_metrics.evaluation(torch.tensor([0.0, 1.0, 2.0]), extras)
-    assert found["val/reward/taste/mean"] == 2.0
-    assert found["val/reward/taste/stderr"] == pytest.approx(1.0)
-    assert found["val/reward/taste/parts/stderr"] == pytest.approx(1 / 3**0.5)
+    metrics = step_metrics.evaluation(torch.tensor([0.0, 1.0, 2.0]), extras)
+    assert metrics["val/reward/taste/mean"] == 2.0
+    assert metrics["val/reward/taste/stderr"] == pytest.approx(1.0)
+    assert metrics["val/reward/taste/parts/stderr"] == pytest.approx(1 / 3**0.5)
 
 
 class Exploiting(AnsweringAgentLoop):
     """Evaluations whose reward rises from step to step, and whose held-out score falls from step 1 on."""
 
     def generate_sequences(self, prompts: Any) -> Any:
-        made = super().generate_sequences(prompts)
+        samples = super().generate_sequences(prompts)
         if prompts.meta_info.get("validate"):
             step = prompts.meta_info["global_steps"]
-            made.batch["rm_scores"] += 100.0 * step
-            made.non_tensor_batch["reward/taste"] = made.batch["rm_scores"][:, 0].numpy() * (-1 if step > 1 else 1)
-            made.meta_info["reward_extra_keys"] = ["reward/taste"]
-        return made
+            samples.batch["rm_scores"] += 100.0 * step
+            samples.non_tensor_batch["reward/taste"] = samples.batch["rm_scores"][:, 0].numpy() * (
+                -1 if step > 1 else 1
+            )
+            samples.meta_info["reward_extra_keys"] = ["reward/taste"]
+        return samples
 
 
 def run(folder: Path, *overrides: str, checkpoint: Path | None = None) -> list[dict[str, Any]]:
     """The events of a run of ten steps."""
-    given = ["trainer.total_training_steps=10", "trainer.test_freq=1", "trainer.save_freq=0"]
-    made = trainer(folder, *given, f"reward.reward_functions={EVALUATES}", *overrides)
-    made.stack.agent_loop = Exploiting()
-    made.stack.workers.load_checkpoint = lambda folder: None
-    made.fit(checkpoint)
+    job = ["trainer.total_training_steps=10", "trainer.test_freq=1", "trainer.save_freq=0"]
+    running = trainer(folder, *job, f"reward.reward_functions={EVALUATES}", *overrides)
+    running.stack.agent_loop = Exploiting()
+    running.stack.workers.load_checkpoint = lambda folder: None
+    running.fit(checkpoint)
     return [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
 
 
@@ -130,6 +132,6 @@ def test_what_would_have_no_effect_is_refused(overrides: list[str], said: str) -
 
 
 def test_patience_is_a_positive_number() -> None:
-    said = smallest_job.refusal("reward.early_stopping_patience=0")
-    assert said.startswith("reward.early_stopping_patience: must be positive")
+    message = smallest_job.refusal("reward.early_stopping_patience=0")
+    assert message.startswith("reward.early_stopping_patience: must be positive")
     assert "early_stopping_patience" in smallest_job.refusal("reward.early_stopping_patience=soon")

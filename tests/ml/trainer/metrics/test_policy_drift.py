@@ -55,5 +55,5 @@ def test_a_large_distance_is_found_once_and_again_after_a_recovery(metric: str) 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(0, 2) | st.just(float("nan")), max_size=30), st.sampled_from([CLIP, *SIGNS]))
 def test_any_numbers_give_a_verdict(values: list[float], metric: str) -> None:
-    found = warnings(metric, values)
-    assert len(found) <= max(0, len(values) - 4)
+    warned = warnings(metric, values)
+    assert len(warned) <= max(0, len(values) - 4)

@@ -38,6 +38,6 @@ def test_the_run_folder_gets_the_warning_once_wherever_the_run_is_resumed(
             step = len(observer.folder.metrics()) + 1
             observer.observe(step, observer.folder.step({"step": step, **line}))
     events = parse_events((tmp_path / "progress.jsonl").read_text())
-    found = [(event.reason, event.step) for event in events if event.event == "warning"]
-    assert found == [(reason, warned)]
+    warnings = [(event.reason, event.step) for event in events if event.event == "warning"]
+    assert warnings == [(reason, warned)]
     assert reason in EXPLANATIONS or reason == run_warnings.ONE_SIDED, "its text says what to do"

@@ -62,15 +62,15 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 def test_a_run_goes_on_without_samples_that_cannot_be_scored_and_so_does_a_resumed_one(
     tmp_path: Path, ahead: int
 ) -> None:
-    whole = Judged()
+    unbroken = Judged()
     first = Judged()
     second = Judged()
-    trainer(tmp_path / "whole", whole, 7, f"{AHEAD}={ahead}").fit(None)
+    trainer(tmp_path / "whole", unbroken, 7, f"{AHEAD}={ahead}").fit(None)
     trainer(tmp_path / "run", first, 3, f"{AHEAD}={ahead}").fit(None)
     trainer(tmp_path / "run", second, 7, f"{AHEAD}={ahead}").fit(path_of(tmp_path / "run" / "checkpoints", 3))
-    assert first.advantages + second.advantages == whole.advantages
-    prompts = [int(place) for update in whole.updates for place in update]
-    advantages = [value for update in whole.advantages for value in update]
+    assert first.advantages + second.advantages == unbroken.advantages
+    prompts = [int(place) for update in unbroken.updates for place in update]
+    advantages = [value for update in unbroken.advantages for value in update]
     of_three = [value for place, value in zip(prompts, advantages, strict=True) if place == 3]
     of_others = [value for place, value in zip(prompts, advantages, strict=True) if place != 3]
     assert of_three == [0.0] * len(of_three), "the sample that failed, and the one that is left with none to compare"
@@ -87,9 +87,9 @@ def test_a_run_goes_on_without_samples_that_cannot_be_scored_and_so_does_a_resum
 
 @pytest.mark.slow
 def test_a_prompt_whose_samples_all_fail_is_not_trained_on(tmp_path: Path) -> None:
-    made = Judged(both=True)
-    trainer(tmp_path, made, 7, f"{AHEAD}=0", f"{SHARE}=0.5").fit(None)
-    places = zip(made.updates, made.advantages, strict=True)
+    scored = Judged(both=True)
+    trainer(tmp_path, scored, 7, f"{AHEAD}=0", f"{SHARE}=0.5").fit(None)
+    places = zip(scored.updates, scored.advantages, strict=True)
     rows = [(int(place), value) for update in places for place, value in zip(*update, strict=True)]
     assert all((value == 0) == (place == 3) for place, value in rows)
 

@@ -96,9 +96,9 @@ def test_each_checkpoint_is_one_commit_with_its_latest(hub: Hub, tmp_path: Path)
         {"step": step, "checkpoint": f"checkpoints/step_00000{step}"} for step in (2, 4, 4)
     ]
     assert not any("state" in name for name in last.files), "what only a resumed run reads stays in the run folder"
-    made = {name: content for name, content in last.files.items() if name.startswith("a-job/")}
-    sent = {name: (tmp_path / name).read_bytes() for name in made if not name.endswith(("latest.json", ".jsonl"))}
-    assert {name: made[name] for name in sent} == sent
+    own_files = {name: content for name, content in last.files.items() if name.startswith("a-job/")}
+    sent = {name: (tmp_path / name).read_bytes() for name in own_files if not name.endswith(("latest.json", ".jsonl"))}
+    assert {name: own_files[name] for name in sent} == sent
     assert hub.visibility == {REPOSITORY: "private"}
     assert [event["step"] for event in events(tmp_path / "a-job") if event["event"] == "output"] == [2, 4, 4]
     assert len(hub.uploads) == len(set(hub.uploads)) == 3, "two adapters and a sample, once each"
@@ -107,10 +107,10 @@ def test_each_checkpoint_is_one_commit_with_its_latest(hub: Hub, tmp_path: Path)
 
 def test_of_a_run_that_trains_all_weights_the_whole_checkpoint_is_sent(hub: Hub, tmp_path: Path) -> None:
     assert run(settings(tmp_path / "a-job", hub), saves(4, adapter=False)) == main_diffusion.OK
-    found = hub.files(REPOSITORY)
+    sent = hub.files(REPOSITORY)
     checkpoint = "a-job/checkpoints/step_000004"
-    assert {f"{checkpoint}/state/optimizer", f"{checkpoint}/manifest.json"} <= found.keys()
-    card = found["README.md"].decode()
+    assert {f"{checkpoint}/state/optimizer", f"{checkpoint}/manifest.json"} <= sent.keys()
+    card = sent["README.md"].decode()
     assert "load_lora_weights" not in card and "- lora" not in card
     assert "resume_from_path" in card
 
@@ -133,9 +133,9 @@ def test_the_page_says_what_the_adapter_is_for(hub: Hub, tmp_path: Path) -> None
 def test_a_readme_of_the_user_is_kept_and_a_repository_of_the_user_stays_public(hub: Hub, tmp_path: Path) -> None:
     hub.create(REPOSITORY, {"README.md": b"mine", "notes.txt": b"kept"})
     assert run(settings(tmp_path / "a-job", hub), saves(2, 4)) == main_diffusion.OK
-    found = hub.files(REPOSITORY)
-    assert (found["README.md"], found["notes.txt"]) == (b"mine", b"kept")
-    assert latest(found)["step"] == 4
+    sent = hub.files(REPOSITORY)
+    assert (sent["README.md"], sent["notes.txt"]) == (b"mine", b"kept")
+    assert latest(sent)["step"] == 4
     assert hub.visibility == {REPOSITORY: "public"}
 
 
@@ -210,8 +210,8 @@ def test_a_commit_that_is_refused_leaves_the_older_results_whole(
     assert run(config, train) == main_diffusion.FAILURE
     assert latest(hub.files(REPOSITORY))["step"] == 2
     assert [name for name in hub.files(REPOSITORY) if "/lora/" in name] == [ADAPTERS[0]]
-    found = [event for event in events(tmp_path / "a-job") if event.get("reason") == "OutputNotSent"]
-    assert [event["event"] for event in found] == ["warning", "error"]
+    warnings = [event for event in events(tmp_path / "a-job") if event.get("reason") == "OutputNotSent"]
+    assert [event["event"] for event in warnings] == ["warning", "error"]
     # The next attempt resumes from the last checkpoint and sends what is missing.
     hub.faults.clear()
     before = len(hub.uploads)
@@ -293,8 +293,8 @@ def test_the_program_that_sends_ends_with_the_trainer(hub: Hub, tmp_path: Path) 
 def test_offline_and_results_for_the_hub_exclude_each_other(hub: Hub, tmp_path: Path) -> None:
     config = settings(tmp_path, hub)
     for given in ("1", "true"):
-        said = hub_destination.find_problem(config, {"HF_HUB_OFFLINE": given})
-        assert said is not None and f"HF_HUB_OFFLINE={given}: unset it, and only the results reach the hub" in said
+        text = hub_destination.find_problem(config, {"HF_HUB_OFFLINE": given})
+        assert text is not None and f"HF_HUB_OFFLINE={given}: unset it, and only the results reach the hub" in text
     for variables in ({}, {"HF_HUB_OFFLINE": ""}, {"HF_HUB_OFFLINE": "0"}):
         assert hub_destination.find_problem(config, variables) is None
     for url in (None, "s3://b/a-job"):
@@ -325,15 +325,15 @@ def test_a_trainer_that_is_offline_refuses_to_send_to_the_hub() -> None:
         "trainer.total_training_steps=1",
         f"trainer.output.url=hf://{REPOSITORY}/a-job",
     ]
-    said = {}
+    problems = {}
     for given in ("1", ""):
         ended = subprocess.run(
             command, env={**os.environ, "HF_HUB_OFFLINE": given}, capture_output=True, text=True, check=False
         )
         assert ended.returncode == main_diffusion.USAGE_ERROR
-        said[given] = ended.stderr
-    assert f"hf://{REPOSITORY}/a-job is on the Hugging Face hub, and HF_HUB_OFFLINE=1: unset it" in said["1"]
-    assert "/none" in said[""] and "HF_HUB_OFFLINE" not in said[""]
+        problems[given] = ended.stderr
+    assert f"hf://{REPOSITORY}/a-job is on the Hugging Face hub, and HF_HUB_OFFLINE=1: unset it" in problems["1"]
+    assert "/none" in problems[""] and "HF_HUB_OFFLINE" not in problems[""]
 
 
 @pytest.mark.parametrize(("given", "then"), [(None, "1"), ("", "1"), ("0", "0"), ("1", "1")])

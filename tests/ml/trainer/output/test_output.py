@@ -74,11 +74,11 @@ def test_adapter_report_and_samples_are_in_the_store_after_a_checkpoint_and_at_t
     adapters = {f"checkpoints/step_00000{step}/lora/weights.safetensors" for step in (2, 4)}
     common = {"samples/step_000002/00.png", "report.html", "config.yaml", "metrics.jsonl", "latest.json"}
     assert common | {min(adapters)} <= during, "the checkpoint's results came while the training went on"
-    made = bucket / "team" / "a-job"
-    assert common | adapters <= files(made)
-    assert not any("state" in name for name in files(made)), "what only a resumed run reads stays in the run folder"
-    assert json.loads((made / "latest.json").read_text()) == {"step": 4, "checkpoint": "checkpoints/step_000004"}
-    assert (made / "report.html").read_bytes() == (tmp_path / "a-job" / "report.html").read_bytes()
+    results = bucket / "team" / "a-job"
+    assert common | adapters <= files(results)
+    assert not any("state" in name for name in files(results)), "what only a resumed run reads stays in the run folder"
+    assert json.loads((results / "latest.json").read_text()) == {"step": 4, "checkpoint": "checkpoints/step_000004"}
+    assert (results / "report.html").read_bytes() == (tmp_path / "a-job" / "report.html").read_bytes()
     assert [event["step"] for event in events(tmp_path / "a-job") if event["event"] == "output"] == [2, 4, 4]
     assert events(tmp_path / "a-job")[-1]["event"] == "done"
 
@@ -211,9 +211,9 @@ def test_results_that_cannot_be_sent_at_the_end_fail_the_run_and_say_where_they_
 
     config = settings(tmp_path / "run", server, f"s3://{bucket.name}/run", deadline=0.5)
     assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.FAILURE
-    found = [event for event in events(tmp_path / "run") if event.get("reason") == "OutputNotSent"]
-    assert [event["event"] for event in found] == ["warning", "error"]
-    assert str(tmp_path / "run") in found[-1]["message"]
+    warnings = [event for event in events(tmp_path / "run") if event.get("reason") == "OutputNotSent"]
+    assert [event["event"] for event in warnings] == ["warning", "error"]
+    assert str(tmp_path / "run") in warnings[-1]["message"]
     assert events(tmp_path / "run")[-1]["event"] == "error", "it is not done"
     # The next attempt resumes from the last checkpoint and sends what is missing.
     bucket.with_name(f"{bucket.name}-gone").rename(bucket)
@@ -236,7 +236,7 @@ def test_a_store_that_comes_back_before_the_deadline_gets_everything(
             asked.set()
 
     writer = Announcing()
-    made = uploads.Output(
+    output = uploads.Output(
         StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))),
         folder,
         60,
@@ -247,10 +247,10 @@ def test_a_store_that_comes_back_before_the_deadline_gets_everything(
     weights = folder.path / "checkpoints" / "step_000002" / "lora"
     weights.mkdir(parents=True)
     (weights / "w").write_text("w")
-    made.add(2, weights.parent)
+    output.add(2, weights.parent)
     assert asked.wait(30)
     away.rename(bucket)
-    made.wait()
+    output.wait()
     assert files(bucket / "run") == {"checkpoints/step_000002/lora/w", "config.yaml", "latest.json"}
     assert writer.values["omni_output_failures_total"] >= 1
     assert writer.values["omni_output_step"] == 2
@@ -278,7 +278,7 @@ def test_what_waits_while_a_store_is_down_is_given_up_but_for_the_newest(
     bucket.rename(bucket.with_name(f"{bucket.name}-gone"))
     folder = RunFolder(tmp_path / "run")
     sent = CountingWriter()
-    made = uploads.Output(
+    output = uploads.Output(
         StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))),
         folder,
         0.2,
@@ -290,8 +290,8 @@ def test_what_waits_while_a_store_is_down_is_given_up_but_for_the_newest(
         weights = folder.path / "checkpoints" / f"step_{step:06d}" / "lora"
         weights.mkdir(parents=True)
         (weights / "w").write_text("w")
-        made.add(step, weights.parent)
-    made.wait()
+        output.add(step, weights.parent)
+    output.wait()
     warned = [event["step"] for event in events(folder.path)]
     assert len(warned) <= 3 and warned[-1] == 5
 

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from ml.workers.actor import test_experts
-from ml.workers.actor.test_actor import SAMPLER, batch, make
+from ml.workers.actor.test_actor import batch, make
+from ml.workers.tiny_actor import SAMPLER
 from verl_omni.models.tiny import MAKERS
 from verl_omni.trainer.output import trained_model
 from verl_omni.trainer.run import checkpoint_origin, checkpoints
@@ -51,12 +52,12 @@ def test_diffusers_loads_what_was_trained(model_folder: Path, tmp_path: Path, av
     checkpoint = saved(tmp_path, actor, model_folder)
     arguments = [str(checkpoint), "--out", str(tmp_path / "out"), "--dtype", "float32"]
     assert trained_model.main([*arguments, *["--average"] * average]) == 0
-    made = SD3Transformer2DModel.from_pretrained(tmp_path / "out" / "transformer").state_dict()
+    loaded = SD3Transformer2DModel.from_pretrained(tmp_path / "out" / "transformer").state_dict()
     expected = dict(actor.weights("full", "average" if average else "default"))
-    assert expected and all(torch.equal(made[name.removeprefix("transformer.")], expected[name]) for name in expected)
+    assert expected and all(torch.equal(loaded[name.removeprefix("transformer.")], expected[name]) for name in expected)
     untrained = SD3Transformer2DModel.from_pretrained(model_folder / "transformer").state_dict()
-    assert made.keys() == untrained.keys(), "with its buffers"
-    assert any(not torch.equal(made[name], untrained[name]) for name in made)
+    assert loaded.keys() == untrained.keys(), "with its buffers"
+    assert any(not torch.equal(loaded[name], untrained[name]) for name in loaded)
 
 
 def test_both_transformers_of_wan_a14b_are_written(tmp_path: Path) -> None:

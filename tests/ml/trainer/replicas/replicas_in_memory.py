@@ -210,8 +210,8 @@ class NodesInAnyOrder(RuleBasedStateMachine):
 
     def some(self, draw: int) -> Any | None:
         """One of the replicas that were not stopped."""
-        found = [each for each in self.memory.replicas if not each.stopped]
-        return found[draw % len(found)] if found else None
+        running = [each for each in self.memory.replicas if not each.stopped]
+        return running[draw % len(running)] if running else None
 
     @precondition(lambda self: len(self.memory.nodes) < 4)
     @rule()

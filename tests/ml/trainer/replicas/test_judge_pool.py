@@ -273,9 +273,9 @@ def test_a_judge_is_elastic_if_its_replicas_have_nodes_of_their_own(overrides: t
 
 
 def test_there_is_room_on_every_node_with_the_resource_or_for_the_replicas_of_the_settings() -> None:
-    own = (f"{RM}.enable_resource_pool=true", f"{RM}.nnodes=2", f"{RM}.n_gpus_per_node=4")
+    pool = (f"{RM}.enable_resource_pool=true", f"{RM}.nnodes=2", f"{RM}.n_gpus_per_node=4")
     nodes = [{"GPU": 4.0, "judges": 1.0}, {"GPU": 3.0, "judges": 1.0}, {"GPU": 8.0}, {"judges": 1.0}]
-    assert judge_settings.room(loaded(*own), nodes, "GPU") == 4
-    assert judge_settings.room(loaded(*own, f"{RM}.node_resource=judges"), nodes, "GPU") == 3
-    other = loaded(*own, f"{RM}.node_resource=judges", f"{RM}.ray_resource=NPU")
-    assert judge_settings.room(other, [*nodes, {"judges": 1.0, "NPU": 4.0}], "GPU") == 2
+    assert judge_settings.room(loaded(*pool), nodes, "GPU") == 4
+    assert judge_settings.room(loaded(*pool, f"{RM}.node_resource=judges"), nodes, "GPU") == 3
+    with_resource = loaded(*pool, f"{RM}.node_resource=judges", f"{RM}.ray_resource=NPU")
+    assert judge_settings.room(with_resource, [*nodes, {"judges": 1.0, "NPU": 4.0}], "GPU") == 2

@@ -17,7 +17,6 @@ from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
 from verl_omni.trainer.settings import configuration, pool_settings
 
 ROLLOUT = "actor_rollout_ref.rollout"
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 POOL = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
 
 
@@ -72,7 +71,7 @@ def test_a_backend_of_verl_for_standalone_replicas_is_tcp_and_is_named(backend: 
     given = [f"{ROLLOUT}.checkpoint_engine.backend={backend}", "actor_rollout_ref.hybrid_engine=False"]
     kwargs = f"+{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group=True"
     assert filled_in(*POOL, *given, kwargs).checkpoint_engine.backend == "omni_tcp"
-    overrides = [*REQUIRED, *POOL, *given, kwargs]
+    overrides = [*smallest_job.REQUIRED, *POOL, *given, kwargs]
     named = configuration.without_effect(overrides, configuration.load(overrides))
     assert list(named) == [
         f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group",

@@ -340,10 +340,10 @@ def test_a_replica_that_an_update_loses_while_the_pool_looks_at_its_node_is_stop
     memory.nodes[1] = "leaving"
 
     def slow(replicas: Any) -> Any:
-        found = room(replicas)
+        free = room(replicas)
         memory.replicas[1].takes = False
         pool.updates.update_weights(1)
-        return found
+        return free
 
     memory.room = slow  # type: ignore[method-assign]
     for _ in range(3):

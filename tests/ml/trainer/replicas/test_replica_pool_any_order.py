@@ -53,11 +53,11 @@ class AnyOrder(NodesInAnyOrder):
         room = self.memory.room
 
         def slow(replicas: Any) -> Any:
-            found = room(replicas)
+            free = room(replicas)
             if replica := self.some(draw):
                 replica.takes = False
             self.weights_are_sent()
-            return found
+            return free
 
         self.memory.room = slow
         try:

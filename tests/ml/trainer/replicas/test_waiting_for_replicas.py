@@ -36,7 +36,7 @@ def waiting_run(
     folder: Path, stack: Trained, sync: str, patience: float, lost: int | None = LOST
 ) -> tuple[RunInMemory, ReplicaUpdates]:
     """A run whose only replica is lost with the weights of a step, and its replicas."""
-    made = trainer(
+    running = trainer(
         folder,
         stack,
         STEPS,
@@ -45,32 +45,32 @@ def waiting_run(
         "trainer.test_freq=2",
         "trainer.val_before_train=false",
     )
-    made.loop.evaluation.rows = made.rows
+    running.loop.evaluation.rows = running.rows
     memory = Memory(replicas=[Replica(0, 0)])
     memory.add(memory.replicas)
     updates = ReplicaUpdates(memory, list(memory.replicas), 1, patience, Recorded(), clock=time.monotonic)
-    updates.waited = made.loop.checkpoints.poll_requests
+    updates.waited = running.loop.checkpoints.poll_requests
 
     def update(global_steps: int) -> None:
         memory.replicas[0].takes = global_steps != lost
         updates.update_weights(global_steps)
         stack.served = global_steps
 
-    made.stack.weights = SimpleNamespace(update_weights=update, sleep_replicas=lambda: None)
-    return made, updates
+    running.stack.weights = SimpleNamespace(update_weights=update, sleep_replicas=lambda: None)
+    return running, updates
 
 
 def resumed(folder: Path, sync: str, first: list[Any]) -> None:
     """The rest of a run: it trains on the prompt groups that the first part has not had, and no other."""
-    whole = Trained()
-    rest = Trained()
-    waiting_run(folder.with_name("whole"), whole, sync, 0.0, lost=None)[0].fit(None)
+    unbroken = Trained()
+    resumed_part = Trained()
+    waiting_run(folder.with_name("whole"), unbroken, sync, 0.0, lost=None)[0].fit(None)
     newest = checkpoints.latest(folder / "checkpoints")
     assert newest is not None and checkpoints.step_of(newest) == LOST
-    made, _ = waiting_run(folder, rest, sync, 0.0, lost=None)
+    made, _ = waiting_run(folder, resumed_part, sync, 0.0, lost=None)
     made.folder.start(made.config, resumed_from=LOST)
     made.fit(newest)
-    assert [*first, *rest.updates] == whole.updates
+    assert [*first, *resumed_part.updates] == unbroken.updates
     assert [line["step"] for line in made.folder.metrics()] == [1, 2, 3, 4]
     lines = {line["step"]: line for line in made.folder.metrics()}
     assert {"reward/mean", "val/reward/mean"} <= lines[LOST].keys(), "its metrics, and the evaluation of its weights"

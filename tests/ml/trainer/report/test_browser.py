@@ -95,11 +95,11 @@ async def test_an_error_and_a_warning_keep_their_lines(run: Path, tmp_path: Path
 
 @pytest.mark.slow
 async def test_a_comparison_shows_every_run_on_a_phone_also_with_long_settings(run: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other" / "demo"
-    shutil.copytree(run, other)
+    second = tmp_path / "other" / "demo"
+    shutil.copytree(run, second)
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("/models/tiny-sd3", f"/models/{'a-long-name/' * 12}tiny"))
-    page = comparison.write([run, other], tmp_path / "comparison.html")
+    page = comparison.write([run, second], tmp_path / "comparison.html")
     facts, _, errors = await _browse(page, 390, tmp_path)
     assert errors == []
     assert facts["overflow"] <= 0
@@ -169,8 +169,8 @@ async def _open(port: int, address: str, width: int) -> tuple[dict[str, Any], st
             return answer["result"]
 
         async def value(expression: str) -> Any:
-            found = await call("Runtime.evaluate", expression=expression, returnByValue=True)
-            return found["result"]["value"]
+            result = await call("Runtime.evaluate", expression=expression, returnByValue=True)
+            return result["result"]["value"]
 
         for domain in ("Page", "Runtime", "Log"):
             await call(f"{domain}.enable")

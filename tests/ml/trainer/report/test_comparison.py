@@ -48,18 +48,18 @@ def test_too_many_runs_are_refused(tmp_path: Path) -> None:
 def test_a_page_has_the_curves_of_every_run_and_escapes_their_names(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = tmp_path / "<b>other"
-    folder = RunFolder(other)
+    second = tmp_path / "<b>other"
+    folder = RunFolder(second)
     for step in (1, 2):
         folder.step({"step": step, "reward/mean": 0.3, "actor/grad_norm": 1.0, "val/n": 1})
     folder.samples(2, [Sample('a "dog" & a cat', 8, 0.5, torch.zeros((3, 8, 8), dtype=torch.uint8))], 24)
     out = tmp_path / "comparison.html"
-    assert main([str(run), str(other), "--out", str(out)]) == 0
+    assert main([str(run), str(second), "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
     page = out.read_text()
-    own = page[: page.index("plotly.js")] + page[page.rindex("</script>") :]
-    assert "&lt;b&gt;other" in own and "<b>other" not in own
-    assert not re.search(r"<script[^>]*src|<link[^>]*stylesheet|@import", own)
+    page_text = page[: page.index("plotly.js")] + page[page.rindex("</script>") :]
+    assert "&lt;b&gt;other" in page_text and "<b>other" not in page_text
+    assert not re.search(r"<script[^>]*src|<link[^>]*stylesheet|@import", page_text)
     figures = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
     names = [[trace["name"] for trace in figure["data"]] for figure in figures]
     assert names[0] == ["demo", "demo, held-out", "<b>other"]
@@ -100,6 +100,6 @@ def test_a_report_that_cannot_be_written_is_one_line(
 ) -> None:
     (tmp_path / "out.html").mkdir()
     assert main([str(run), str(run), "--out", str(tmp_path / "out.html")]) == 1
-    said = capsys.readouterr()
-    assert (said.out, said.err.splitlines()[0][: len(str(tmp_path))]) == ("", str(tmp_path))
-    assert "out.html was not written: [Errno 21] Is a directory" in said.err and said.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.splitlines()[0][: len(str(tmp_path))]) == ("", str(tmp_path))
+    assert "out.html was not written: [Errno 21] Is a directory" in printed.err and printed.err.count("\n") == 1

@@ -18,8 +18,8 @@ def test_the_table_of_a_run(run: Path) -> None:
         json.dumps({"cpu": "Xeon", "cores": 16, "memory_gib": 128.0, "accelerators": {"NVIDIA H200": 2}})
     )
     (run / "versions.json").write_text(json.dumps({"omni-operator": "0.1.0", "commit": "abc123 with local changes"}))
-    found = load(run)
-    assert describe(found) == {
+    loaded = load(run)
+    assert describe(loaded) == {
         "Model": "tiny-sd3 (StableDiffusion3Pipeline, LoRA of rank 16)",
         "Algorithm": "flow_grpo",
         "Reward": "color (color: red)",
@@ -33,14 +33,14 @@ def test_the_table_of_a_run(run: Path) -> None:
         "Duration": "14 s in steps, 1 min 30 s in evaluations",
         "Cost": "83 images, 0.05778 accelerator hours",
     }
-    header = render(found).partition("</header>")[0]
-    assert all(f"<dt>{label}</dt><dd>{value}</dd>" in header for label, value in describe(found).items())
+    header = render(loaded).partition("</header>")[0]
+    assert all(f"<dt>{label}</dt><dd>{value}</dd>" in header for label, value in describe(loaded).items())
 
 
 def test_the_trainer_records_machine_and_version(run: Path) -> None:
-    found = describe(load(run))
-    assert " GiB memory, " in found["Machine"]
-    assert found["Version"]
+    description = describe(load(run))
+    assert " GiB memory, " in description["Machine"]
+    assert description["Version"]
 
 
 def test_a_row_without_a_source_is_left_out() -> None:

@@ -28,8 +28,8 @@ def sample(score: float | None, **more: Any) -> Sample:
 
 def test_the_best_and_the_worst_samples_are_chosen_once_each() -> None:
     scores = [0.5, None, 0.1, 0.9, 0.3]
-    found = [(each.kind, each.score) for each in extremes([sample(score) for score in scores])]
-    assert found == [("best", 0.9), ("best", 0.5), ("worst", 0.1), ("worst", 0.3)]
+    chosen = [(each.kind, each.score) for each in extremes([sample(score) for score in scores])]
+    assert chosen == [("best", 0.9), ("best", 0.5), ("worst", 0.1), ("worst", 0.3)]
     assert extremes([sample(0.5), sample(None)]) == []
     assert len(extremes([sample(number / 100) for number in range(100)])) == 2 * EXTREMES
 
@@ -41,12 +41,12 @@ def test_the_page_has_a_slider_the_extremes_of_the_last_evaluation_and_previews(
     for step in (2, 4):
         fixed = [Sample("a cat", 7, 0.1 * step, PIXELS)]
         folder.samples(step, [*fixed, *extremes([sample(0.1 * step), sample(0.9)]), preview], 24)
-    found = load(run)
-    assert [row.prompt for row in image_rows(found, [2, 4])] == ["a cat"], (
+    loaded = load(run)
+    assert [row.prompt for row in image_rows(loaded, [2, 4])] == ["a cat"], (
         "extremes and previews have sections of theirs"
     )
-    assert image_size(found) == "small", "a preview is no strip of a video"
-    text = render(found)
+    assert image_size(loaded) == "small", "a preview is no strip of a video"
+    text = render(loaded)
     assert 'data-steps="0 2 4"' in text
     assert "Best of step 4" in text and "Worst of step 4" in text and "Best of step 2" not in text
     assert "training 0.25, evaluation" in text and "<b>0.75</b>" in text
@@ -69,10 +69,10 @@ def test_large_images_are_reduced_and_link_to_the_file(run: Path) -> None:
 
 @pytest.mark.slow  # composes all settings
 def test_settings_that_differ_from_the_defaults_are_listed_with_both_values(run: Path) -> None:
-    found = changed_settings(load(run).settings)
-    assert found["actor_rollout_ref.actor.optim.lr"][1] == "0.004"
-    assert found["actor_rollout_ref.actor.optim.lr"][0] not in ("0.004", "–")
-    assert "trainer.nnodes" not in found, "1 is the default"
+    changed = changed_settings(load(run).settings)
+    assert changed["actor_rollout_ref.actor.optim.lr"][1] == "0.004"
+    assert changed["actor_rollout_ref.actor.optim.lr"][0] not in ("0.004", "–")
+    assert "trainer.nnodes" not in changed, "1 is the default"
     assert changed_settings({}) == {}
     mine = {"actor_rollout_ref": {"actor": {"diffusion_loss": {"loss_mode": "of an extension"}}}}
     assert changed_settings(mine) == {}

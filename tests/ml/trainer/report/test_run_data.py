@@ -20,9 +20,9 @@ lines = st.fixed_dictionaries({"step": st.integers(0, 9)}, optional={"reward/mea
 @given(st.lists(st.integers(0, 9), max_size=20))
 def test_the_last_line_of_a_repeated_step_counts(steps: list[int]) -> None:
     text = "".join(json.dumps({"step": step, "place": place}) + "\n" for place, step in enumerate(steps))
-    found = parse_metrics(text + '{"step": 3, "cut')
-    assert [line["step"] for line in found] == sorted(set(steps))
-    assert all(line["place"] == max(p for p, s in enumerate(steps) if s == line["step"]) for line in found)
+    lines = parse_metrics(text + '{"step": 3, "cut')
+    assert [line["step"] for line in lines] == sorted(set(steps))
+    assert all(line["place"] == max(p for p, s in enumerate(steps) if s == line["step"]) for line in lines)
 
 
 @given(st.lists(lines, max_size=8), st.integers(0))
@@ -67,9 +67,9 @@ def test_only_a_png_has_a_size(data: bytes) -> None:
 
 
 def test_images_have_prompt_seed_score_and_size(run: Path) -> None:
-    found = load(run)
-    assert list(found.images) == [0, 2, 4]
-    image = found.images[4][1]
+    loaded = load(run)
+    assert list(loaded.images) == [0, 2, 4]
+    image = loaded.images[4][1]
     assert (image.prompt, image.seed, image.score, image.width, image.height) == ('a "dog" & a cat', 8, 0.4, 8, 8)
     assert image.url.startswith("data:image/png;base64,")
 
@@ -77,9 +77,9 @@ def test_images_have_prompt_seed_score_and_size(run: Path) -> None:
 def test_missing_and_malformed_images_are_counted(run: Path) -> None:
     (run / "samples/step_000000/00.png").unlink()
     (run / "samples/step_000002/01.png").write_bytes(b"GIF89a")
-    found = load(run)
-    assert found.unreadable_images == 2
-    assert [len(images) for images in found.images.values()] == [1, 1, 2]
+    loaded = load(run)
+    assert loaded.unreadable_images == 2
+    assert [len(images) for images in loaded.images.values()] == [1, 1, 2]
 
 
 @pytest.mark.parametrize("file", ["../../secret.png", "/etc/hosts", "a/b.png", ".png", "picture.svg"])
@@ -104,9 +104,9 @@ def test_malformed_settings_are_refused(run: Path, text: str) -> None:
 
 def test_a_resumed_run_is_one_run(begun: Callable[..., Any]) -> None:
     begun(last=3)
-    found = load(begun(last=4, resumed_from=2).path)
-    assert [line["step"] for line in found.lines] == [0, 1, 2, 3, 4]
-    assert [event.resumed_from for event in found.events if event.event == "start"] == [None, 2]
+    loaded = load(begun(last=4, resumed_from=2).path)
+    assert [line["step"] for line in loaded.lines] == [0, 1, 2, 3, 4]
+    assert [event.resumed_from for event in loaded.events if event.event == "start"] == [None, 2]
 
 
 @pytest.mark.parametrize(("resumed_from", "step"), [(None, 0), (1, 2)])
@@ -115,16 +115,16 @@ def test_what_an_earlier_run_left_in_the_folder_is_not_of_this_one(
 ) -> None:
     """As with `trainer.resume_mode=disable`, or a checkpoint of another run."""
     begun(last=4).event("warning", reason="SamplesCollapsed", message="m", step=4)
-    found = load(begun(last=step, resumed_from=resumed_from, continues=False).path)
-    assert [line["step"] for line in found.lines] == list(found.images) == [step]
-    assert [event.event for event in found.events] == ["start", "step"]
+    loaded = load(begun(last=step, resumed_from=resumed_from, continues=False).path)
+    assert [line["step"] for line in loaded.lines] == list(loaded.images) == [step]
+    assert [event.event for event in loaded.events] == ["start", "step"]
 
 
 def test_of_a_long_run_only_the_images_that_are_shown_are_read(begun: Callable[..., Any]) -> None:
     run = begun(last=38, total=38).path
     (run / "samples/step_000006/00.png").write_bytes(b"GIF89a")
-    found = load(run)
-    assert len(found.images) == MOST_COLUMNS and {0, 38} < found.images.keys(), (
+    loaded = load(run)
+    assert len(loaded.images) == MOST_COLUMNS and {0, 38} < loaded.images.keys(), (
         "evenly spaced, with the first and the last"
     )
-    assert found.unreadable_images == 1, "an image that is not shown is checked too"
+    assert loaded.unreadable_images == 1, "an image that is not shown is checked too"

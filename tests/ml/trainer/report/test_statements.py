@@ -94,8 +94,8 @@ def test_samples_that_could_not_be_scored_are_counted() -> None:
         "12 training samples could not be scored, at step 1, 3–4.",
         "1 held-out sample could not be scored, at the evaluation of step 1.",
     ]
-    found = statements.warnings(Run("r", events=[Event(event="warning", reason="SamplesNotScored", message="why")]))
-    assert found[0].explanation.startswith("A scorer gave no score for some samples")
+    warned = statements.warnings(Run("r", events=[Event(event="warning", reason="SamplesNotScored", message="why")]))
+    assert warned[0].explanation.startswith("A scorer gave no score for some samples")
 
 
 def test_warnings_are_grouped_by_reason_with_the_collapse_first() -> None:
@@ -107,14 +107,14 @@ def test_warnings_are_grouped_by_reason_with_the_collapse_first() -> None:
         Event(event="warning", reason="SamplesCollapsed", step=4, message="std 0.0000"),
         Event(event="phase", message="not a warning"),
     ]
-    found = statements.warnings(Run("r", events=events))
-    assert [(each.title, each.messages) for each in found] == [
+    warned = statements.warnings(Run("r", events=events))
+    assert [(each.title, each.messages) for each in warned] == [
         ("Warning: SamplesCollapsed", ["Step 3: std 0.0001", "Step 4: std 0.0000"]),
         ("Warning", ["no report: disk full"]),
         ("Warning: RewardSlow", ["Step 2: the scorer is slow"]),
     ]
-    assert found[0].explanation.startswith("The samples of this run collapsed")
-    assert {each.explanation for each in found[1:]} == {""}
+    assert warned[0].explanation.startswith("The samples of this run collapsed")
+    assert {each.explanation for each in warned[1:]} == {""}
 
 
 def test_a_warning_has_the_step_recorded_before_it() -> None:
@@ -130,10 +130,10 @@ def test_a_wrong_weight_version_is_named() -> None:
         True,
         "At every recorded step, the published weight version equals the step.",
     )
-    found = statements.weight_versions(
+    statement = statements.weight_versions(
         [trained(1), trained(2) | {"weights/version": 1}, trained(3) | {"weights/version": None}]
     )
-    assert found == (False, "The published weight version differs from the step at step 2–3; see train.log.")
+    assert statement == (False, "The published weight version differs from the step at step 2–3; see train.log.")
 
 
 def test_phases_add_up_to_the_steps() -> None:

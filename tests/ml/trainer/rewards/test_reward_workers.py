@@ -71,10 +71,10 @@ def test_the_file_of_a_users_function_is_a_module(tmp_path: Path) -> None:
         "def compute_score(data_source, solution_image, ground_truth, extra_info):\n"
         "    return Verdict(0.5).score\n"
     )
-    made = worker_with(path)
-    scorer, _ = made.reward_manager.select_scorer("any")
+    reward_worker = worker_with(path)
+    scorer, _ = reward_worker.reward_manager.select_scorer("any")
     assert scorer(data_source="", solution_image=None, ground_truth="", extra_info={}) == 0.5
-    assert made.config.reward.custom_reward_function.path == str(path), "errors name the file"
+    assert reward_worker.config.reward.custom_reward_function.path == str(path), "errors name the file"
 
 
 def test_a_file_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_a_file_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
 
 
 async def test_the_scores_of_a_batch_are_in_its_order() -> None:
-    found = await worker().compute_score_batch(samples([3, 0, 1]))
-    assert [each["reward_score"] for each in found] == [3.0, 0.0, 1.0]
+    results = await worker().compute_score_batch(samples([3, 0, 1]))
+    assert [each["reward_score"] for each in results] == [3.0, 0.0, 1.0]
 
 
 async def test_samples_in_the_object_store_are_loaded_to_be_scored() -> None:
@@ -99,15 +99,15 @@ async def test_samples_in_the_object_store_are_loaded_to_be_scored() -> None:
         return {"responses": kept.batch["responses"][row : row + 1]}
 
     columns = {**kept.non_tensor_batch, "unscored": np.array([tensors(0), tensors(1)], dtype=object)}
-    found = await worker().compute_score_batch(DataProto(batch=None, non_tensor_batch=columns))
-    assert [each["reward_score"] for each in found] == [3.0, 1.0]
+    results = await worker().compute_score_batch(DataProto(batch=None, non_tensor_batch=columns))
+    assert [each["reward_score"] for each in results] == [3.0, 1.0]
 
 
 async def test_a_sample_that_cannot_be_scored_is_named_by_scorer_and_prompt() -> None:
-    said = (
+    message = (
         r"scoring a sample \(prompt '2 circles'\) failed: ScorerFailed: scorer mine.py:judge failed: ValueError: no num"
     )
-    with pytest.raises(SampleFailed, match=said):
+    with pytest.raises(SampleFailed, match=message):
         await worker().compute_score_batch(samples([3, 2, 1]))
 
 
@@ -135,14 +135,14 @@ def test_a_reward_worker_whose_process_has_ended_is_named_with_its_scorer(monkey
 
 def test_samples_that_could_not_be_scored_and_fields_that_some_lack_have_columns() -> None:
     failure = ScoringFailure("scorer mine.py:judge failed: ValueError: no number")
-    found = [
+    results = [
         {"reward_score": 0.5, "reward_extra_info": {"acc": 0.5, "x": 1}},
         {"reward_score": 1.0, "reward_extra_info": {"acc": 1.0}},
         unscored(failure),
     ]
-    made = RewardWorkers.collected(VisualRewardManager, samples([0, 1, 2]), found)
-    assert made.batch["rm_scores"].isnan().flatten().tolist() == [False, False, True]
-    assert made.meta_info["reward_extra_keys"] == ["acc", "x"]
-    assert made.non_tensor_batch["acc"].tolist() == [0.5, 1.0, None]
-    assert made.non_tensor_batch["x"].tolist() == [1, None, None]
-    assert made.non_tensor_batch[FAILURE].tolist() == [None, None, failure]
+    collected = RewardWorkers.collected(VisualRewardManager, samples([0, 1, 2]), results)
+    assert collected.batch["rm_scores"].isnan().flatten().tolist() == [False, False, True]
+    assert collected.meta_info["reward_extra_keys"] == ["acc", "x"]
+    assert collected.non_tensor_batch["acc"].tolist() == [0.5, 1.0, None]
+    assert collected.non_tensor_batch["x"].tolist() == [1, None, None]
+    assert collected.non_tensor_batch[FAILURE].tolist() == [None, None, failure]

@@ -83,8 +83,8 @@ def test_accelerators_that_scorers_cannot_share_are_refused(overrides: list[str]
 
 def test_a_function_does_not_share_accelerators_whose_memory_it_would_not_free(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCORER)
-    given = [f"{FUNCTION}.path={tmp_path / 'mine.py'}", f"+{FUNCTION}.reward_kwargs.device=trainer"]
-    (said,) = reward_settings.find_problems(load(*given).reward)
+    overrides = [f"{FUNCTION}.path={tmp_path / 'mine.py'}", f"+{FUNCTION}.reward_kwargs.device=trainer"]
+    (said,) = reward_settings.find_problems(load(*overrides).reward)
     assert said.startswith(f"{FUNCTION}.reward_kwargs.device: only scorers of this package share the trainer's")
 
 
@@ -104,10 +104,10 @@ def test_scorers_that_share_score_once_a_batch_is_generated(overrides: list[str]
 
 @pytest.mark.parametrize(("workers", "share"), [(1, 0.5), (2, 0.5), (3, 0.25), (6, 0.1666)])
 def test_the_reward_workers_of_an_accelerator_have_a_share_of_it_together(workers: int, share: float) -> None:
-    found = scorer_devices.shared_options(workers, 2, 2, "GPU")
-    assert found == {"num_cpus": 0, "num_gpus": pytest.approx(share), "resources": {}}
-    assert found["num_gpus"] * math.ceil(workers / 2) <= 0.5
-    assert scorer_devices.shared_options(workers, 2, 2, "NPU")["resources"] == {"NPU": found["num_gpus"]}
+    options = scorer_devices.shared_options(workers, 2, 2, "GPU")
+    assert options == {"num_cpus": 0, "num_gpus": pytest.approx(share), "resources": {}}
+    assert options["num_gpus"] * math.ceil(workers / 2) <= 0.5
+    assert scorer_devices.shared_options(workers, 2, 2, "NPU")["resources"] == {"NPU": options["num_gpus"]}
 
 
 @pytest.mark.parametrize(
@@ -149,15 +149,15 @@ def test_a_run_without_free_accelerators_is_refused(
     config.actor_rollout_ref.rollout.nnodes, config.actor_rollout_ref.rollout.n_gpus_per_node = rollout
     assert scorer_devices.shortage(config, nodes[:0], "GPU") is None, "no scorer asks for one"
     config.reward.scorer_kwargs = {"device": "cuda"}
-    said = scorer_devices.shortage(config, nodes, "GPU")
-    assert (said is None) == enough
+    problem = scorer_devices.shortage(config, nodes, "GPU")
+    assert (problem is None) == enough
     config.actor_rollout_ref.rollout.ray_resource = "NPU"  # rollout nodes of another vendor take none of them
     assert (scorer_devices.shortage(config, nodes, "GPU") is None) == (sum(there) - math.prod(trainer) >= 2)
-    if said is not None:
+    if problem is not None:
         begin = (
             f"reward.scorer_kwargs.device: 2 reward workers reserve 1 accelerators each, and of the {sum(there)} that"
         )
-        assert said.startswith(begin) and "write trainer or cpu" in said
+        assert problem.startswith(begin) and "write trainer or cpu" in problem
 
 
 @pytest.fixture
@@ -211,10 +211,10 @@ def test_each_reward_worker_sees_an_accelerator_of_its_own(tmp_path: Path) -> No
 
     workers = RewardWorkers(with_function(tmp_path, "cuda:0"), None).reward_loop_workers
     replies = ray.get([worker.compute_score.remote(samples(1)) for worker in workers], timeout=120)
-    found = [reply["reward_extra_info"] for reply in replies]
-    assert [each["reward/mine/device"] for each in found] == ["cuda:0"] * 2
-    assert len({each["reward/mine/reserved"] for each in found}) == 2
-    assert all(each["reward/mine/reserved"] == each["reward/mine/seen"] for each in found)
+    extras = [reply["reward_extra_info"] for reply in replies]
+    assert [each["reward/mine/device"] for each in extras] == ["cuda:0"] * 2
+    assert len({each["reward/mine/reserved"] for each in extras}) == 2
+    assert all(each["reward/mine/reserved"] == each["reward/mine/seen"] for each in extras)
     assert ray.available_resources().get("GPU", 0) == 0
 
 
@@ -227,9 +227,9 @@ def test_reward_workers_that_share_see_the_accelerators_of_the_trainer(tmp_path:
 
     workers = RewardWorkers(with_function(tmp_path, "trainer"), None, pool_of_two)
     assert workers.reward_loop_worker_handles is None, "agent loops do not score"
-    found = workers.compute_rm_score(samples(4))
-    assert found.batch["rm_scores"].tolist() == [[0.0]] * 4
-    columns = found.non_tensor_batch
+    scored = workers.compute_rm_score(samples(4))
+    assert scored.batch["rm_scores"].tolist() == [[0.0]] * 4
+    columns = scored.non_tensor_batch
     assert list(columns["reward/mine/device"]) == ["cpu"] * 4
     assert len(set(columns["reward/mine/reserved"])) == 2
     assert list(columns["reward/mine/seen"]) == list(columns["reward/mine/reserved"])
@@ -256,11 +256,11 @@ def test_a_scorer_that_compares_samples_gets_them_once_a_batch_is_generated(
     tmp_path: Path, overrides: list[str], late: bool
 ) -> None:
     (tmp_path / "mine.py").write_text(f"{GROUP_WISE}\n\n{DEFAULT_NAME}\n\ndef other(data_source): return 1\n")
-    given = [override.replace("FILE", str(tmp_path / "mine.py")) for override in overrides]
-    config = load(*given)
+    filled = [override.replace("FILE", str(tmp_path / "mine.py")) for override in overrides]
+    config = load(*filled)
     assert scorer_devices.scores_late(config) is late
     assert not scorer_devices.needs_engines_asleep(config)
     assert scorer_devices.colocated(config) == 1
     if late:
         with pytest.raises(configuration.SettingsError, match="a scorer with a parameter groups scores a batch once"):
-            load(*given, *AHEAD)
+            load(*filled, *AHEAD)

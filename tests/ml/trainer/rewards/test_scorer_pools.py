@@ -136,11 +136,11 @@ def test_two_scorers_whose_requirements_conflict_run_beside_each_other(tmp_path:
         name: f"pool: {{python: '{make_environment(tmp_path, version)}'}}"
         for name, version in (("needs_one", "1.0"), ("needs_two", "2.0"))
     }
-    found = workers(tmp_path, {**parts, "brightness": ""}).compute_rm_score(samples(4))
-    assert found.batch["rm_scores"].flatten().tolist() == [pytest.approx((1 + 2 + 0) / 3)] * 4
+    scored = workers(tmp_path, {**parts, "brightness": ""}).compute_rm_score(samples(4))
+    assert scored.batch["rm_scores"].flatten().tolist() == [pytest.approx((1 + 2 + 0) / 3)] * 4
     for name, version in (("needs_one", "1.0"), ("needs_two", "2.0")):
         for field in ("found", "imported"):
-            assert list(found.non_tensor_batch[f"reward/{name}/{field}"]) == [version] * 4
+            assert list(scored.non_tensor_batch[f"reward/{name}/{field}"]) == [version] * 4
 
 
 @pytest.mark.slow  # starts Ray
@@ -151,15 +151,15 @@ def test_processes_run_on_the_pools_nodes_each_with_an_accelerator_and_on_those_
     first = nodes.add_node(**resources)
     nodes.add_node(num_cpus=0, num_gpus=2)
     pool = "{n_gpus_per_node: 2, node_resource: omni_scorer_place}"
-    made = workers(tmp_path, {"place": f"pool: {pool}", "brightness": ""}, number=1)
-    columns = made.compute_rm_score(samples(4)).non_tensor_batch
+    group = workers(tmp_path, {"place": f"pool: {pool}", "brightness": ""}, number=1)
+    columns = group.compute_rm_score(samples(4)).non_tensor_batch
     assert set(columns["reward/place/node"]) == {first.node_id}
     assert set(columns["reward/place/gpu"]) == {"0", "1"} and len(set(columns["reward/place/process"])) == 2
     assert set(columns["reward/place/device"]) == {"cpu"}, "the platform of this test"
     assert columns["reward/brightness"].tolist() == [0.0] * 4
     nodes.remove_node(first, allow_graceful=False)
     second = nodes.add_node(**resources)
-    after = made.compute_rm_score(samples(2))
+    after = group.compute_rm_score(samples(2))
     assert after.batch["rm_scores"].flatten().tolist() == [0.25, 0.25]
     assert set(after.non_tensor_batch["reward/place/node"]) == {second.node_id}
 
@@ -171,12 +171,12 @@ def test_errors_and_ends_of_a_scorer_in_a_pool_are_treated_as_elsewhere(tmp_path
         "broken": "required: false, weight: 0, pool: {}",
         "ends": f"marks: {tmp_path / 'marks'}, times: 1, pool: {{}}",
     }
-    made = workers(tmp_path, parts, number=1)
-    found = made.compute_rm_score(samples(3))
-    assert found.batch["rm_scores"].flatten().tolist() == [0.25] * 3
-    (text,) = {failure.text for failure in found.non_tensor_batch[FAILURE]}
+    group = workers(tmp_path, parts, number=1)
+    scored = group.compute_rm_score(samples(3))
+    assert scored.batch["rm_scores"].flatten().tolist() == [0.25] * 3
+    (text,) = {failure.text for failure in scored.non_tensor_batch[FAILURE]}
     assert text == "reward 'broken' failed: OSError: no such model"
-    made.stop()
+    group.stop()
 
 
 @pytest.mark.slow  # starts Ray

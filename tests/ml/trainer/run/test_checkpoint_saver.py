@@ -157,9 +157,9 @@ def test_a_run_has_the_checkpoint_that_it_continues_from_and_none_of_another_run
 
     saver.start(None)
     assert (saver.run_number, saver.newest) == (1, None)
-    other = checkpoints.save(tmp_path / "elsewhere", 9, write, keep=0, run=1)
+    foreign = checkpoints.save(tmp_path / "elsewhere", 9, write, keep=0, run=1)
     first, second = (checkpoints.save(tmp_path, step, write, keep=0, run=1) for step in (1, 2))
-    for resumed_from, run, newest in ((None, 2, None), (other, 2, None), (first, 2, None), (second, 1, 2)):
+    for resumed_from, run, newest in ((None, 2, None), (foreign, 2, None), (first, 2, None), (second, 1, 2)):
         saver.start(resumed_from)
         assert (saver.run_number, saver.newest) == (run, newest)
         saver.newest = None

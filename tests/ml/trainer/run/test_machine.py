@@ -10,10 +10,10 @@ from verl_omni.trainer.run.machine import available_cpus, describe_machine, kill
 
 
 def test_this_machine_is_described() -> None:
-    found = describe_machine()
-    assert found["cores"] >= 1
-    assert found["memory_gib"] > 0
-    assert found["cpu"]
+    machine = describe_machine()
+    assert machine["cores"] >= 1
+    assert machine["memory_gib"] > 0
+    assert machine["cpu"]
 
 
 def test_a_quota_of_the_container_limits_the_cpus(tmp_path: Path) -> None:
@@ -46,9 +46,9 @@ def test_accelerators_are_counted_by_model(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     for name in ("davinci0", "davinci1", "davinci_manager"):
         (tmp_path / "dev" / name).touch()
-    found = describe_machine(tmp_path / "proc", tmp_path / "dev")
-    assert found["cpu"] == "AMD EPYC"
-    assert found["accelerators"] == {"NVIDIA H200": 2, "NVIDIA L4": 1, "Ascend NPU": 2}
+    machine = describe_machine(tmp_path / "proc", tmp_path / "dev")
+    assert machine["cpu"] == "AMD EPYC"
+    assert machine["accelerators"] == {"NVIDIA H200": 2, "NVIDIA L4": 1, "Ascend NPU": 2}
 
 
 def test_a_commit_says_whether_the_sources_were_changed(tmp_path: Path) -> None:

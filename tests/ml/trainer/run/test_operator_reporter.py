@@ -60,9 +60,9 @@ def test_a_checkpoint_request_that_arrives_while_the_trainer_asks_is_not_lost(to
         """The operator's answer arrives between the look at the event and what follows it."""
 
         def is_set(self) -> bool:
-            found = super().is_set()
+            was_set = super().is_set()
             self.set()
-            return found
+            return was_set
 
     with reporter(token, lambda request: httpx2.Response(200, json={})) as made:
         made._checkpoint = Raced()
@@ -77,16 +77,16 @@ def test_a_number_goes_with_the_next_accepted_event_and_of_several_the_largest(t
     def answer(request: httpx2.Request) -> httpx2.Response:
         seen.append(json.loads(request.content))
         if len(seen) == 1:
-            made.note("queued", 9)  # while the event is under way
+            sender.note("queued", 9)  # while the event is under way
             return httpx2.Response(503)
         return httpx2.Response(200, json={})
 
-    made = reporter(token, answer)
+    sender = reporter(token, answer)
     for number in (3, 7, 2):
-        made.note("queued", number)
-    with made:
+        sender.note("queued", number)
+    with sender:
         for step in (1, 2):
-            made.post({"event": "phase", "step": step})
+            sender.post({"event": "phase", "step": step})
     assert [(body["step"], body.get("queued")) for body in seen] == [(1, 7), (1, 9), (2, None)]
 
 
@@ -97,12 +97,12 @@ def test_of_several_mappings_the_last_goes_with_the_next_event(token: Path) -> N
         seen.append(json.loads(request.content))
         return httpx2.Response(200, json={})
 
-    made = reporter(token, answer)
+    sender = reporter(token, answer)
     for found in ({"10.0.0.1": 7, "10.0.0.2": 7}, {"10.0.0.1": 3}):
-        made.note("versions", found)
-    with made:
+        sender.note("versions", found)
+    with sender:
         for step in (1, 2):
-            made.post({"event": "phase", "step": step})
+            sender.post({"event": "phase", "step": step})
     assert [(body["step"], body.get("versions")) for body in seen] == [(1, {"10.0.0.1": 3}), (2, None)]
 
 

@@ -132,14 +132,18 @@ def written(folder: Path, step: int, rate: float, file: Path) -> Path:
 def test_a_run_is_compared_with_what_its_own_checkpoint_was_trained_with(tmp_path: Path) -> None:
     """Attempts that saved nothing trained nothing; and a checkpoint of another run has settings of its own."""
     (file := tmp_path / "p.jsonl").write_text('{"prompt": "red"}\n')
-    own = written(tmp_path / "run" / "checkpoints", 4, 0.1, file)
-    for mode, path in (("auto", None), ("auto", None), ("resume_path", own)):
+    checkpoint_path = written(tmp_path / "run" / "checkpoints", 4, 0.1, file)
+    for mode, path in (("auto", None), ("auto", None), ("resume_path", checkpoint_path)):
         _, events = started(tmp_path / "run", mode, path, **OmegaConf.to_container(settings(0.2, file)))
         assert "optim.lr was 0.1, is 0.2" in events[-2]["message"], "also where the last attempt had 0.2"
     _, events = started(tmp_path / "run", "auto", **OmegaConf.to_container(settings(0.1, file)))
     assert events[-2]["event"] == "start", "no warning"
-    _, events = started(tmp_path / "other", "resume_path", own, **OmegaConf.to_container(settings(0.2, file)))
-    assert events[1]["message"].startswith(f"the run starts from {own}, which was trained with other settings: ")
+    _, events = started(
+        tmp_path / "other", "resume_path", checkpoint_path, **OmegaConf.to_container(settings(0.2, file))
+    )
+    assert events[1]["message"].startswith(
+        f"the run starts from {checkpoint_path}, which was trained with other settings: "
+    )
 
 
 @pytest.mark.parametrize(("kind", "said"), [("constant", False), ("cosine", True)])
@@ -198,17 +202,17 @@ def test_disable_starts_from_nothing_and_keeps_earlier_checkpoints_aside(tmp_pat
 
 
 def test_resume_path_starts_from_a_checkpoint_of_another_run(tmp_path: Path) -> None:
-    other = checkpoint(tmp_path / "other" / "checkpoints", 6)
+    foreign = checkpoint(tmp_path / "other" / "checkpoints", 6)
     checkpoint(tmp_path / "run" / "checkpoints", 2)
-    found, events = started(tmp_path / "run", "resume_path", other)
-    assert found == other
+    found, events = started(tmp_path / "run", "resume_path", foreign)
+    assert found == foreign
     assert events[0]["resumed_from"] == 6
 
 
 def test_a_run_that_is_killed_while_it_replaces_its_checkpoint_resumes_from_it(tmp_path: Path) -> None:
-    own = checkpoint(tmp_path / "checkpoints", 4)
-    own.rename(own.with_name(".replaced_step_000004"))
-    assert started(tmp_path, "auto")[0] == own
+    saved = checkpoint(tmp_path / "checkpoints", 4)
+    saved.rename(saved.with_name(".replaced_step_000004"))
+    assert started(tmp_path, "auto")[0] == saved
 
 
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -239,9 +243,9 @@ def test_what_only_moved_is_no_change_and_what_was_replaced_in_its_place_is_one(
 
     before = checkpoint_origin.of_run(named(tmp_path / "a"))
     assert described(before, named(tmp_path / "b")) == ""
-    other = b"w" * 600_000 + b"x" * 40_000 + b"w" * 260_000
-    assert described(before, named(tmp_path / "a", other)) == "the content of actor_rollout_ref.model.path is another"
-    moved = named(tmp_path / "b", other)
+    changed = b"w" * 600_000 + b"x" * 40_000 + b"w" * 260_000
+    assert described(before, named(tmp_path / "a", changed)) == "the content of actor_rollout_ref.model.path is another"
+    moved = named(tmp_path / "b", changed)
     assert described(before, moved) == (
         f"actor_rollout_ref.model.path was {tmp_path / 'a' / 'model'}, is {tmp_path / 'b' / 'model'}"
     )
@@ -261,9 +265,9 @@ def test_the_origin_of_a_checkpoint_has_the_values_of_its_settings_and_only_of_s
     config = OmegaConf.create({"data": {"train_files": "p.jsonl", "seed": "${trainer.seed}"}, "trainer": {"seed": 7}})
     for name, text in checkpoint_origin.of_run(config).files().items():
         (tmp_path / name).write_text(text)
-    found = checkpoint_origin.read(tmp_path)
-    assert found is not None
-    assert (found.settings.data.seed, found.content) == (7, {"data.train_files": [None]})
+    origin = checkpoint_origin.read(tmp_path)
+    assert origin is not None
+    assert (origin.settings.data.seed, origin.content) == (7, {"data.train_files": [None]})
     assert "${" not in (tmp_path / checkpoint_origin.SETTINGS).read_text()
     (tmp_path / checkpoint_origin.SETTINGS).write_text("[1, 2]")
     assert checkpoint_origin.read(tmp_path) is None

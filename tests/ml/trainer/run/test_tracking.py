@@ -18,8 +18,6 @@ from verl_omni.trainer.run import trackers
 from verl_omni.trainer.run.run_folder import PREVIEW, RunFolder, Sample
 from verl_omni.trainer.settings import configuration, supported_values
 
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
-
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -70,7 +68,7 @@ def test_files_of_an_earlier_attempt_keep_the_steps_that_are_not_repeated(
 
 
 def test_no_tracker_is_opened_unless_one_is_named(tmp_path: Path) -> None:
-    assert trackers.open_trackers(configuration.load(REQUIRED), tmp_path) is None
+    assert trackers.open_trackers(smallest_job.load(), tmp_path) is None
 
 
 def held_out(count: int) -> list[Sample]:
@@ -154,16 +152,18 @@ def test_every_tracker_that_is_accepted_for_pictures_shows_them() -> None:
 @pytest.mark.parametrize("logger", ["[]", "[console]"])
 def test_pictures_without_a_tracker_that_shows_them_have_no_effect(logger: str) -> None:
     """A recipe asks for them, and another tracker is chosen for a run; verl shows none then."""
-    given = [*REQUIRED, f"trainer.logger={logger}", "trainer.log_val_generations=2"]
+    overrides = [*smallest_job.REQUIRED, f"trainer.logger={logger}", "trainer.log_val_generations=2"]
     reason = "trainer.logger shows no pictures; wandb, tensorboard, mlflow, trackio do"
-    assert configuration.without_effect(given, configuration.load(given)) == {"trainer.log_val_generations": reason}
-    none = [*given, "trainer.log_val_generations=0"]
+    assert configuration.without_effect(overrides, configuration.load(overrides)) == {
+        "trainer.log_val_generations": reason
+    }
+    none = [*overrides, "trainer.log_val_generations=0"]
     assert configuration.without_effect(none, configuration.load(none)) == {}
 
 
 def test_pictures_in_a_tracker_that_shows_them_have_an_effect(config: Any) -> None:
-    given = [*REQUIRED, "trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2"]
-    assert configuration.without_effect(given, config) == {}
+    overrides = [*smallest_job.REQUIRED, "trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2"]
+    assert configuration.without_effect(overrides, config) == {}
 
 
 def test_a_tracker_that_did_not_start_is_an_error(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,23 +9,19 @@ from typing import Any
 
 import pytest
 
+from tests.ml import smallest_job
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.engine_settings import GROUP, SETTINGS
 from verl_omni.settings_schema.reference_settings import rules
 from verl_omni.trainer.memory_estimate.advice import changes
 from verl_omni.trainer.settings import configuration
 
-REQUIRED = [
-    "data.train_files=t",
-    "actor_rollout_ref.model.path=m",
-    "trainer.total_training_steps=1",
-    "actor_rollout_ref.model.lora_rank=4",
-]
+LORA = "actor_rollout_ref.model.lora_rank=4"
 AWAKE = "actor_rollout_ref.rollout.enable_sleep_mode=false"
 
 
 def load(*overrides: str) -> Any:
-    return configuration.load([*REQUIRED, *overrides]).actor_rollout_ref.rollout
+    return smallest_job.load(LORA, *overrides).actor_rollout_ref.rollout
 
 
 def engine(*overrides: str) -> dict[str, Any]:
@@ -33,9 +29,7 @@ def engine(*overrides: str) -> dict[str, Any]:
 
 
 def refusal(*overrides: str) -> str:
-    with pytest.raises(configuration.SettingsError) as caught:
-        load(*overrides)
-    return str(caught.value)
+    return smallest_job.refusal(LORA, *overrides)
 
 
 # Fields of the stage that vLLM-Omni fills in itself, or that only its own servers, its language models and other model
@@ -89,12 +83,12 @@ def test_everything_that_a_stage_of_vllm_omni_takes_is_handed_on_or_refused_with
     ],
 )
 def test_values_get_their_types_and_names_their_spelling(given: str, found: dict[str, Any]) -> None:
-    made = engine(given)
-    assert {name: made[name] for name in found} == found
-    assert {name: type(made[name]) for name in found if name != "cache_config"} == {
+    settings = engine(given)
+    assert {name: settings[name] for name in found} == found
+    assert {name: type(settings[name]) for name in found if name != "cache_config"} == {
         name: type(value) for name, value in found.items() if name != "cache_config"
     }
-    assert made.keys() == {"distributed_executor_backend", "request_batch_max_wait_ms", *found}
+    assert settings.keys() == {"distributed_executor_backend", "request_batch_max_wait_ms", *found}
 
 
 @pytest.mark.parametrize(
@@ -122,15 +116,15 @@ def test_what_the_engine_does_not_take_is_refused(given: str, said: str) -> None
 
 
 def test_a_group_is_checked_like_its_settings() -> None:
-    said = refusal(f"{GROUP}={{no_such: 1, ulysses_degree: 2, vae-use-tiling: maybe, mm_processor_cache_gb: 0}}")
-    assert [line.partition(":")[0].rpartition(".")[2] for line in said.splitlines()] == [
+    message = refusal(f"{GROUP}={{no_such: 1, ulysses_degree: 2, vae-use-tiling: maybe, mm_processor_cache_gb: 0}}")
+    assert [line.partition(":")[0].rpartition(".")[2] for line in message.splitlines()] == [
         "no_such",
         "ulysses_degree",
         "vae_use_tiling",
     ]
-    given = f"{GROUP}={{mm-processor-cache-gb: 0, ring_degree: 1, flow_shift: 2}}"
-    assert dict(load(given).engine_kwargs.vllm_omni) == {**load().engine_kwargs.vllm_omni, "flow_shift": 2.0}
-    assert list(configuration.without_effect([given])) == [f"{GROUP}.mm_processor_cache_gb"]
+    group = f"{GROUP}={{mm-processor-cache-gb: 0, ring_degree: 1, flow_shift: 2}}"
+    assert dict(load(group).engine_kwargs.vllm_omni) == {**load().engine_kwargs.vllm_omni, "flow_shift": 2.0}
+    assert list(configuration.without_effect([group])) == [f"{GROUP}.mm_processor_cache_gb"]
 
 
 def test_two_spellings_with_two_values_are_refused() -> None:
@@ -151,14 +145,14 @@ def test_two_spellings_with_two_values_are_refused() -> None:
     ],
 )
 def test_what_recipes_set_in_vain_loads_and_is_named(name: str, value: str) -> None:
-    given = [f"+{GROUP}.{name}={value}"]
-    assert load(*given) == load()
-    assert list(configuration.without_effect(given)) == [f"{GROUP}.{name.replace('-', '_')}"]
+    overrides = [f"+{GROUP}.{name}={value}"]
+    assert load(*overrides) == load()
+    assert list(configuration.without_effect(overrides)) == [f"{GROUP}.{name.replace('-', '_')}"]
 
 
 def test_the_batch_size_of_the_engine_is_that_of_the_rollout() -> None:
-    given = [f"{GROUP}.max-num-seqs=7", "actor_rollout_ref.rollout.max_num_seqs=9"]
-    for order in (given, given[::-1]):
+    overrides = [f"{GROUP}.max-num-seqs=7", "actor_rollout_ref.rollout.max_num_seqs=9"]
+    for order in (overrides, overrides[::-1]):
         assert load(*order).max_num_seqs == 7
     assert load(f"{GROUP}.max_num_seqs=null").max_num_seqs == load().max_num_seqs == 64
 
@@ -170,7 +164,7 @@ def test_the_batch_size_of_the_engine_is_that_of_the_rollout() -> None:
 def test_advice_changes_the_batch_size_where_it_is_set(overrides: list[str], setting: str) -> None:
     from omegaconf import OmegaConf
 
-    config = configuration.load([*REQUIRED, *overrides, f"{GROUP}.distributed_executor_backend=uni"])
+    config = smallest_job.load(LORA, *overrides, f"{GROUP}.distributed_executor_backend=uni")
     (change,) = (each for each in changes(config) if each.setting.endswith("max_num_seqs"))
     OmegaConf.update(config, change.setting, change.value)
     assert (change.setting, config.actor_rollout_ref.rollout.max_num_seqs) == (setting, 16)
@@ -209,20 +203,22 @@ def test_what_goes_with_other_settings_is_accepted() -> None:
 
 
 def idle(*overrides: str, architecture: str | None = None) -> dict[str, str]:
-    config = configuration.load([*REQUIRED, *overrides])
+    config = smallest_job.load(LORA, *overrides)
     config.actor_rollout_ref.model.architecture = architecture
     named = configuration.without_effect(overrides, config)
     return {name.removeprefix(f"{GROUP}."): reason for name, reason in named.items()}
 
 
 def test_what_does_nothing_next_to_other_settings_is_named() -> None:
-    given = [f"{GROUP}.{name}" for name in ("cache_config={}", "vae_parallel_mode=tile", "prompt_embed_cache_size=8")]
-    assert idle(*given) == {
+    overrides = [
+        f"{GROUP}.{name}" for name in ("cache_config={}", "vae_parallel_mode=tile", "prompt_embed_cache_size=8")
+    ]
+    assert idle(*overrides) == {
         "cache_config": "cache_backend is not set",
         "vae_parallel_mode": "vae_patch_parallel_size is not set",
         "prompt_embed_cache_size": "enable_prompt_embed_cache is not set",
     }
-    assert idle(*given, f"{GROUP}.cache_backend=none", f"{GROUP}.enable_prompt_embed_cache=true").keys() == {
+    assert idle(*overrides, f"{GROUP}.cache_backend=none", f"{GROUP}.enable_prompt_embed_cache=true").keys() == {
         "cache_config",
         "vae_parallel_mode",
     }
@@ -251,11 +247,11 @@ def test_what_does_nothing_for_a_family_is_named() -> None:
 
 
 def test_what_does_nothing_on_a_cpu_is_named() -> None:
-    given = [f"{GROUP}.enable-cpu-offload=true", f"{GROUP}.fa_deterministic=false"]
-    assert configuration.without_effect(given, has_accelerator=False) == {
+    overrides = [f"{GROUP}.enable-cpu-offload=true", f"{GROUP}.fa_deterministic=false"]
+    assert configuration.without_effect(overrides, has_accelerator=False) == {
         f"{GROUP}.enable_cpu_offload": "on a CPU weights are in host memory"
     }
-    assert configuration.without_effect(given) == {}
+    assert configuration.without_effect(overrides) == {}
 
 
 @pytest.mark.parametrize("architecture", ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"])
@@ -271,13 +267,13 @@ def test_embeddings_that_depend_on_images_are_not_cached_by_their_text(architect
 def test_a_program_that_starts_a_server_has_the_same_checks(caplog: pytest.LogCaptureFixture) -> None:
     from verl_omni.workers.config import DiffusionRolloutConfig
 
-    made = DiffusionRolloutConfig(
+    config = DiffusionRolloutConfig(
         engine_kwargs={
             "vllm_omni": {"flow-shift": 3, "vae_use_tiling": None, "custom-pipeline": "a.B"},
             "vllm": {"a": 1},
         }
     )
-    assert made.engine_kwargs == {"vllm_omni": {"flow_shift": 3.0}, "vllm": {"a": 1}}
+    assert config.engine_kwargs == {"vllm_omni": {"flow_shift": 3.0}, "vllm": {"a": 1}}
     assert f"{GROUP}.custom_pipeline has no effect: a replica has one stage" in caplog.text
     for name, value in (("no_such", 1), ("ulysses-degree", 2), ("vae_use_tiling", "maybe")):
         with pytest.raises(ValueError, match=name.replace("-", "_")):

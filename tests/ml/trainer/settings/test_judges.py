@@ -84,19 +84,19 @@ def test_on_the_trainers_accelerators_it_sleeps_unless_told_otherwise_and_on_its
     four = (ON, PATH, "trainer.n_gpus_per_node=4")
     shared = loaded(*four)
     awake = loaded(*four, f"{RM}.rollout.free_cache_engine=false")
-    own = loaded(ON, PATH, *OWN)
-    for config in (shared, awake, own):
+    job = loaded(ON, PATH, *OWN)
+    for config in (shared, awake, job):
         judge_settings.fill_in(config, has_accelerator=True)
-    assert [judge_settings.sleeps(config) for config in (shared, awake, own)] == [True, False, False]
-    assert [judge_settings.shared(config) for config in (shared, awake, own)] == [True, True, False]
-    assert [judge_settings.replicas(config) for config in (shared, awake, own)] == [2, 2, 1]
-    assert [judge_settings.accelerators(config) for config in (shared, awake, own)] == [0, 0, 2]
-    assert [config.reward.reward_model.rollout.enable_sleep_mode for config in (shared, awake, own)] == [
+    assert [judge_settings.sleeps(config) for config in (shared, awake, job)] == [True, False, False]
+    assert [judge_settings.shared(config) for config in (shared, awake, job)] == [True, True, False]
+    assert [judge_settings.replicas(config) for config in (shared, awake, job)] == [2, 2, 1]
+    assert [judge_settings.accelerators(config) for config in (shared, awake, job)] == [0, 0, 2]
+    assert [config.reward.reward_model.rollout.enable_sleep_mode for config in (shared, awake, job)] == [
         True,
         False,
         False,
     ]
-    assert "engine_kwargs" in own.reward.reward_model.rollout and not own.reward.reward_model.rollout.engine_kwargs
+    assert "engine_kwargs" in job.reward.reward_model.rollout and not job.reward.reward_model.rollout.engine_kwargs
     assert judge_settings.replicas(loaded()) == judge_settings.accelerators(
         loaded()
     ) == 0 and not judge_settings.sleeps(loaded())
@@ -131,10 +131,10 @@ def test_its_settings_have_the_names_and_defaults_of_verl() -> None:
     file = Path(str(distribution("verl").locate_file("verl/trainer/config/reward/reward.yaml")))
     upstream = yaml.safe_load(file.read_text())["reward_model"]
     config = loaded()
-    found = {name: OmegaConf.select(config, f"{RM}.{name}", default="absent") for name in flat(upstream)}
-    missing = [name for name, value in found.items() if value == "absent"]
+    values = {name: OmegaConf.select(config, f"{RM}.{name}", default="absent") for name in flat(upstream)}
+    missing = [name for name, value in values.items() if value == "absent"]
     assert [name for name in missing if find_rule(f"{RM}.{name}") is None] == []
-    differing = {name: value for name, value in flat(upstream).items() if name not in missing and found[name] != value}
+    differing = {name: value for name, value in flat(upstream).items() if name not in missing and values[name] != value}
     assert differing == {"rollout.name": "???"}
 
 

@@ -141,8 +141,8 @@ def test_one_line_names_the_numbers_of_a_run() -> None:
             },
         }
     )
-    said = "agent-loop workers: 2, each with up to 32 requests in flight; reward workers: 8"
-    assert process_counts.describe(made) == said
+    line = "agent-loop workers: 2, each with up to 32 requests in flight; reward workers: 8"
+    assert process_counts.describe(made) == line
     assert process_counts.logical_cpus(made) == 34
     made.actor_rollout_ref.rollout.nnodes = 1
     assert (process_counts.local_accelerators(made), process_counts.logical_cpus(made)) == (16, 50)

@@ -22,9 +22,9 @@ def fitted(model: Path, *overrides: str, architecture: str = "StableDiffusion3Pi
     (model / "model_index.json").write_text(json.dumps({"_class_name": architecture}))
     for part in ("transformer", "vae"):
         (model / part).mkdir(exist_ok=True)
-    made = smallest_job.load(f"actor_rollout_ref.model.path='{model}'", *overrides)
-    startup.fit_to_machine(made, gpu)
-    return made.actor_rollout_ref.rollout
+    config = smallest_job.load(f"actor_rollout_ref.model.path='{model}'", *overrides)
+    startup.fit_to_machine(config, gpu)
+    return config.actor_rollout_ref.rollout
 
 
 def test_the_folder_is_absolute_for_engines_with_other_working_directories(
@@ -69,6 +69,6 @@ def test_text_encoders_are_offloaded_only_with_a_cache_and_by_one_setting(tmp_pa
 def test_on_a_cpu_offloading_has_no_effect_and_is_reported(tmp_path: Path) -> None:
     overrides = (f"{CACHE}=/cache", OFFLOAD)
     config = smallest_job.load(*overrides)
-    found = configuration.without_effect(overrides, config, has_accelerator=False)
-    assert found == {f"{ROLLOUT}.offload_text_encoders": "on a CPU text encoders are in host memory"}
+    unused = configuration.without_effect(overrides, config, has_accelerator=False)
+    assert unused == {f"{ROLLOUT}.offload_text_encoders": "on a CPU text encoders are in host memory"}
     assert configuration.without_effect(overrides, config, has_accelerator=True) == {}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.ml import smallest_job
 from tools import settings_page
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.settings import configuration, cpu_values, reward_settings
@@ -22,7 +23,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 LOSS = f"{ACTOR}.diffusion_loss"
 CORRECTION = "algorithm.rollout_correction"
 RM = "reward.reward_model"
-REQUIRED = ["data.train_files=t", "trainer.total_training_steps=1", f"{MODEL}.lora_rank=64"]
+JOB = [*smallest_job.REQUIRED, f"{MODEL}.lora_rank=64"]
 # What the value of a setting needs besides it, by the beginning of the setting's name. The longest one counts.
 NFT, DPO = (f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "dpo"))
 SD3, QWEN = (f"{MODEL}.architecture={name}" for name in ("StableDiffusion3Pipeline", "QwenImagePipeline"))
@@ -83,8 +84,7 @@ def overrides(name: str, value: str) -> list[str]:
         companions = [WITH_ALGORITHM[value]]
     if name == f"{ROLLOUT}.algo.noise_level":
         companions = []
-    path = [] if name == f"{MODEL}.path" else [f"{MODEL}.path=m"]
-    return [*REQUIRED, *path, *companions, f"{name}={text}"]
+    return [*JOB, *companions, f"{name}={text}"]
 
 
 def refusal(name: str, value: str) -> str | None:
@@ -152,9 +152,9 @@ def test_every_value_loads_unless_it_is_out_of_scope() -> None:
     ],
 )
 def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str], named: str) -> None:
-    given = [*REQUIRED, f"{MODEL}.path=m", *given]
-    found = configuration.without_effect(given, configuration.load(given))
-    assert list(found) == [named] and found[named]
+    given = [*JOB, *given]
+    unused = configuration.without_effect(given, configuration.load(given))
+    assert list(unused) == [named] and unused[named]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str],
     ids=str,
 )
 def test_a_guidance_that_samples_have_is_not_named(given: list[str]) -> None:
-    given = [*REQUIRED, f"{MODEL}.path=m", *given]
+    given = [*JOB, *given]
     assert configuration.without_effect(given, configuration.load(given)) == {}
 
 
@@ -202,7 +202,7 @@ def test_a_value_that_changes_nothing_on_a_cpu_is_named_there(given: str) -> Non
 @pytest.mark.parametrize("kernel", ["_native_npu", "_flash_3_varlen_hub"])
 def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
     """Otherwise a recipe as it is published, on a CPU, ends when its model is loaded."""
-    config = configuration.load([*REQUIRED, f"{MODEL}.path=m", f"{MODEL}.attn_backend={kernel}"])
+    config = configuration.load([*JOB, f"{MODEL}.attn_backend={kernel}"])
     assert config.actor_rollout_ref.model.attn_backend == kernel
     cpu_values.fill_in(config)
     assert config.actor_rollout_ref.model.attn_backend == "native"
@@ -238,12 +238,12 @@ def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
 )
 def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason: str) -> None:
     """A recipe that forgets `lora_rank`, or has another algorithm's sampler, trains something else than it says."""
-    given = [*REQUIRED, f"{MODEL}.path=m", *given]
-    found = configuration.without_effect(given, configuration.load(given))
-    named = {each.partition("=")[0] for each in given[len(REQUIRED) + 1 :]}
+    given = [*JOB, *given]
+    unused = configuration.without_effect(given, configuration.load(given))
+    named = {each.partition("=")[0] for each in given[len(JOB) :]}
     read = {f"{ACTOR}.diffusion_loss.loss_mode", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path"}
-    assert set(found) == named - read
-    assert all(each.startswith(reason) for each in found.values())
+    assert set(unused) == named - read
+    assert all(each.startswith(reason) for each in unused.values())
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason
     ids=str,
 )
 def test_settings_of_what_a_run_has_are_not_named(given: list[str]) -> None:
-    given = [*REQUIRED, f"{MODEL}.path=m", *given]
+    given = [*JOB, *given]
     assert configuration.without_effect(given, configuration.load(given)) == {}
 
 
@@ -273,7 +273,7 @@ def test_a_run_on_a_cpu_names_them_once_at_its_start(
     monkeypatch.setattr(main_diffusion.startup, "prepare_environment", lambda has_accelerator: None)
     monkeypatch.setattr(main_diffusion.startup, "accelerator_present", lambda: False)
     (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n' * 8)
-    given = [
+    overrides = [
         f"{MODEL}.path=examples/shapes-sd3",
         f"data.train_files={tmp_path / 'x.jsonl'}",
         "reward.scorer=jpeg",
@@ -281,7 +281,7 @@ def test_a_run_on_a_cpu_names_them_once_at_its_start(
         f"{ROLLOUT}.tensor_model_parallel_size=2",
     ]
     monkeypatch.chdir(Path(__file__).parents[4])
-    assert main_diffusion.main(given) == 0, capsys.readouterr().err
+    assert main_diffusion.main(overrides) == 0, capsys.readouterr().err
     assert found == [{f"{ROLLOUT}.tensor_model_parallel_size": "on a CPU an engine is one process"}]
 
 
@@ -289,24 +289,26 @@ def test_a_run_on_a_cpu_names_them_once_at_its_start(
 def test_whether_the_engine_records_log_probabilities_depends_on_the_algorithm_only(
     algorithm: list[str], value: str
 ) -> None:
-    given = [*REQUIRED, f"{MODEL}.path=m", *algorithm]
-    assert configuration.load([*given, f"{ROLLOUT}.calculate_log_probs={value}"]) == configuration.load(given)
+    overrides = [*JOB, *algorithm]
+    assert configuration.load([*overrides, f"{ROLLOUT}.calculate_log_probs={value}"]) == configuration.load(overrides)
 
 
 @pytest.mark.parametrize("path", ["verl_omni/utils/reward_score/{}.py", "pkg://verl_omni.utils.reward_score.{}"])
 def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) -> None:
     several = "reward.reward_functions"
     reward = "reward.custom_reward_function"
-    given = [*REQUIRED, f"{MODEL}.path=m"]
-    one = configuration.load([*given, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"])
-    assert (one.reward.scorer, one.reward.custom_reward_function.path) == ("genrm_ocr", None)
+    overrides = JOB
+    reference = configuration.load(
+        [*overrides, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"]
+    )
+    assert (reference.reward.scorer, reference.reward.custom_reward_function.path) == ("genrm_ocr", None)
     url = f"+{reward}.reward_kwargs.server_url=http://localhost:1"
-    with_settings = configuration.load([*given, f"{reward}.path={path.format('http_scorer_client')}", url]).reward
+    with_settings = configuration.load([*overrides, f"{reward}.path={path.format('http_scorer_client')}", url]).reward
     assert (with_settings.scorer, with_settings.custom_reward_function.reward_kwargs) == ("http", {})
     assert with_settings.scorer_kwargs == {"url": "http://localhost:1", "protocol": "pickle"}
     parts = configuration.load(
         [
-            *given,
+            *overrides,
             f"{several}.a.path={path.format('http_scorer_client')}",
             f"{several}.a.name=compute_score",
             f"{several}.a.server_url=http://localhost:1",
@@ -316,8 +318,8 @@ def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) ->
     assert (parts.a.name, parts.a.path, parts.a.url) == ("http", None, "http://localhost:1")
     assert parts.a.protocol == "pickle"
     assert (parts.b.name, parts.b.path) == ("pickscore", None)
-    own = configuration.load([*given, f"{reward}.path={path.format('mine')}"]).reward
-    assert (own.scorer, own.custom_reward_function.path) == (None, path.format("mine"))
+    named = configuration.load([*overrides, f"{reward}.path={path.format('mine')}"]).reward
+    assert (named.scorer, named.custom_reward_function.path) == (None, path.format("mine"))
 
 
 FUNCTION = "reward.custom_reward_function"
@@ -342,12 +344,12 @@ def test_a_file_of_the_users_runs_and_a_replaced_one_is_named(
     file.parent.mkdir(parents=True)
     file.write_text(f"def {function}(data_source, solution_image, ground_truth, extra_info):\n    return 0.25\n")
     group = "reward.reward_functions.own" if several else FUNCTION
-    given = [*REQUIRED, f"{MODEL}.path=m", f"{group}.path={file}", f"{group}.name={function}"]
-    config = configuration.load(given)
+    overrides = [*JOB, f"{group}.path={file}", f"{group}.name={function}"]
+    config = configuration.load(overrides)
     part = config.reward.reward_functions.own if several else config.reward.custom_reward_function
     assert part.path == (None if scorer else str(file))
     assert (part.name if several else config.reward.scorer) == (scorer or (function if several else None))
-    named = configuration.without_effect(given, config)
+    named = configuration.without_effect(overrides, config)
     assert named == (
         {}
         if scorer is None
@@ -360,8 +362,8 @@ def test_a_file_of_the_users_runs_and_a_replaced_one_is_named(
 
 def test_several_scorers_in_one_override_are_named_where_they_are_replaced() -> None:
     parts = "{a: {path: pkg://verl_omni.utils.reward_score.jpeg_compressibility}, b: {name: jpeg}}"
-    given = [*REQUIRED, f"{MODEL}.path=m", f"reward.reward_functions={parts}"]
-    (named,) = configuration.without_effect(given, configuration.load(given))
+    overrides = [*JOB, f"reward.reward_functions={parts}"]
+    (named,) = configuration.without_effect(overrides, configuration.load(overrides))
     assert named == "reward.reward_functions.a.path"
 
 
@@ -388,7 +390,7 @@ def test_the_options_of_the_published_scorers_are_those_of_the_built_in_ones(
     group, inside = ("reward.reward_functions.a", "") if several else (FUNCTION, "reward_kwargs.")
     options = [f"+{group}.{inside}{name}={value}" for name, value in given.items()]
     path = f"{group}.path=pkg://verl_omni.utils.reward_score.{module}"
-    reward = configuration.load([*REQUIRED, f"{MODEL}.path=m", path, *options]).reward
+    reward = configuration.load([*JOB, path, *options]).reward
     found = reward.reward_functions.a if several else reward.scorer_kwargs
     assert {name: value for name, value in found.items() if name not in ("path", "name")} == expected
     assert not [each for each in reward_settings.find_problems(reward) if "setting" in each]
@@ -396,8 +398,8 @@ def test_the_options_of_the_published_scorers_are_those_of_the_built_in_ones(
 
 def test_the_data_set_of_pairs_of_the_reference_is_that_of_this_project() -> None:
     custom = "data.custom_cls"
-    given = [*REQUIRED, f"{MODEL}.path=m", DPO, "algorithm.sample_source=offline"]
+    overrides = [*JOB, DPO, "algorithm.sample_source=offline"]
     theirs = [f"{custom}.path=pkg://verl_omni.utils.dataset.offline_dpo_dataset", f"{custom}.name=OfflineDPODataset"]
-    assert configuration.load([*given, *theirs, f"{custom}.collate_fn=offline_dpo_collate_fn"]) == configuration.load(
-        given
-    )
+    assert configuration.load(
+        [*overrides, *theirs, f"{custom}.collate_fn=offline_dpo_collate_fn"]
+    ) == configuration.load(overrides)

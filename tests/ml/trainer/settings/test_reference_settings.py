@@ -21,9 +21,9 @@ def of_kind(kind: type) -> list[str]:
 
 
 def test_every_setting_of_the_reference_is_known() -> None:
-    found = settings_page.rows()
-    assert len(found) == 486
-    assert {row.kind for row in found} <= set(settings_page.KINDS)
+    rows = settings_page.rows()
+    assert len(rows) == 486
+    assert {row.kind for row in rows} <= set(settings_page.KINDS)
 
 
 def test_no_setting_has_a_rule_and_a_default() -> None:
@@ -44,10 +44,10 @@ def test_targets_of_renamed_and_copied_settings_exist() -> None:
 
 
 def test_settings_without_effect_change_nothing_and_are_named_with_their_reasons() -> None:
-    given = [f"+{name}=3" for name in of_kind(WithoutEffect)]
-    reasons = configuration.without_effect([*given, "data.shuffle=false"])
+    overrides = [f"+{name}=3" for name in of_kind(WithoutEffect)]
+    reasons = configuration.without_effect([*overrides, "data.shuffle=false"])
     assert list(reasons) == of_kind(WithoutEffect) and all(reasons.values())
-    assert smallest_job.load(*given) == smallest_job.load()
+    assert smallest_job.load(*overrides) == smallest_job.load()
 
 
 def test_a_refused_setting_says_which_value_is_accepted_and_what_to_write() -> None:
@@ -62,8 +62,8 @@ def test_a_refused_setting_says_which_value_is_accepted_and_what_to_write() -> N
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_value_that_asks_for_nothing_is_accepted_and_changes_nothing(place: int) -> None:
     values = {name: rule.accepted[place] for name in of_kind(Rejected) if isinstance(rule := find_rule(name), Rejected)}
-    given = [f"++{name}={'null' if value is None else value}" for name, value in values.items()]
-    assert smallest_job.load(*given) == smallest_job.load()
+    overrides = [f"++{name}={'null' if value is None else value}" for name, value in values.items()]
+    assert smallest_job.load(*overrides) == smallest_job.load()
 
 
 @pytest.mark.parametrize(("value", "accepted"), [("0", False), ("False", True), ("false", True), ("1", False)])
@@ -104,17 +104,17 @@ def test_an_algorithm_that_is_flow_grpo_with_other_settings_has_a_name(
 
 
 def test_the_users_own_settings_come_after_those_that_a_name_stands_for() -> None:
-    given = [f"{ROLLOUT}.algo.sde_type=sde", f"{ACTOR}.diffusion_loss.loss_mode=dance_grpo"]
-    assert smallest_job.load(*given).actor_rollout_ref.rollout.algo.sde_type == "sde"
+    overrides = [f"{ROLLOUT}.algo.sde_type=sde", f"{ACTOR}.diffusion_loss.loss_mode=dance_grpo"]
+    assert smallest_job.load(*overrides).actor_rollout_ref.rollout.algo.sde_type == "sde"
 
 
 def test_names_of_two_algorithms_are_refused_in_any_order() -> None:
     loss = f"{ACTOR}.diffusion_loss.loss_mode"
-    given = [f"{loss}=dance_grpo", f"{SAMPLED_FOR}=mix_grpo", f"{ROLLOUT}.algo.sde_window_size=2"]
+    overrides = [f"{loss}=dance_grpo", f"{SAMPLED_FOR}=mix_grpo", f"{ROLLOUT}.algo.sde_window_size=2"]
     said = f"{loss}=dance_grpo and {SAMPLED_FOR}=mix_grpo: these are different algorithms; name one of them"
-    assert refusal(*given) == refusal(*reversed(given)) == said
+    assert refusal(*overrides) == refusal(*reversed(overrides)) == said
     said = f"{loss}=mix_grpo and algorithm.adv_estimator=dance_grpo: these are different algorithms; name one of them"
-    assert refusal(DANCE[1], f"{loss}=mix_grpo", given[2]) == said
+    assert refusal(DANCE[1], f"{loss}=mix_grpo", overrides[2]) == said
 
 
 def test_of_several_names_in_one_setting_the_last_counts() -> None:
@@ -124,16 +124,18 @@ def test_of_several_names_in_one_setting_the_last_counts() -> None:
 
 def test_without_loss_mode_the_algorithm_is_that_of_the_samples() -> None:
     """The reference's default of `loss_mode` is `model.algorithm`."""
-    found = smallest_job.load(f"{SAMPLED_FOR}=flow_dppo").actor_rollout_ref
-    assert found.actor.diffusion_loss.loss_mode == "flow_dppo"
+    actor_settings = smallest_job.load(f"{SAMPLED_FOR}=flow_dppo").actor_rollout_ref
+    assert actor_settings.actor.diffusion_loss.loss_mode == "flow_dppo"
 
 
 def test_mix_grpo_draws_one_window_a_step_unless_it_is_told_to_move_it() -> None:
     """The reference's default of `sample_strategy` is `random`, and windows of any steps are random ones."""
-    given = [*smallest_job.REQUIRED, f"{SAMPLED_FOR}=mix_grpo", f"{ROLLOUT}.algo.sde_window_size=2"]
-    drawn = configuration.load([*given, f"{ROLLOUT}.algo.sde_contiguous=False"]).actor_rollout_ref.rollout.algo
+    overrides = [*smallest_job.REQUIRED, f"{SAMPLED_FOR}=mix_grpo", f"{ROLLOUT}.algo.sde_window_size=2"]
+    drawn = configuration.load([*overrides, f"{ROLLOUT}.algo.sde_contiguous=False"]).actor_rollout_ref.rollout.algo
     assert (drawn.sample_strategy, drawn.sde_window_seed, drawn.sde_contiguous) == ("random", 0, False)
-    moved = configuration.load([*given, f"{ROLLOUT}.algo.sample_strategy=progressive"]).actor_rollout_ref.rollout.algo
+    moved = configuration.load(
+        [*overrides, f"{ROLLOUT}.algo.sample_strategy=progressive"]
+    ).actor_rollout_ref.rollout.algo
     assert moved.sample_strategy == "progressive"
 
 
@@ -220,9 +222,9 @@ def test_the_longest_name_of_a_group_counts() -> None:
 
 
 def test_a_whole_group_can_be_given() -> None:
-    given = f"{ACTOR}.profiler={{enable: true, tool: nsys}}"
-    assert list(configuration.without_effect([given])) == [f"{ACTOR}.profiler"]
-    smallest_job.load(given)
+    group = f"{ACTOR}.profiler={{enable: true, tool: nsys}}"
+    assert list(configuration.without_effect([group])) == [f"{ACTOR}.profiler"]
+    smallest_job.load(group)
 
 
 def test_a_misspelt_setting_is_still_refused() -> None:

@@ -7,18 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.ml.smallest_job import load, refusal
 from verl_omni.trainer import main_omni
-from verl_omni.trainer.settings import configuration
 
 MODEL = "actor_rollout_ref.model"
 AGENT = "actor_rollout_ref.rollout.agent"
-NEEDED = ["data.train_files=t", "trainer.total_training_steps=1"]
-
-
-def problem(*given: str) -> str:
-    with pytest.raises(configuration.SettingsError) as refused:
-        configuration.load([*NEEDED, *given])
-    return str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -26,8 +19,10 @@ def problem(*given: str) -> str:
     [("ByteDance-Seed/BAGEL-7B-MoT", "BAGEL"), ("Lightricks/LTX-2", "LTX"), ("/models/MiniMax-H3", "MiniMax-H3")],
 )
 def test_a_family_of_the_reference_that_is_missing_is_refused_before_it_is_downloaded(path: str, family: str) -> None:
-    said = problem(f"{MODEL}.path={path}")
-    assert said.startswith(f"{MODEL}.path: the model family {family} is not supported; ") and "WanPipeline" in said
+    message = refusal(f"{MODEL}.path={path}")
+    assert (
+        message.startswith(f"{MODEL}.path: the model family {family} is not supported; ") and "WanPipeline" in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,26 +35,26 @@ def test_a_family_of_the_reference_that_is_missing_is_refused_before_it_is_downl
 )
 def test_a_missing_family_is_named_before_its_settings(named: str, own: str) -> None:
     """Otherwise the first message asks for another resolution, and says nothing of the family."""
-    said = [line.partition(":")[0] for line in problem(own, named).splitlines()]
-    assert said == [named.partition("=")[0], own.partition("=")[0]]
+    problems = [line.partition(":")[0] for line in refusal(own, named).splitlines()]
+    assert problems == [named.partition("=")[0], own.partition("=")[0]]
 
 
 def test_a_folder_may_be_called_like_a_missing_family(tmp_path: Path) -> None:
     (tmp_path / "LTX-like").mkdir()
-    configuration.load([*NEEDED, f"{MODEL}.path={tmp_path}/LTX-like"])
+    load(f"{MODEL}.path={tmp_path}/LTX-like")
 
 
 def test_an_unknown_loop_is_refused_unless_a_file_or_a_module_may_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = [*NEEDED, f"{MODEL}.path=m", f"{AGENT}.default_agent_loop=loop_of_a_test"]
-    assert problem(*named).startswith(f"{AGENT}.default_agent_loop: loop_of_a_test is not a supported agent loop; ")
-    configuration.load([*named, f"{AGENT}.agent_loop_config_path=loops.yaml"])
+    named = f"{AGENT}.default_agent_loop=loop_of_a_test"
+    assert refusal(named).startswith(f"{AGENT}.default_agent_loop: loop_of_a_test is not a supported agent loop; ")
+    load(named, f"{AGENT}.agent_loop_config_path=loops.yaml")
     decorated = '@register("loop_of_a_test")\nclass Loop: ...\n'
     text = f"from verl.experimental.agent_loop.agent_loop import register\n\n\n{decorated}"
     (tmp_path / "module_of_a_test.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    configuration.load([*named, f"{MODEL}.external_lib=module_of_a_test"])
+    load(named, f"{MODEL}.external_lib=module_of_a_test")
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
     del _agent_loop_registry["loop_of_a_test"], sys.modules["module_of_a_test"]

@@ -50,8 +50,8 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
 @pytest.mark.parametrize("placeholder", [[], [f"{ONE}.path=pkg://verl_omni.reward_loop.reward_manager.multi"]])
 def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[str]) -> None:
     """As in the reference (verl-omni#109); `drl convert` takes such a recipe too."""
-    given = [*smallest_job.REQUIRED, *placeholder, f"{PARTS}={{jpeg: {{}}, red: {{name: color}}}}"]
-    reward = configuration.load(given).reward
+    overrides = [*smallest_job.REQUIRED, *placeholder, f"{PARTS}={{jpeg: {{}}, red: {{name: color}}}}"]
+    reward = configuration.load(overrides).reward
     assert reward.reward_manager.name == "MultiVisualRewardManager"
     assert reward_settings.find_problems(reward) == []
 
@@ -152,9 +152,9 @@ def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:
     assert problems(SEVERAL, f"reward.reward_functions={{a: {{{part}, g: 2}}}}") == [
         "reward.reward_functions.a.g: unknown setting; one of f"
     ]
-    own = [f"{ONE}.path={user_file}", f"{ONE}.name=strict", f"+{ONE}.reward_kwargs.f=2"]
-    assert problems(*own) == []
-    assert problems(*own, f"{ONE}.reward_kwargs.g=2") == [f"{ONE}.reward_kwargs.g: unknown setting; one of f"]
+    overrides = [f"{ONE}.path={user_file}", f"{ONE}.name=strict", f"+{ONE}.reward_kwargs.f=2"]
+    assert problems(*overrides) == []
+    assert problems(*overrides, f"{ONE}.reward_kwargs.g=2") == [f"{ONE}.reward_kwargs.g: unknown setting; one of f"]
     function = f"reward.scorer_kwargs.function='{user_file}:strict'"
     assert problems("reward.scorer=python", function, "reward.scorer_kwargs.g=1") == [
         "reward.scorer_kwargs.g: unknown setting; one of f"
@@ -225,8 +225,8 @@ def test_a_scorer_is_for_models_that_generate_what_it_takes(
 
     monkeypatch.setattr(FAMILIES, "_entries", {**FAMILIES, "MyPipeline": Family("mine:Pipeline", "mine:Training")})
     config = smallest_job.load(f"actor_rollout_ref.model.architecture={architecture}", *overrides)
-    found = list(reward_settings.sample_problems(config))
-    assert len(found) == (wrong is not None) and all(each.startswith(str(wrong)) for each in found)
+    problems = list(reward_settings.sample_problems(config))
+    assert len(problems) == (wrong is not None) and all(each.startswith(str(wrong)) for each in problems)
 
 
 @pytest.mark.slow

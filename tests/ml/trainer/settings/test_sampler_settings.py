@@ -29,20 +29,20 @@ SD3 = Path(__file__).parents[4] / "examples" / "shapes-sd3"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {name: tmp_path_factory.mktemp(name) / "model" for name in STEPS}
-    for name, folder in made.items():
+    folders = {name: tmp_path_factory.mktemp(name) / "model" for name in STEPS}
+    for name, folder in folders.items():
         MAKERS[name](folder)
-    return made
+    return folders
 
 
 def load(folder: Path, model: Path, *overrides: str) -> Any:
     (folder / "rows.jsonl").write_text('{"prompt": "red"}\n' * 32)
     overrides = tuple(f"{ROLLOUT}.{each}" for each in overrides)
-    made = smallest_job.load(
+    config = smallest_job.load(
         f"data.train_files='{folder / 'rows.jsonl'}'", f"actor_rollout_ref.model.path='{model}'", *overrides
     )
-    startup.fit_to_machine(made, has_accelerator=False)
-    return made
+    startup.fit_to_machine(config, has_accelerator=False)
+    return config
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -52,8 +52,8 @@ def test_sides_are_multiples_of_a_token_for_training_and_evaluations(
     step = STEPS[name]
     for group in ("pipeline", "val_kwargs.pipeline"):
         for side in ("height", "width"):
-            said = rf"{ROLLOUT}.{group}: {side} must be a multiple of {step}, not {step * 3 // 2}; write {step}"
-            with pytest.raises(ValueError, match=said):
+            problem = rf"{ROLLOUT}.{group}: {side} must be a multiple of {step}, not {step * 3 // 2}; write {step}"
+            with pytest.raises(ValueError, match=problem):
                 load(tmp_path, models[name], f"{group}.{side}={step * 3 // 2}")
     load(tmp_path, models[name], f"pipeline.height={step}", f"val_kwargs.pipeline.width={3 * step}")
 
@@ -129,9 +129,9 @@ def test_two_shifts_that_differ_are_refused(models: dict[str, Path], tmp_path: P
 def test_a_shift_of_videos_is_named_where_samples_are_images(
     models: dict[str, Path], tmp_path: Path, name: str, setting: str, unused: bool
 ) -> None:
-    given = [f"{ROLLOUT}.{setting}=5.0"]
+    overrides = [f"{ROLLOUT}.{setting}=5.0"]
     config = load(tmp_path, models[name], f"{setting}=5.0")
-    assert (given[0].partition("=")[0] in configuration.without_effect(given, config)) == unused
+    assert (overrides[0].partition("=")[0] in configuration.without_effect(overrides, config)) == unused
 
 
 def test_a_shift_is_positive() -> None:
@@ -152,7 +152,7 @@ def test_the_rank_of_an_adapter_is_at_most_the_engines() -> None:
     rank = "actor_rollout_ref.model.lora_rank"
     largest = max(get_args(MaxLoRARanks))
     assert (out_of_range(rank, largest), bool(out_of_range(rank, largest + 1))) == (None, True)
-    given = ["data.train_files=a", "actor_rollout_ref.model.path=b", "trainer.total_training_steps=1"]
+    overrides = ["data.train_files=a", "actor_rollout_ref.model.path=b", "trainer.total_training_steps=1"]
     with pytest.raises(configuration.SettingsError, match=rf"{rank}: must be at most 512: 513"):
-        configuration.load([*given, f"{rank}=513"])
-    configuration.load([*given, f"{rank}=512"])
+        configuration.load([*overrides, f"{rank}=513"])
+    configuration.load([*overrides, f"{rank}=512"])

@@ -116,9 +116,9 @@ def files(patterns: Sequence[str]) -> Iterator[Path]:
     verl = Path(str(distribution("verl").locate_file("verl")))
     for pattern in patterns:
         base, glob = (verl, pattern.removeprefix("verl:")) if pattern.startswith("verl:") else (ROOT, pattern)
-        found = [path for path in base.glob(glob) if not is_check(path)]
-        assert found, f"no file {pattern}"
-        yield from found
+        paths = [path for path in base.glob(glob) if not is_check(path)]
+        assert paths, f"no file {pattern}"
+        yield from paths
 
 
 def is_check(path: Path) -> bool:
@@ -139,22 +139,22 @@ def last_name(node: ast.expr) -> str | None:
 @cache
 def reads(path: Path) -> frozenset[tuple[str, str]]:
     """Pairs (object, name) that a module reads."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Attribute(value=owner, attr=name, ctx=ast.Load()):
-                found.add((last_name(owner), name))
+                names.add((last_name(owner), name))
             case ast.Subscript(value=owner, slice=ast.Constant(value=str(name)), ctx=ast.Load()):
-                found.add((last_name(owner), name))
+                names.add((last_name(owner), name))
             case ast.Call(
                 func=ast.Attribute(value=owner, attr="get" | "pop"), args=[ast.Constant(value=str(name)), *_]
             ):
-                found.add((last_name(owner), name))
+                names.add((last_name(owner), name))
             case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str(name)), *_]):
-                found.add((last_name(owner), name))
+                names.add((last_name(owner), name))
             case ast.Call(func=ast.Attribute(attr="select"), args=[_, ast.Constant(value=str(dotted)), *_]):
-                found.add((dotted.split(".")[-2] if "." in dotted else "config", dotted.split(".")[-1]))
-    return frozenset((str(owner), name) for owner, name in found)
+                names.add((dotted.split(".")[-2] if "." in dotted else "config", dotted.split(".")[-1]))
+    return frozenset((str(owner), name) for owner, name in names)
 
 
 def is_read(setting: str) -> bool:

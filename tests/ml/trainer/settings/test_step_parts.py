@@ -37,8 +37,8 @@ def divide(
 
 @pytest.mark.parametrize(("prompts", "sizes"), [(2, [4, 4]), (5, [8, 4, 4, 4]), (8, [8, 8, 8, 8]), (9, [12, 8, 8, 8])])
 def test_parts_are_whole_prompts_and_at_most_four(prompts: int, sizes: list[int]) -> None:
-    found = divide(f"data.train_batch_size={prompts}", f"{ACTOR}.ppo_mini_batch_size={prompts}")
-    assert found == step_parts.StepParts(sizes, "")
+    parts = divide(f"data.train_batch_size={prompts}", f"{ACTOR}.ppo_mini_batch_size={prompts}")
+    assert parts == step_parts.StepParts(sizes, "")
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_parts_are_whole_prompts_and_at_most_four(prompts: int, sizes: list[int]
     ],
 )
 def test_a_step_is_one_part_where_the_update_needs_all_samples(reason: str, overrides: tuple[str, ...]) -> None:
-    found = divide(*overrides)
-    assert len(found.sizes) == 1 and reason in found.reason
+    parts = divide(*overrides)
+    assert len(parts.sizes) == 1 and reason in parts.reason
 
 
 def test_a_step_is_one_part_on_an_accelerator_and_with_prompts_of_several_lengths() -> None:
@@ -96,5 +96,5 @@ def test_two_cores_share_a_step_if_processes_have_one_thread(
 
 
 def test_a_step_has_one_part_on_few_cores() -> None:
-    found = divide("data.train_batch_size=2", f"{ACTOR}.ppo_mini_batch_size=2", cores=3)
-    assert found.sizes == [8] and "few cores" in found.reason
+    parts = divide("data.train_batch_size=2", f"{ACTOR}.ppo_mini_batch_size=2", cores=3)
+    assert parts.sizes == [8] and "few cores" in parts.reason

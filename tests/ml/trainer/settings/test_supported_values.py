@@ -11,10 +11,9 @@ from tests.ml import smallest_job
 from tests.ml.smallest_job import refusal
 from verl_omni.settings_schema.declarations import SETTINGS
 from verl_omni.trainer.data.prompt_dataset import epoch_order
-from verl_omni.trainer.settings import configuration, supported_values
+from verl_omni.trainer.settings import supported_values
 from verl_omni.utils.seeds import hashed_seed
 
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 NOTHING = frozenset[str]()
 ROLLOUT = "actor_rollout_ref.rollout"
 FSDP = "actor_rollout_ref.actor.fsdp_config"
@@ -74,11 +73,11 @@ def test_a_number_out_of_its_range_is_refused(override: str, range_: str) -> Non
 
 @pytest.mark.parametrize(("loss", "refused"), [("flow_grpo", True), ("diffusion_nft", True), ("diffusion_dpo", False)])
 def test_one_sample_of_a_prompt_has_nothing_to_be_compared_with(loss: str, refused: bool) -> None:
-    given = ["actor_rollout_ref.model.lora_rank=8", f"actor_rollout_ref.actor.diffusion_loss.loss_mode={loss}"]
+    overrides = ["actor_rollout_ref.model.lora_rank=8", f"actor_rollout_ref.actor.diffusion_loss.loss_mode={loss}"]
     if refused:
-        assert f"{ROLLOUT}.n: must be at least 2: an advantage compares" in refusal(*given, f"{ROLLOUT}.n=1")
+        assert f"{ROLLOUT}.n: must be at least 2: an advantage compares" in refusal(*overrides, f"{ROLLOUT}.n=1")
     else:
-        smallest_job.load(*given, "algorithm.sample_source=offline", f"{ROLLOUT}.n=1")
+        smallest_job.load(*overrides, "algorithm.sample_source=offline", f"{ROLLOUT}.n=1")
 
 
 OF_32_BITS = ["data.seed", "trainer.seed", "actor_rollout_ref.actor.seed", f"{ROLLOUT}.val_kwargs.seed"]
@@ -94,8 +93,10 @@ def test_every_seed_that_is_accepted_has_random_numbers_of_its_own(setting: str)
         if setting in HASHED:
             smallest_job.load(f"{setting}={seed}")
         else:
-            said = f"{setting}: must be from 0 to 4294967295 (2^32 - 1), because a CPU uses 32 bits of a seed: {seed}"
-            assert refusal(f"{setting}={seed}") == said
+            problem = (
+                f"{setting}: must be from 0 to 4294967295 (2^32 - 1), because a CPU uses 32 bits of a seed: {seed}"
+            )
+            assert refusal(f"{setting}={seed}") == problem
 
 
 def test_orders_of_the_largest_and_the_smallest_seed_differ() -> None:
@@ -114,10 +115,10 @@ def test_numbers_of_rows_and_tokens_are_whole_and_of_tokens_positive(setting: st
 
 
 def test_an_adapter_without_effect_is_refused_and_gradients_may_be_unlimited() -> None:
-    given = ["actor_rollout_ref.model.lora_alpha=0", "actor_rollout_ref.actor.grad_clip=inf"]
-    found = smallest_job.load(*given)
-    assert found.actor_rollout_ref.actor.grad_clip == float("inf")
-    assert "lora_alpha: must be positive: 0" in refusal(*given, "actor_rollout_ref.model.lora_rank=8")
+    overrides = ["actor_rollout_ref.model.lora_alpha=0", "actor_rollout_ref.actor.grad_clip=inf"]
+    config = smallest_job.load(*overrides)
+    assert config.actor_rollout_ref.actor.grad_clip == float("inf")
+    assert "lora_alpha: must be positive: 0" in refusal(*overrides, "actor_rollout_ref.model.lora_rank=8")
 
 
 @pytest.mark.parametrize(
@@ -139,21 +140,21 @@ def test_wrong_settings_of_the_optimizer_are_refused(overrides: list[str], said:
 
 
 def test_the_arguments_of_the_optimizer_are_those_of_torch() -> None:
-    own = {"params", "lr", "betas", "weight_decay"}  # with settings of their own
-    assert set(supported_values.ADAMW) == inspect.signature(torch.optim.AdamW).parameters.keys() - own
+    separate = {"params", "lr", "betas", "weight_decay"}  # with settings of their own
+    assert set(supported_values.ADAMW) == inspect.signature(torch.optim.AdamW).parameters.keys() - separate
 
 
 def test_the_defaults_are_supported_and_every_restricted_setting_is_tried() -> None:
-    configuration.load(REQUIRED)
+    smallest_job.load()
     assert OTHERS.keys() == {name for name, setting in SETTINGS.items() if setting.values}
 
 
 @pytest.mark.parametrize(("name", "value"), OTHERS.items())
 def test_another_value_is_refused_with_what_to_write(name: str, value: str) -> None:
-    said = refusal(f"++{name}={value}")
-    assert said.startswith(f"{name}: ")
-    assert "is not supported; write " in said
-    assert SETTINGS[name].advice in said
+    message = refusal(f"++{name}={value}")
+    assert message.startswith(f"{name}: ")
+    assert "is not supported; write " in message
+    assert SETTINGS[name].advice in message
 
 
 @pytest.mark.parametrize(

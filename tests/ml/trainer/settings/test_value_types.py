@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from tests.ml.smallest_job import load, refusal
 from verl_omni.settings_schema.declarations import may_be_null
 from verl_omni.settings_schema.layout import layout
 from verl_omni.settings_schema.setting import Kind
-from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.registry import DEFAULT
 
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
-NEEDED = [f"{MODEL}.path=m", "data.train_files=t", "trainer.total_training_steps=1"]
 FILES = "a path, or a list of paths such as [first.jsonl,second.jsonl]"
 EMPTY = "has no value, such as from an empty variable of a script"
-
-
-def problem(*given: str) -> str:
-    with pytest.raises(configuration.SettingsError) as refused:
-        configuration.load([*NEEDED, *given])
-    return str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +34,12 @@ def problem(*given: str) -> str:
     ],
 )
 def test_a_value_of_another_type_is_refused_with_what_to_write(given: str, said: str) -> None:
-    assert problem(given) == f"{given.partition('=')[0]}: {said}"
+    assert refusal(given) == f"{given.partition('=')[0]}: {said}"
 
 
 def test_a_setting_of_a_group_that_is_given_as_a_whole_is_checked() -> None:
-    said = problem(f"{ROLLOUT}.algo={{noise_level: much, sde_type: sde}}")
-    assert said == f"{ROLLOUT}.algo.noise_level: the text 'much' is not supported; write a number"
+    message = refusal(f"{ROLLOUT}.algo={{noise_level: much, sde_type: sde}}")
+    assert message == f"{ROLLOUT}.algo.noise_level: the text 'much' is not supported; write a number"
 
 
 @pytest.mark.parametrize("value", ["", "text", None])
@@ -59,8 +52,8 @@ def test_no_number_or_switch_stops_with_another_error(value: str | None) -> None
             continue
         if (kind in (Kind.PATH, Kind.PATHS) and value == "text") or (name == "data.val_files" and value != "text"):
             continue
-        said = known.wrong_type(name, value)
-        assert said is not None and "; write " in said
+        problem = known.wrong_type(name, value)
+        assert problem is not None and "; write " in problem
 
 
 @pytest.mark.parametrize(
@@ -85,4 +78,4 @@ def test_no_number_or_switch_stops_with_another_error(value: str | None) -> None
     ],
 )
 def test_usual_values_are_accepted(given: str) -> None:
-    configuration.load([*NEEDED, given])
+    load(given)

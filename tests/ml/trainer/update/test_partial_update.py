@@ -11,24 +11,14 @@ import torch
 from tensordict import TensorDict
 from verl import DataProto
 
-from tests.ml import smallest_job
-from tests.ml.trainer.runs_in_memory import RunInMemory, run_in_memory, stack_of
+from tests.ml.trainer.runs_in_memory import RunInMemory, job_in_memory, prompt_rows, run_in_memory, stack_of
 from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, TooManyUnscored
-from verl_omni.trainer.settings import process_counts
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
 PROMPTS = 8
 SAMPLES = 4
-ROWS = [
-    {
-        "raw_prompt": [{"role": "user", "content": str(row)}],
-        "data_source": "brightness",
-        "reward_model": {"ground_truth": ""},
-        "extra_info": {"prompt": str(row)},
-    }
-    for row in range(PROMPTS)
-]
+ROWS = prompt_rows(map(str, range(PROMPTS)))
 
 
 class Trained:
@@ -113,9 +103,7 @@ def enough_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, stack: Trained, *overrides: str) -> RunInMemory:
-    config = smallest_job.load(
-        "trainer.total_training_steps=1",
-        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+    config = job_in_memory(
         f"data.train_batch_size={PROMPTS}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
         f"actor_rollout_ref.rollout.n={SAMPLES}",
@@ -123,11 +111,8 @@ def run(folder: Path, stack: Trained, *overrides: str) -> RunInMemory:
         "actor_rollout_ref.rollout.free_cache_engine=false",
         "data.val_files=null",
         "data.shuffle=false",
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
         *overrides,
     )
-    process_counts.fill_in(config, cpus=2)
     return run_in_memory(config, stack_of(stack), folder, ROWS, None)
 
 
@@ -143,9 +128,9 @@ def test_the_optimizer_step_is_that_of_a_run_without_overlap(tmp_path: Path, glo
     found = {}
     for name, overrides in (("whole", [WHOLE]), ("parts", [])):
         stack = Trained(scores())
-        made = run(tmp_path / name, stack, f"algorithm.global_std={global_std}", *overrides)
-        made.fit(None)
-        (line,) = [line for line in made.folder.metrics() if line["step"] == 1]
+        running = run(tmp_path / name, stack, f"algorithm.global_std={global_std}", *overrides)
+        running.fit(None)
+        (line,) = [line for line in running.folder.metrics() if line["step"] == 1]
         found[name] = stack, {key: value for key, value in line.items() if key.startswith(("reward/", "rollout/samp"))}
     whole, parts = found["whole"][0], found["parts"][0]
     assert whole.events == ["published 0", "generated 0-31", "published 1"]
@@ -182,9 +167,9 @@ def test_advantages_that_the_loss_clips_are_trained_on_in_one_update(tmp_path: P
 @pytest.mark.parametrize("fails_at", [0, 20, 31])
 def test_a_part_that_fails_ends_the_run_before_the_optimizer_step(tmp_path: Path, fails_at: int) -> None:
     stack = Trained(scores(), fails_at)
-    made = run(tmp_path, stack)
+    running = run(tmp_path, stack)
     with pytest.raises(RuntimeError, match="the engine is lost"):
-        made.fit(None)
+        running.fit(None)
     assert stack.steps == [] and "published 1" not in stack.events
     assert not list(tmp_path.glob("checkpoints/*"))
 
@@ -195,7 +180,7 @@ def test_failed_scores_are_counted_over_all_parts(tmp_path: Path) -> None:
     allowed = run(tmp_path / "allowed", stack := Trained(rewards), "reward.max_failed_share=0.1")
     allowed.fit(None)
     assert len(stack.steps) == 1
-    made = run(tmp_path / "refused", stack := Trained(rewards), "reward.max_failed_share=0.06")
+    running = run(tmp_path / "refused", stack := Trained(rewards), "reward.max_failed_share=0.06")
     with pytest.raises(TooManyUnscored, match="3"):
-        made.fit(None)
+        running.fit(None)
     assert stack.steps == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ml import smallest_job
+from tests.ml.smallest_job import FLOAT32, load
 from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.data.prompt_dataset import PromptOrder
 from verl_omni.trainer.generation import sample_generation
@@ -33,17 +33,13 @@ SAMPLES = ScoredSamples(
 )
 
 
-def load(*overrides: str) -> Any:
-    return smallest_job.load(*overrides)
-
-
 def test_normalized_scores_are_what_an_algorithm_trains_on() -> None:
     """Of two samples, the normalized scores are +-1/sqrt(2) whatever their distance; the reported scores stay."""
     config = load(SEVERAL, FUNCTIONS, NORMALIZED)
-    found = sample_generation.training_scores(SAMPLES, config.reward)
+    normalized = sample_generation.training_scores(SAMPLES, config.reward)
     half = 0.5**0.5  # 2 x for red minus 1 x for jpeg
-    assert found.scores.tolist() == pytest.approx([-half, half, -half, half], rel=3e-3)
-    batch = training_algorithm("flow_grpo").training_batch(found, None, config, 0)
+    assert normalized.scores.tolist() == pytest.approx([-half, half, -half, half], rel=3e-3)
+    batch = training_algorithm("flow_grpo").training_batch(normalized, None, config, 0)
     assert batch["advantages"].tolist() == pytest.approx([-0.866, 0.866, -0.866, 0.866], rel=3e-3)
     assert SAMPLES.scores.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
@@ -70,8 +66,8 @@ def test_a_scorer_without_scores_is_named() -> None:
     ],
 )
 def test_where_it_cannot_work_it_is_refused(overrides: list[str], said: list[str]) -> None:
-    found = list(reward_settings.normalization_problems(load(NORMALIZED, *overrides)))
-    assert len(found) == len(said) and all(words in line for line, words in zip(found, said, strict=True))
+    problems = list(reward_settings.normalization_problems(load(NORMALIZED, *overrides)))
+    assert len(problems) == len(said) and all(words in line for line, words in zip(problems, said, strict=True))
     assert list(reward_settings.normalization_problems(load(*overrides))) == []
 
 
@@ -98,8 +94,7 @@ def test_the_training_loop_normalizes_the_scores_of_a_step(overrides: tuple[str,
         "reward.reward_functions={red: {name: color}, jpeg: {weight: 30}}",
         *overrides,
         "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
+        *FLOAT32,
     )
     requests: list[Any] = []
 

@@ -11,73 +11,43 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 
-from ml.workers.tiny_actor import model_settings, relative_difference, smooth_steps
+from ml.workers.tiny_actor import (
+    ADVANTAGES,
+    SAMPLER,
+    TARGETS,
+    log_probs,
+    make_actor,
+    model_settings,
+    recorded_steps,
+    relative_difference,
+    smooth_steps,
+    weights_of,
+)
 from verl_omni.algos.agreement import VELOCITY_TOLERANCES, LogProbMismatch, VelocityMismatch, velocity_projections
 from verl_omni.workers.actor import build
 from verl_omni.workers.actor.actor import DiffusionActor, learning_rate_factor
-from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
-from verl_omni.workers.config import (
-    DiffusionActorConfig,
-    DiffusionFSDPConfig,
-    DiffusionMixedPrecisionConfig,
-    DiffusionOptimizerConfig,
-)
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
+from verl_omni.workers.config import DiffusionFSDPConfig, DiffusionMixedPrecisionConfig, DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
 
 BFLOAT16 = DiffusionFSDPConfig(mixed_precision=DiffusionMixedPrecisionConfig(param_dtype="bfloat16"))
-SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
-TARGETS = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"]
 
 
-def make(folder: Path, *, rank: int = 4, mesh: Any = None, device: Any = None, **changes: Any) -> DiffusionActor:
-    model = model_settings(folder, TARGETS, rank=rank)
-    settings: dict[str, Any] = {"optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
-    config = DiffusionActorConfig(
-        diffusion_loss=settings.pop("loss", FlowGRPOLossConfig()),
-        ppo_mini_batch_size=settings.pop("mini_batch", 2),
-        **settings,
-    )
-    return DiffusionActor(model, config, 2, mesh=mesh, device=device)
+def make(folder: Path, *, rank: int = 4, **changes: Any) -> DiffusionActor:
+    return make_actor(model_settings(folder, TARGETS, rank=rank), **changes)
 
 
-def batch(actor: DiffusionActor | None = None, rows: int = 4, steps: int = 2, side: int = 8) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    sigmas = torch.tensor([0.9, 0.6, 0.3])[: steps + 1].expand(rows, steps + 1)
-    made = {
-        "all_latents": torch.randn(rows, steps + 1, 16, side, side, generator=generator),
-        "all_timesteps": sigmas[:, :-1] * 1000,
-        "all_sigmas": sigmas,
-        "sigma_max": torch.full((rows, 1), 0.9),
-        "prompt_embeds": torch.randn(rows, 8, 64, generator=generator),
-        "pooled_prompt_embeds": torch.randn(rows, 64, generator=generator),
-        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75])[:rows],
-    }
-    made["rollout_log_probs"] = torch.zeros(rows, steps)
-    if actor is not None:
-        made["rollout_log_probs"] = log_probs(actor, made)
-    return made
-
-
-@torch.no_grad()
-def log_probs(actor: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Log-probabilities of the recorded steps under the current policy, [B, T]."""
-    objective = GRPOObjective(actor.policy, FlowGRPOLossConfig(), kl_loss_coef=None, **SAMPLER)  # type: ignore[arg-type]
-    with actor.offload.loaded():
-        part = {name: tensor.to(actor.device) for name, tensor in data.items()}
-        steps = range(data["rollout_log_probs"].shape[1])
-        return torch.stack([objective.density(part, step)[2] for step in steps], dim=1).cpu()
-
-
-def adapter(actor: DiffusionActor) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in actor.weights("lora")}
+def batch(actor: DiffusionActor | None = None, steps: int = 2, side: int = 8) -> dict[str, torch.Tensor]:
+    data = {**recorded_steps(4, [0.9, 0.6, 0.3][: steps + 1], side), "advantages": ADVANTAGES}
+    return {**data, "rollout_log_probs": torch.zeros(4, steps) if actor is None else log_probs(actor, data)}
 
 
 def test_an_update_raises_the_likelihood_of_good_samples(model_folder: Path) -> None:
     actor = make(model_folder)
     data = batch(actor)
-    found = actor.update(data, **SAMPLER, tolerance=1e-6)
-    assert found["rollout_corr/mean_abs_diff"] == 0 and found["actor/ratio_max"] == 1
+    metrics = actor.update(data, **SAMPLER, tolerance=1e-6)
+    assert metrics["rollout_corr/mean_abs_diff"] == 0 and metrics["actor/ratio_max"] == 1
     gained = (log_probs(actor, data) - data["rollout_log_probs"]).mean(1)
     assert (gained * data["advantages"]).sum() > 0
     again = actor.update(data, **SAMPLER, bypass_mode=True)
@@ -89,10 +59,10 @@ def test_micro_batches_and_idle_rows_do_not_change_the_gradient(model_folder: Pa
     for micro in (None, 1, 3):
         actor = make(model_folder, ppo_micro_batch_size_per_gpu=micro, optim=smooth_steps(lr=0.1))
         data = batch(actor)
-        before = adapter(actor)
+        before = weights_of(actor)
         data["advantages"] = torch.tensor([1.0, 0.0, -1.0, 0.0])
-        found = actor.update(data, **SAMPLER)
-        results.append((found["actor/grad_norm"], adapter(actor)))
+        metrics = actor.update(data, **SAMPLER)
+        results.append((metrics["actor/grad_norm"], weights_of(actor)))
     for norm, weights in results[1:]:
         assert norm == pytest.approx(results[0][0], rel=1e-4)
         assert relative_difference(before, results[0][1], weights) < 1e-4
@@ -101,11 +71,11 @@ def test_micro_batches_and_idle_rows_do_not_change_the_gradient(model_folder: Pa
 def test_disagreement_with_the_engine_updates_nothing(model_folder: Path) -> None:
     actor = make(model_folder)
     data = batch(actor)
-    before = adapter(actor)
+    before = weights_of(actor)
     data["rollout_log_probs"] = data["rollout_log_probs"] + 0.5
     with pytest.raises(LogProbMismatch):
         actor.update(data, **SAMPLER, tolerance=1e-3)
-    assert all(torch.equal(before[name], tensor) for name, tensor in adapter(actor).items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(actor).items())
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.01, 0.05])
@@ -113,23 +83,23 @@ def test_an_engine_whose_velocity_is_wrong_by_1_percent_updates_nothing(model_fo
     """Also if the log-probabilities pass: they are means over the elements, so an error hardly changes them."""
     actor = make(model_folder)
     data = batch(actor)
-    before = adapter(actor)
+    before = weights_of(actor)
     with torch.no_grad():
-        found = [
+        projections = [
             velocity_projections(
                 (1 + wrong)
                 * actor.policy.velocity(data, data["all_latents"][:, step], data["all_timesteps"][:, step], 1)
             )
             for step in range(2)
         ]
-    data["velocity_projections"] = torch.stack(found, 1)
+    data["velocity_projections"] = torch.stack(projections, 1)
     if wrong == 0.05:  # as a velocity does that is wrong enough; it is what the message names
         data["rollout_log_probs"] = data["rollout_log_probs"] + 0.5
     request = {**SAMPLER, "tolerance": 1e-3, "velocity_tolerance": 1e-3}
     if wrong:
         with pytest.raises(VelocityMismatch):
             actor.update(data, **request)
-        assert all(torch.equal(before[name], tensor) for name, tensor in adapter(actor).items())
+        assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(actor).items())
     else:
         measured = actor.update(data, **request)
         assert measured["rollout_corr/velocity_rel_diff"] < 1e-5 and measured["actor/optimizer_steps"] == 1
@@ -187,12 +157,12 @@ def broken(actor: DiffusionActor, times: int) -> None:
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(model_folder: Path) -> None:
     actor = make(model_folder, max_skipped_steps=1)
     data = batch(actor, steps=1)
-    before = adapter(actor)
+    before = weights_of(actor)
     broken(actor, times=1)
     skipped = actor.update(data, **SAMPLER)
     assert (skipped["actor/skipped_steps"], skipped["actor/optimizer_steps"]) == (1, 0)
     assert "actor/grad_norm" not in skipped and actor.scheduler.last_epoch == 0
-    assert all(torch.equal(before[name], tensor) for name, tensor in adapter(actor).items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(actor).items())
     taken = actor.update(data, **SAMPLER)
     assert (taken["actor/skipped_steps"], taken["actor/optimizer_steps"]) == (0, 1) and taken["actor/grad_norm"] > 0
 
@@ -212,9 +182,9 @@ def test_too_many_skipped_steps_in_a_row_end_the_run(model_folder: Path) -> None
 
 def test_no_kl_is_reported_when_none_is_computed(model_folder: Path) -> None:
     actor = make(model_folder)
-    found = actor.update(batch(actor), **SAMPLER)
-    assert "actor/clip_fraction" in found
-    assert "actor/kl" not in found
+    metrics = actor.update(batch(actor), **SAMPLER)
+    assert "actor/clip_fraction" in metrics
+    assert "actor/kl" not in metrics
 
 
 def test_the_kl_loss_is_0_at_the_base_and_grows(model_folder: Path) -> None:
@@ -238,7 +208,7 @@ def kl_of_all_weights(actor: DiffusionActor, base: DiffusionActor, data: dict[st
             there = base.policy.velocity(data, x, time, 1).double()
         here = actor.policy.velocity(data, x, time, 1).double()
         now, after = (data["all_sigmas"][0, place].double() for place in (step, step + 1))
-        diffusion = SAMPLER["noise_level"] * (now / (1 - now)).sqrt()  # type: ignore[operator]
+        diffusion = SAMPLER["noise_level"] * (now / (1 - now)).sqrt()
         shift = (here - there) * (after - now) * (1 + diffusion**2 * (1 - now) / (2 * now))
         found.append(shift.square().flatten(1).mean(1) / (2 * diffusion**2))
     return torch.stack(found).mean()
@@ -261,9 +231,9 @@ def test_with_all_weights_trained_the_kl_is_that_to_the_weights_of_the_folder(
     expected.backward()
     norm = torch.cat([build.gather(p.grad).flatten().double() for p in actor.trained if p.grad is not None]).norm()
     actor.optimizer.zero_grad()
-    found = actor.update(data, **SAMPLER)
-    assert found["actor/kl"] == pytest.approx(expected.item(), rel=1e-4) and expected > 0
-    assert found["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-2 if fsdp is BFLOAT16 else 1e-4)
+    metrics = actor.update(data, **SAMPLER)
+    assert metrics["actor/kl"] == pytest.approx(expected.item(), rel=1e-4) and expected > 0
+    assert metrics["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-2 if fsdp is BFLOAT16 else 1e-4)
 
 
 def test_with_all_weights_trained_the_kl_loss_holds_the_policy_to_the_base(model_folder: Path) -> None:
@@ -274,15 +244,15 @@ def test_with_all_weights_trained_the_kl_loss_holds_the_policy_to_the_base(model
         )
         data = batch()
         for _ in range(6):
-            found = actor.update(data, **SAMPLER)
-        distances.append(found["actor/kl"])
+            metrics = actor.update(data, **SAMPLER)
+        distances.append(metrics["actor/kl"])
     assert distances[1] < 0.5 * distances[0]
 
 
 def test_the_kl_loss_of_sde_is_scaled_by_the_step_size_unless_it_is_exact(model_folder: Path) -> None:
     found = []
     for exact in (False, True):
-        actor = make(model_folder, use_kl_loss=True, loss=FlowGRPOLossConfig(exact_kl=exact))
+        actor = make(model_folder, use_kl_loss=True, diffusion_loss=FlowGRPOLossConfig(exact_kl=exact))
         data = batch(actor)
         actor.update(data, **SAMPLER)
         found.append(actor.update(data, **SAMPLER)["actor/kl"])
@@ -292,7 +262,7 @@ def test_the_kl_loss_of_sde_is_scaled_by_the_step_size_unless_it_is_exact(model_
 def test_a_cosine_ends_with_the_last_optimizer_step(model_folder: Path) -> None:
     """Two mini-batches and two epochs make four optimizer steps of a training step."""
     optim = DiffusionOptimizerConfig(lr=1e-2, lr_scheduler_type="cosine", lr_warmup_steps=2, total_training_steps=8)
-    actor = make(model_folder, optim=optim, ppo_epochs=2, mini_batch=1)
+    actor = make(model_folder, optim=optim, ppo_epochs=2, ppo_mini_batch_size=1)
     data = batch(actor)
     rates = [actor.update(data, **SAMPLER)["actor/lr"] for _ in range(2)]
     assert actor.scheduler.last_epoch == 8 and actor.scheduler.get_last_lr() == [pytest.approx(0, abs=1e-9)]
@@ -318,16 +288,16 @@ def test_further_arguments_reach_the_optimizer(model_folder: Path) -> None:
 
 @pytest.mark.parametrize("rank", [4, 0])
 def test_a_loaded_checkpoint_resumes_bit_exactly(model_folder: Path, tmp_path: Path, rank: int) -> None:
-    one = make(model_folder, rank=rank, shuffle=True)
-    data = batch(one)
-    one.update(data, **SAMPLER)
-    one.save(tmp_path)
-    expected = [one.update(data, **SAMPLER) for _ in range(2)]
+    first = make(model_folder, rank=rank, shuffle=True)
+    data = batch(first)
+    first.update(data, **SAMPLER)
+    first.save(tmp_path)
+    expected = [first.update(data, **SAMPLER) for _ in range(2)]
     two = make(model_folder, rank=rank, shuffle=True)
     two.load(tmp_path)
     assert [two.update(data, **SAMPLER) for _ in range(2)] == expected
     kind = "lora" if rank else "full"
-    for (name, tensor), (_, other) in zip(one.weights(kind), two.weights(kind), strict=True):  # type: ignore[arg-type]
+    for (name, tensor), (_, other) in zip(first.weights(kind), two.weights(kind), strict=True):  # type: ignore[arg-type]
         assert torch.equal(tensor, other), name
 
 
@@ -335,14 +305,14 @@ def test_a_resumed_run_takes_the_optimizer_settings_that_it_is_given(model_folde
     """Moments and the place in the schedule are those of the checkpoint."""
     schedule: dict[str, Any] = {"lr_scheduler_type": "cosine", "lr_warmup_steps": 3, "total_training_steps": 10}
     first = DiffusionOptimizerConfig(lr=1e-2, weight_decay=0.1, **schedule)
-    one = make(model_folder, mini_batch=1, optim=first)
+    one = make(model_folder, ppo_mini_batch_size=1, optim=first)
     data = batch(one)
     one.update(data, **SAMPLER)
     one.save(tmp_path)
     changed = DiffusionOptimizerConfig(
         lr=1e-4, weight_decay=0.0, betas=(0.8, 0.95), override_optimizer_config={"eps": 1e-5}, **schedule
     )
-    two = make(model_folder, mini_batch=1, optim=changed)
+    two = make(model_folder, ppo_mini_batch_size=1, optim=changed)
     two.load(tmp_path)
     (group,) = two.optimizer.param_groups
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.95), 1e-5, 0.0)

@@ -9,38 +9,27 @@ from typing import Any
 import pytest
 import torch
 
-from ml.workers.tiny_actor import model_settings, recorded_steps
+from ml.workers.tiny_actor import ADVANTAGES, make_actor, model_settings, recorded_steps, weights_of
 from verl_omni.utils import adapter_folder
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.actor.policy import average_decay
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
+from verl_omni.workers.config import DiffusionActorConfig
 
 SAMPLER = {"noise_level": 0.7, "sde_type": "cps"}
 DECAY = 0.28  # reached in the third optimizer step
 
 
 def make(folder: Path, rank: int = 4, decay: float | None = DECAY) -> DiffusionActor:
-    model = model_settings(folder, ["attn.to_q"], rank=rank)
-    config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(),
-        ppo_mini_batch_size=1,
-        optim=DiffusionOptimizerConfig(lr=1e-2),
-        ema_decay=decay,
-    )
-    return DiffusionActor(model, config, 2)
+    return make_actor(model_settings(folder, ["attn.to_q"], rank=rank), ppo_mini_batch_size=1, ema_decay=decay)
 
 
 def batch() -> dict[str, torch.Tensor]:
     return {
         **recorded_steps(4, [0.9, 0.6, 0.3]),
-        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]),
+        "advantages": ADVANTAGES,
         "rollout_log_probs": torch.zeros(4, 2),
     }
-
-
-def whole(actor: DiffusionActor, which: Any, rank: int) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in actor.weights("lora" if rank else "full", which)}
 
 
 @pytest.mark.parametrize("rank", [4, 0], ids=["adapter", "all weights"])
@@ -64,8 +53,8 @@ def test_the_average_follows_every_optimizer_step_and_training_does_not_notice_i
     kept = actor.policy.require_average().values
     for name, value in average.items():
         torch.testing.assert_close(kept[name].double(), value, rtol=1e-6, atol=1e-8)
-    sent = whole(actor, "average", rank)
-    trained = whole(actor, "default", rank)
+    sent = weights_of(actor, "average")
+    trained = weights_of(actor)
     assert sent.keys() == trained.keys()
     moved = [name for name in sent if not torch.equal(sent[name], trained[name])]
     assert len(moved) == len(kept)
@@ -83,21 +72,21 @@ def test_a_skipped_step_leaves_the_average(model_folder: Path) -> None:
     actor.update(batch(), **SAMPLER)  # so that the average is not where the weights are
     before = {name: value.clone() for name, value in actor.policy.require_average().values.items()}
     actor.trained[0].register_hook(lambda gradient: gradient * float("nan"))
-    found = actor.update(batch(), **SAMPLER)
-    assert found["actor/skipped_steps"] == 2
+    metrics = actor.update(batch(), **SAMPLER)
+    assert metrics["actor/skipped_steps"] == 2
     assert all(torch.equal(before[name], value) for name, value in actor.policy.require_average().values.items())
 
 
 def test_a_resumed_run_continues_the_average_and_saves_it_as_the_adapter(model_folder: Path, tmp_path: Path) -> None:
-    one = make(model_folder)
+    first = make(model_folder)
     two = make(model_folder)
     data = batch()
-    one.update(data, **SAMPLER)
-    one.save(tmp_path / "state")
+    first.update(data, **SAMPLER)
+    first.save(tmp_path / "state")
     two.load(tmp_path / "state")
-    assert one.update(data, **SAMPLER) == two.update(data, **SAMPLER)
-    wanted = whole(one, "average", 4)
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in whole(two, "average", 4).items())
+    assert first.update(data, **SAMPLER) == two.update(data, **SAMPLER)
+    wanted = weights_of(first, "average")
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in weights_of(two, "average").items())
     two.save_adapter(tmp_path / "lora")
     saved, _ = adapter_folder.read(tmp_path / "lora")
     assert {f"transformer.{name}" for name in saved} == wanted.keys()

@@ -9,32 +9,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ml.workers.tiny_actor import model_settings, recorded_steps
+from ml.workers.tiny_actor import ADVANTAGES, SAMPLER, make_actor, model_settings, recorded_steps
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.actor.background_write import BackgroundWrite
-from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
-
-SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 
 
 def make(folder: Path, rank: int = 4) -> DiffusionActor:
     model = model_settings(folder, ["attn.to_q"], rank=rank, adapters=("default", "old"))
-    config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(),
-        ppo_mini_batch_size=2,
-        optim=DiffusionOptimizerConfig(lr=1e-2),
-        shuffle=True,
-    )
-    return DiffusionActor(model, config, 1)
+    return make_actor(model, samples=1, shuffle=True)
 
 
 def batch() -> dict[str, torch.Tensor]:
     return {
         **recorded_steps(4, [0.9, 0.6]),
-        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]),
+        "advantages": ADVANTAGES,
         "rollout_log_probs": torch.full((4, 1), -10.0),
     }
 
@@ -42,14 +32,14 @@ def batch() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("rank", [4, 0], ids=["adapter", "all weights"])
 def test_a_checkpoint_has_the_state_at_the_time_of_the_save(model_folder: Path, tmp_path: Path, rank: int) -> None:
     """Weights, optimizer, old policy and generators have moved on when the copy is written."""
-    one = make(model_folder, rank)
+    saving = make(model_folder, rank)
     data = batch()
-    one.update(data, **SAMPLER)
-    write = one.stage(tmp_path / "background")
-    one.save(tmp_path / "expected")
-    one.save_adapter(tmp_path / "expected-adapter")
-    expected = one.update(data, **SAMPLER)
-    one.policy.require_old().follow(one.policy.trained, 0.5)
+    saving.update(data, **SAMPLER)
+    write = saving.stage(tmp_path / "background")
+    saving.save(tmp_path / "expected")
+    saving.save_adapter(tmp_path / "expected-adapter")
+    expected = saving.update(data, **SAMPLER)
+    saving.policy.require_old().follow(saving.policy.trained, 0.5)
     torch.rand(3)
     write()
     two = make(model_folder, rank)
@@ -59,7 +49,7 @@ def test_a_checkpoint_has_the_state_at_the_time_of_the_save(model_folder: Path, 
     for name, parameter in three.policy.trained.items():
         assert torch.equal(two.policy.trained[name], parameter)
         assert torch.equal(two.policy.require_old().values[name], three.policy.require_old().values[name])
-        assert not torch.equal(one.policy.trained[name], parameter)
+        assert not torch.equal(saving.policy.trained[name], parameter)
     assert two.update(data, **SAMPLER) == expected, "the optimizer state and the order of rows"
     adapter = tmp_path / "background" / "lora" / "pytorch_lora_weights.safetensors"
     assert adapter.exists() == (rank > 0)

@@ -9,16 +9,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ml.workers.tiny_actor import model_settings, relative_difference, smooth_steps
+from ml.workers.tiny_actor import (
+    SAMPLER,
+    make_actor,
+    model_settings,
+    relative_difference,
+    smooth_steps,
+    weights_of,
+)
 from verl_omni.workers.actor import parallel
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.actor.experts import Experts
-from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import DiffusionActorConfig
 
 ROWS = 4
 BOUNDARY = 875.0
-SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
+CASES = {"adapters": 4, "all weights": 0}  # ranks of the adapters
 # Timesteps of the two recorded steps of each row. With 2 ranks, the first one has rows of high noise only.
 MIXED = torch.tensor([[950.0, 900.0], [940.0, 880.0], [870.0, 600.0], [800.0, 500.0]])
 HIGH = torch.tensor([[950.0, 900.0], [940.0, 880.0], [930.0, 890.0], [950.0, 875.0]])
@@ -58,14 +63,15 @@ def make(folder: Path, rank: int = 4, mesh: Any = None) -> DiffusionActor:
     model = model_settings(
         folder, ["attn1.to_q", "attn2.to_v"], rank=rank, architecture="WanPipeline", checkpointing=True
     )
-    config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(),
+    return make_actor(
+        model,
+        samples=1,
+        mesh=mesh,
         ppo_mini_batch_size=ROWS,
         ppo_micro_batch_size_per_gpu=2,
         optim=smooth_steps(lr=0.1 if rank else 1e-3),
         shuffle=False,
     )
-    return DiffusionActor(model, config, 1, mesh=mesh)
 
 
 def batch(timesteps: Tensor, advantages: tuple[float, ...] = ALL) -> dict[str, Tensor]:
@@ -85,13 +91,12 @@ def batch(timesteps: Tensor, advantages: tuple[float, ...] = ALL) -> dict[str, T
 
 def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     """Updates with rows of both, whose steps cross the boundary, of high noise only, and of which only those learn."""
-    kind: Any = "lora" if actor.model_config.lora_rank else "full"
     norms = []
-    weights = [{name: tensor.clone() for name, tensor in actor.weights(kind)}]
+    weights = [weights_of(actor)]
     for times, advantages in ((MIXED, ALL), (CROSSING, ALL), (HIGH, ALL), (MIXED, FIRST_HALF)):
         rows = {name: tensor[share] for name, tensor in batch(times, advantages).items()}
         norms.append(actor.update(rows, **SAMPLER)["actor/grad_norm"])
-        weights.append({name: tensor.clone() for name, tensor in actor.weights(kind)})
+        weights.append(weights_of(actor))
     return {"norms": norms, "weights": weights}
 
 
@@ -112,11 +117,11 @@ def of(component: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_an_update_trains_the_transformers_whose_steps_it_has(experts_folder: Path, tmp_path: Path) -> None:
     """Also in a run that resumes from a checkpoint before the second one had a step."""
     actor = make(experts_folder)
-    start = {name: tensor.clone() for name, tensor in actor.weights("lora")}
+    start = weights_of(actor)
     halves = [of(component, start) for component in ("transformer", "transformer_2")]
     assert [len(half) for half in halves] == [8, 8] and sum(map(len, halves)) == len(start)
     actor.update(batch(HIGH), **SAMPLER)
-    after = {name: tensor.clone() for name, tensor in actor.weights("lora")}
+    after = weights_of(actor)
     changed = {name for name, tensor in after.items() if "lora_B" in name and not torch.equal(tensor, start[name])}
     assert changed == {name for name in of("transformer", start) if "lora_B" in name}
     actor.save(tmp_path / "state")
@@ -130,14 +135,14 @@ def test_an_update_trains_the_transformers_whose_steps_it_has(experts_folder: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["lora", "full"])
-def test_a_transformer_without_rows_keeps_its_weights(experts_folder: Path, kind: Any) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_a_transformer_without_rows_keeps_its_weights(experts_folder: Path, name: str) -> None:
     """Neither the momentum of earlier steps nor weight decay moves it."""
-    actor = make(experts_folder, CASES["adapters" if kind == "lora" else "all weights"])
+    actor = make(experts_folder, CASES[name])
     for times, moved in ((HIGH, False), (MIXED, True), (HIGH, False), (HIGH, False)):
-        before = {name: tensor.clone() for name, tensor in actor.weights(kind)}
+        before = weights_of(actor)
         actor.update(batch(times), **SAMPLER)
-        after = dict(actor.weights(kind))
+        after = weights_of(actor)
         changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
         assert any(name in changed for name in of("transformer", after))
         assert any(name in changed for name in of("transformer_2", after)) == moved
@@ -170,21 +175,12 @@ def test_diffusers_loads_the_adapter_of_each(experts_folder: Path, tmp_path: Pat
         assert not torch.allclose(ours, base, atol=1e-5)
 
 
-CASES = {"adapters": 4, "all weights": 0}
-
-
-def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
-    """All cases; rank 0 writes what it found."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
+    """The updates of all cases."""
     rows = ROWS // ranks
-    mesh = parallel.make_mesh("cpu", ranks, -1)
+    mesh = parallel.make_mesh(kind, ranks, -1)
     share = slice(rank * rows, (rank + 1) * rows)
-    found = {name: updated(make(Path(folder), adapter, mesh), share) for name, adapter in CASES.items()}
-    if rank == 0:
-        torch.save(found, f"{out}/found.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    return {name: updated(make(folder, adapter, mesh), share) for name, adapter in CASES.items()}
 
 
 @pytest.mark.slow
@@ -206,10 +202,6 @@ def check_equal(alone: dict[str, Any], found: dict[str, Any]) -> None:
 def test_ranks_with_rows_of_different_transformers_give_the_update_of_one_process(
     experts_folder: Path, run_ranks: Any
 ) -> None:
-    found = torch.load(run_ranks(__file__, 2, experts_folder) / "found.pt")
+    found, _ = run_ranks(__file__, 2, experts_folder)
     for name, adapter in CASES.items():
         check_equal(updated(make(experts_folder, adapter), slice(ROWS)), found[name])
-
-
-if __name__ == "__main__":
-    run_rank(*globals()["RANK_OF_TEST"])

@@ -104,11 +104,11 @@ class LargestTensor(TorchDispatchMode):  # type: ignore[misc]
         self.bytes = self.products = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        real = [leaf.nbytes for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and not leaf.is_meta]
+        result = func(*args, **(kwargs or {}))
+        real = [leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and not leaf.is_meta]
         self.bytes = max(self.bytes, *real, 0)
         self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
-        return found
+        return result
 
 
 def test_counting_takes_no_memory_and_one_pass_counts_also_without_gradients(model_folder: Path) -> None:

@@ -79,17 +79,17 @@ def conditions(architecture: str, rows: int = 2) -> dict[str, Tensor]:
     """Embeddings of prompts of different lengths, and of negative prompts of others."""
     generator = torch.Generator().manual_seed(0)
     _, shapes = SHAPES[architecture]
-    made = {
+    tensors = {
         f"{negative}{name}": torch.randn(rows, *shape, generator=generator)
         for negative in ("", "negative_")
         for name, shape in shapes.items()
     }
     for name, lengths in (("prompt_embeds_mask", (8, 5)), ("negative_prompt_embeds_mask", (3, 2))):
-        made[name] = torch.tensor([[token < lengths[row % 2] for token in range(8)] for row in range(rows)])
+        tensors[name] = torch.tensor([[token < lengths[row % 2] for token in range(8)] for row in range(rows)])
     if architecture == EDIT:
-        made["image_latents"] = torch.randn(rows, 16, 16, generator=generator)
-        return made | {"img_shapes": torch.tensor([[[1, 4, 4]] * 2] * rows)}
-    return made | {"img_shapes": torch.tensor([[1, 4, 4]] * rows)}
+        tensors["image_latents"] = torch.randn(rows, 16, 16, generator=generator)
+        return tensors | {"img_shapes": torch.tensor([[[1, 4, 4]] * 2] * rows)}
+    return tensors | {"img_shapes": torch.tensor([[1, 4, 4]] * rows)}
 
 
 def latents(architecture: str, rows: int = 2) -> Tensor:
@@ -102,9 +102,9 @@ def velocity(actor: DiffusionActor, architecture: str, guidance: float = 1.0, ti
 
 def gradients(actor: DiffusionActor, architecture: str, guidance: float = 1.0) -> dict[str, Tensor]:
     velocity(actor, architecture, guidance).square().mean().backward()
-    found = {name: whole(p.grad) for name, p in actor.policy.trained.items() if p.grad is not None}
+    gathered = {name: whole(p.grad) for name, p in actor.policy.trained.items() if p.grad is not None}
     actor.optimizer.zero_grad()
-    return found
+    return gathered
 
 
 def whole(tensor: Any) -> Tensor:
@@ -145,20 +145,20 @@ def test_the_second_moment_decays(make: Make) -> None:
     state = actor.optimizer.state[parameter]
     before = whole(state["exp_avg_sq"]).clone()
     rounded = nn.Parameter(torch.zeros(before.shape, dtype=torch.bfloat16))
-    other = torch.optim.AdamW([rounded], lr=0.0)
+    optimizer = torch.optim.AdamW([rounded], lr=0.0)
     rounded.grad = whole(parameter.grad).bfloat16()
-    other.step()
-    start = other.state[rounded]["exp_avg_sq"].clone()
+    optimizer.step()
+    start = optimizer.state[rounded]["exp_avg_sq"].clone()
     actor.optimizer = torch.optim.AdamW([parameter], lr=0.0)
     actor.optimizer.state[parameter] = state
     parameter.grad.zero_()
     rounded.grad.zero_()
     for _ in range(500):
         actor.optimizer.step()
-        other.step()
+        optimizer.step()
     assert before.dtype == torch.float32
     assert torch.allclose(whole(state["exp_avg_sq"]), before * 0.999**500, rtol=1e-3)
-    assert torch.equal(other.state[rounded]["exp_avg_sq"], start), "the fault that a float32 state avoids"
+    assert torch.equal(optimizer.state[rounded]["exp_avg_sq"], start), "the fault that a float32 state avoids"
 
 
 class OneLayer(nn.Module):
@@ -205,11 +205,11 @@ def test_gradients_in_bfloat16_are_those_of_float32(make: Make, architecture: st
 def test_a_first_pass_as_the_base_model_does_not_change_gradients(make: Make) -> None:
     """Diffusion-DPO begins with one, and FSDP2 notes at its first pass which weights are trained."""
     plain = make(SD3)
-    other = make(SD3)
-    with other.policy.as_base():
-        velocity(other, SD3)
-    found = gradients(other, SD3)
-    assert all(torch.equal(found[name], each) for name, each in gradients(plain, SD3).items())
+    second = make(SD3)
+    with second.policy.as_base():
+        velocity(second, SD3)
+    second_gradients = gradients(second, SD3)
+    assert all(torch.equal(second_gradients[name], each) for name, each in gradients(plain, SD3).items())
 
 
 @pytest.mark.parametrize("rank", [4, 0], ids=["adapter", "all weights"])
@@ -291,11 +291,11 @@ class PeakMemory(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for each in found if isinstance(found, (tuple, list)) else [found]:
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, (tuple, list)) else [result]:
             if isinstance(each, Tensor):
                 self._note(each.untyped_storage())
-        return found
+        return result
 
     def _note(self, storage: Any) -> None:
         key = storage._cdata
@@ -340,8 +340,8 @@ def test_a_compiled_layer_has_the_gradients_of_the_layer(make: Make, tmp_path: P
     plain, other = (make(SD3, dtype="float32", folder=tmp_path) for _ in range(2))
     parallel.compile_layers(other.module, other.model_config.fsdp_layer_prefixes)
     expected = gradients(plain, SD3)
-    found = gradients(other, SD3)
-    assert all(torch.allclose(found[name], each, rtol=1e-3, atol=1e-6) for name, each in expected.items())
+    compiled_gradients = gradients(other, SD3)
+    assert all(torch.allclose(compiled_gradients[name], each, rtol=1e-3, atol=1e-6) for name, each in expected.items())
 
 
 def compiled(actor: DiffusionActor) -> DiffusionActor:
@@ -356,8 +356,8 @@ def test_compiled_layers_have_the_same_gradients(make: Make, architecture: str) 
     """Every layer of every family is a single graph. Weights without influence get gradients of 0 instead of none."""
     plain, other = (make(architecture, dtype="float32", checkpointing=True) for _ in range(2))
     expected = gradients(plain, architecture, 2.0)
-    found = gradients(compiled(other), architecture, 2.0)
-    for name, gradient in found.items():
+    compiled_gradients = gradients(compiled(other), architecture, 2.0)
+    for name, gradient in compiled_gradients.items():
         wanted = expected.get(name, torch.zeros_like(gradient))
         assert torch.allclose(gradient, wanted, rtol=1e-3, atol=1e-5 * float(wanted.abs().max())), name
     assert other.take_flops() == plain.take_flops() > 0  # type: ignore[operator]

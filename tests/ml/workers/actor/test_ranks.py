@@ -17,15 +17,21 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ml.workers.tiny_actor import model_settings, recorded_steps, relative_difference, smooth_steps
+from ml.workers.tiny_actor import (
+    SAMPLER,
+    make_actor,
+    model_settings,
+    recorded_steps,
+    relative_difference,
+    smooth_steps,
+    weights_of,
+)
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
-from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
+from verl_omni.workers.config import DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
 pytestmark = pytest.mark.slow
 
-SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 ROWS = 8
 STEPS = 2
 LAYERS = 2
@@ -79,16 +85,19 @@ def make(
     model = model_settings(folder, ["attn.to_q", "attn.to_v", "ff.net.2"], rank=rank, checkpointing=True)
     kl = fsdp.get("use_kl_loss", False)
     fsdp = {name: value for name, value in fsdp.items() if name != "use_kl_loss"}
-    config = DiffusionActorConfig(
+    return make_actor(
+        model,
+        samples=1,
+        actor_class=CapturedActor,
+        mesh=mesh,
+        device=device,
         use_kl_loss=kl,
         kl_loss_coef=1e3,
-        diffusion_loss=FlowGRPOLossConfig(),
         ppo_mini_batch_size=ROWS,
         ppo_micro_batch_size_per_gpu=1,
         optim=smooth_steps(lr=0.1 if rank else 1e-3),
         fsdp_config=DiffusionFSDPConfig(**fsdp),
     )
-    return CapturedActor(model, config, 1, mesh=mesh, device=device)
 
 
 @cache
@@ -127,8 +136,7 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     one, and new graphs.
     """
     counters.clear()
-    kind: Any = "lora" if actor.model_config.lora_rank else "full"
-    before = {n: t.cpu().clone() for n, t in actor.weights(kind)}
+    before = weights_of(actor)
     # Dynamo captures no graph while operators are counted.
     count = nullcontext if actor.config.fsdp_config.use_torch_compile else lambda mode: mode
     collectives = Collectives()
@@ -138,62 +146,52 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     with count(collectives):
         norms.append(actor.update(data, **SAMPLER)["actor/grad_norm"])
     with torch.no_grad(), count(forward):
-        given = {name: tensor.to(actor.device) for name, tensor in data.items()}
-        actor.policy.velocity(given, given["all_latents"][:, 0], given["all_timesteps"][:, 0], 1.0)
+        on_device = {name: tensor.to(actor.device) for name, tensor in data.items()}
+        actor.policy.velocity(on_device, on_device["all_latents"][:, 0], on_device["all_timesteps"][:, 0], 1.0)
     return {
         "norms": norms,
         "before": before,
-        "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)},
+        "weights": weights_of(actor),
         "counts": collectives.counts,
         "gathers": forward.gathers_in_a_row,
         "graphs": counters["stats"]["unique_graphs"],
     }
 
 
-def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:
-    """All cases of this number of ranks, each on its device of this kind; rank 0 writes what it found."""
-    torch.set_num_threads(1)
-    backend = "gloo" if kind == "cpu" else "nccl"
-    torch.distributed.init_process_group(backend, init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
+    """The updates of all cases of this number of ranks, by name; each rank is on its device of this kind."""
     rows = ROWS // ranks
+    share = slice(rank * rows, (rank + 1) * rows)
     found = {}
     for name, (wanted, adapter, fsdp) in CASES.items():
-        if wanted == ranks:
-            mesh = parallel.make_mesh(kind, ranks, fsdp.get("fsdp_size", -1))
-            device = parallel.device_of(mesh)
-            share = slice(rank * rows, (rank + 1) * rows)
-            actor = make(Path(folder), adapter, fsdp, mesh, device)
-            found[name] = updated(actor, share)
-            if name == SAVED.get(ranks):
-                actor.save(state_folder(Path(folder), ranks))
-                staged = actor.stage(background_folder(Path(folder), ranks))
-                with ThreadPoolExecutor(1) as thread:  # the write's collectives run among those of the updates
-                    written = thread.submit(staged)
-                    found[f"unbroken on {ranks}"] = updated(actor, share)
-                    written.result()
-                for way, saved in (
-                    ("saved", state_folder(Path(folder), ranks)),
-                    ("written in the background", background_folder(Path(folder), ranks) / "state"),
-                ):
-                    resumed = make(Path(folder), adapter, fsdp, mesh, device)
-                    resumed.load(saved)
-                    found[f"{way} on {ranks}"] = updated(resumed, share)
-            elif name in RESUMED:
-                resumed = make(Path(folder), adapter, fsdp, mesh, device)
-                resumed.load(state_folder(Path(folder)))
-                found[f"resumed with {name}"] = updated(resumed, share)
-    if rank == 0:
-        torch.save(found, f"{out}/found.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+        if wanted != ranks:
+            continue
+        mesh = parallel.make_mesh(kind, ranks, fsdp.get("fsdp_size", -1))
+        device = parallel.device_of(mesh)
+        actor = make(folder, adapter, fsdp, mesh, device)
+        found[name] = updated(actor, share)
+        states = {f"resumed with {name}": state_folder(folder)} if name in RESUMED else {}
+        if name == SAVED.get(ranks):
+            actor.save(state_folder(folder, ranks))
+            staged = actor.stage(background_folder(folder, ranks))
+            with ThreadPoolExecutor(1) as thread:  # the write's collectives run among those of the updates
+                written = thread.submit(staged)
+                found[f"unbroken on {ranks}"] = updated(actor, share)
+                written.result()
+            states[f"saved on {ranks}"] = state_folder(folder, ranks)
+            states[f"written in the background on {ranks}"] = background_folder(folder, ranks) / "state"
+        for way, state in states.items():
+            resumed = make(folder, adapter, fsdp, mesh, device)
+            resumed.load(state)
+            found[way] = updated(resumed, share)
+    return found
 
 
 @pytest.fixture(scope="module")
 def found(model_folder: Path, run_ranks: Any, found_on_devices: Any) -> Any:
     """What rank 0 found, by the name of the case."""
     for ranks in found_on_devices.ranks:
-        out = run_ranks(__file__, ranks, model_folder, found_on_devices.kind)
-        found_on_devices |= torch.load(out / "found.pt")
+        found_on_devices |= run_ranks(__file__, ranks, model_folder, found_on_devices.kind)[0]
     return found_on_devices
 
 
@@ -254,20 +252,20 @@ def test_copies_of_the_model_are_sharded_over_fewer_ranks(found: dict[str, Any])
 @pytest.mark.parametrize("name", RESUMED)
 def test_other_ranks_resume_a_checkpoint(found: dict[str, Any], name: str) -> None:
     """4 ranks resume from the shards of 2 and take the same steps, to 0.1%."""
-    one = found["unbroken on 2"]
-    other = found[f"resumed with {name}"]
-    assert other["norms"] == pytest.approx(one["norms"], rel=1e-3)
-    assert relative_difference(one["before"], one["weights"], other["weights"]) < 1e-3
+    unbroken = found["unbroken on 2"]
+    resumed = found[f"resumed with {name}"]
+    assert resumed["norms"] == pytest.approx(unbroken["norms"], rel=1e-3)
+    assert relative_difference(unbroken["before"], unbroken["weights"], resumed["weights"]) < 1e-3
 
 
 @pytest.mark.parametrize("way", ["saved", "written in the background"])
 @pytest.mark.parametrize("ranks", SAVED)
 def test_ranks_resume_what_they_wrote_also_while_they_trained(found: dict[str, Any], ranks: int, way: str) -> None:
     """The state at the time of the save, bit for bit."""
-    one = found[f"unbroken on {ranks}"]
-    other = found[f"{way} on {ranks}"]
-    assert other["norms"] == one["norms"]
-    assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())
+    unbroken = found[f"unbroken on {ranks}"]
+    resumed = found[f"{way} on {ranks}"]
+    assert resumed["norms"] == unbroken["norms"]
+    assert all(torch.equal(tensor, resumed["weights"][name]) for name, tensor in unbroken["weights"].items())
 
 
 def test_one_process_reads_the_shards_of_two(found: dict[str, Any], model_folder: Path) -> None:
@@ -287,7 +285,3 @@ def test_a_size_that_does_not_divide_the_ranks_is_refused() -> None:
     assert [setting_checks.shards(4, size) for size in (-1, 2, 4, 8)] == [4, 2, 4, 4]
     with pytest.raises(ValueError, match=r"fsdp_size: 0 does not divide the 4 ranks"):
         setting_checks.check_fsdp_size(4, 0)
-
-
-if __name__ == "__main__":
-    run_rank(*globals()["RANK_OF_TEST"])

@@ -127,14 +127,14 @@ def filled(base: Path, adapter: Path, *overrides: str) -> Any:
 
 
 def actor(model: Any, *, sharded: bool = False) -> DiffusionActor:
-    made = model_settings(Path(model.path), [], rank=model.lora_rank)
-    made.target_modules = model.target_modules
-    made.lora_alpha = model.lora_alpha
-    made.lora_adapter_path = model.lora_adapter_path
+    settings = model_settings(Path(model.path), [], rank=model.lora_rank)
+    settings.target_modules = model.target_modules
+    settings.lora_alpha = model.lora_alpha
+    settings.lora_adapter_path = model.lora_adapter_path
     fsdp = DiffusionFSDPConfig(
         mixed_precision=DiffusionMixedPrecisionConfig(param_dtype="bfloat16" if sharded else "float32")
     )
-    return DiffusionActor(made, DiffusionActorConfig(diffusion_loss=FlowGRPOLossConfig(), fsdp_config=fsdp), 2)
+    return DiffusionActor(settings, DiffusionActorConfig(diffusion_loss=FlowGRPOLossConfig(), fsdp_config=fsdp), 2)
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +150,9 @@ def test_training_starts_from_the_values_rank_alpha_and_layers_of_an_adapter(
     model = filled(model_folder, LAYOUTS[layout](before, tmp_path / "adapter"))
     assert (model.lora_rank, model.lora_alpha, sorted(model.target_modules)) == (RANK, ALPHA, TARGETS)
     started = actor(model)
-    found = dict(started.weights("lora"))
-    assert found.keys() == tensors(before).keys()
-    assert all(torch.equal(found[name], value) for name, value in tensors(before).items())
+    weights = dict(started.weights("lora"))
+    assert weights.keys() == tensors(before).keys()
+    assert all(torch.equal(weights[name], value) for name, value in tensors(before).items())
     assert started.peft_config()["lora_alpha"] == ALPHA
 
 
@@ -161,8 +161,8 @@ def test_a_sharded_model_starts_from_the_adapter_and_its_base_is_the_base_model(
 ) -> None:
     started = actor(filled(model_folder, write_diffusers(before, tmp_path / "adapter")), sharded=True)
     assert started.mesh is not None
-    found = dict(started.weights("lora"))
-    assert all(torch.equal(found[name], value) for name, value in tensors(before).items())
+    weights = dict(started.weights("lora"))
+    assert all(torch.equal(weights[name], value) for name, value in tensors(before).items())
     inputs = {"prompt_embeds": torch.randn(1, 8, 64), "pooled_prompt_embeds": torch.randn(1, 64)}
     x = torch.randn(1, 16, 8, 8)
     time = torch.tensor([0.5])
@@ -178,8 +178,8 @@ def test_a_sharded_model_starts_from_the_adapter_and_its_base_is_the_base_model(
 
 def test_the_settings_of_the_adapter_may_be_given_too(model_folder: Path, before: Any, tmp_path: Path) -> None:
     targets = "[attn.to_q,attn.add_k_proj,attn.to_out.0]"
-    given = [f"{MODEL}.lora_rank={RANK}", f"{MODEL}.lora_alpha={ALPHA}", f"{MODEL}.target_modules={targets}"]
-    model = filled(model_folder, write_peft(before, tmp_path / "adapter"), *given)
+    overrides = [f"{MODEL}.lora_rank={RANK}", f"{MODEL}.lora_alpha={ALPHA}", f"{MODEL}.target_modules={targets}"]
+    model = filled(model_folder, write_peft(before, tmp_path / "adapter"), *overrides)
     assert (model.lora_rank, model.lora_alpha, len(model.target_modules)) == (RANK, ALPHA, 3)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ml.workers.tiny_actor import model_settings, relative_difference, smooth_steps
+from ml.workers.tiny_actor import make_actor, model_settings, relative_difference, smooth_steps, weights_of
 from verl_omni.pipelines.flux.tiny_model import make_tiny_flux
 from verl_omni.pipelines.flux2_klein.tiny_model import make_tiny_flux2_klein
 from verl_omni.pipelines.qwen_image.tiny_model import make_tiny_qwen_image
@@ -28,8 +28,7 @@ from verl_omni.pipelines.sample_shapes import sample_shapes
 from verl_omni.pipelines.wan.tiny_model import make_tiny_wan
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
-from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
+from verl_omni.workers.config import DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
 pytestmark = pytest.mark.slow
 
@@ -98,8 +97,11 @@ def make(
         kernel=kernel,
         checkpointing=case.checkpointing,
     )
-    config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(),
+    return make_actor(
+        model,
+        samples=1,
+        mesh=mesh,
+        device=device,
         ppo_mini_batch_size=ROWS,
         ppo_micro_batch_size_per_gpu=1,
         optim=smooth_steps(lr=0.1 if case.adapter else 1e-3),
@@ -107,7 +109,6 @@ def make(
         kl_loss_coef=0.1,
         fsdp_config=DiffusionFSDPConfig(ulysses_sequence_parallel_size=share, **case.fsdp),
     )
-    return DiffusionActor(model, config, 1, mesh=mesh, device=device)
 
 
 @cache
@@ -117,7 +118,7 @@ def batch(architecture: str) -> dict[str, Tensor]:
     sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(ROWS, STEPS + 1)
     latents = (4, 3, 8, 8) if architecture == WAN else (24, 16)
     length, width = (8, 48 if architecture == KLEIN else 32) if architecture in PADDED else (7, 32)
-    found = {
+    tensors = {
         "all_latents": torch.randn(ROWS, STEPS + 1, *latents, generator=generator),
         "all_timesteps": sigmas[:, :-1] * 1000,
         "all_sigmas": sigmas,
@@ -129,27 +130,26 @@ def batch(architecture: str) -> dict[str, Tensor]:
         "rollout_log_probs": torch.full((ROWS, STEPS), -10.0),
     }
     if architecture in PADDED:
-        found["image_size"] = torch.tensor([4, 6]).expand(ROWS, -1)
-        found["pooled_prompt_embeds"] = torch.randn(ROWS, 32, generator=generator)
-        found["guidance"] = torch.full((ROWS, 1), 3.5)
+        tensors["image_size"] = torch.tensor([4, 6]).expand(ROWS, -1)
+        tensors["pooled_prompt_embeds"] = torch.randn(ROWS, 32, generator=generator)
+        tensors["guidance"] = torch.full((ROWS, 1), 3.5)
     elif architecture != WAN:
         lengths = torch.arange(3, 3 + ROWS)[:, None]
-        found["prompt_embeds_mask"] = (torch.arange(7) < lengths).long()
-        found["negative_prompt_embeds_mask"] = (torch.arange(7) < 2).long().expand(ROWS, -1)
-        found["img_shapes"] = torch.tensor([1, 4, 6]).expand(ROWS, -1)
+        tensors["prompt_embeds_mask"] = (torch.arange(7) < lengths).long()
+        tensors["negative_prompt_embeds_mask"] = (torch.arange(7) < 2).long().expand(ROWS, -1)
+        tensors["img_shapes"] = torch.tensor([1, 4, 6]).expand(ROWS, -1)
     if architecture == EDIT:
-        found["image_latents"] = torch.randn(ROWS, 16, 16, generator=generator)
-        found["img_shapes"] = torch.tensor([[1, 4, 6], [1, 4, 4]]).expand(ROWS, -1, -1)
-    return found
+        tensors["image_latents"] = torch.randn(ROWS, 16, 16, generator=generator)
+        tensors["img_shapes"] = torch.tensor([[1, 4, 6], [1, 4, 4]]).expand(ROWS, -1, -1)
+    return tensors
 
 
 def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     """Two updates: the metrics of each, and the trained weights before and after them."""
-    kind: Any = "lora" if actor.model_config.lora_rank else "full"
-    before = {n: t.cpu().clone() for n, t in actor.weights(kind)}
+    before = weights_of(actor)
     data = {name: tensor[share] for name, tensor in batch(actor.model_config.architecture).items()}
     metrics = [actor.update(data, **SAMPLER) for _ in range(2)]
-    return {"metrics": metrics, "before": before, "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)}}
+    return {"metrics": metrics, "before": before, "weights": weights_of(actor)}
 
 
 def saved_bytes(actor: DiffusionActor) -> int:
@@ -177,29 +177,24 @@ def refused_kernel(folder: Path, case: Case, mesh: Any, device: torch.device) ->
     return "nothing was refused"
 
 
-def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:
-    """All cases of this number of ranks, each on its device of this kind; each rank writes what it found."""
-    torch.set_num_threads(1)
-    backend = "gloo" if kind == "cpu" else "nccl"
-    torch.distributed.init_process_group(backend, init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
+    """The updates of all cases of this number of ranks, by name; each rank is on its device of this kind."""
     rows = ROWS * SHARING // ranks
-    place = rank // SHARING * rows
-    found = {}
+    first = rank // SHARING * rows
+    found: dict[str, Any] = {}
     for name, case in CASES.items():
         if case.ranks == ranks:
             mesh = parallel.make_mesh(kind, ranks, case.fsdp.get("fsdp_size", -1))
-            actor = make(Path(folder), case, mesh, SHARING, device=parallel.device_of(mesh))
-            found[name] = updated(actor, slice(place, place + rows))
+            actor = make(folder, case, mesh, SHARING, device=parallel.device_of(mesh))
+            found[name] = updated(actor, slice(first, first + rows))
     if ranks == SHARING:
         mesh = parallel.make_mesh(kind, ranks, -1)
         device = parallel.device_of(mesh)
         for name in MEASURED:
-            found[f"saved by {name}"] = saved_bytes(make(Path(folder), CASES[name], mesh, SHARING, device=device))
+            found[f"saved by {name}"] = saved_bytes(make(folder, CASES[name], mesh, SHARING, device=device))
         # Last: diffusers selects a kernel for the whole process.
-        found["refused"] = refused_kernel(Path(folder), CASES["Wan on 2"], mesh, device)
-    torch.save(found, f"{out}/found-{rank}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+        found["refused"] = refused_kernel(folder, CASES["Wan on 2"], mesh, device)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -214,9 +209,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(models: Path, run_ranks: Any, found_on_devices: Any) -> Any:
     """What each rank found, by the name of the case."""
     for ranks in found_on_devices.ranks[1:]:  # one rank shares no sample
-        out = run_ranks(__file__, ranks, models, found_on_devices.kind)
-        for rank in range(ranks):
-            for name, result in torch.load(out / f"found-{rank}.pt").items():
+        for of_rank in run_ranks(__file__, ranks, models, found_on_devices.kind):
+            for name, result in of_rank.items():
                 found_on_devices.setdefault(name, []).append(result)
     return found_on_devices
 
@@ -299,7 +293,3 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
         setting_checks.check_tokens(2, 25)
     with pytest.raises(ValueError, match=r"2 does not divide the 77 rows of a prompt's embeddings; .*max_sequence"):
         setting_checks.check_prompt_rows(2, 77)
-
-
-if __name__ == "__main__":
-    run_rank(*globals()["RANK_OF_TEST"])

@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, int, dict[str, torch.dtype], int]] = {
 def settings(folder: Path, rank: int, **changes: Any) -> Any:
     architecture = json.loads((folder / "model_index.json").read_text())["_class_name"]
     adapter = training_adapter(architecture)
-    made = {
+    parts = {
         "path": str(folder),
         "architecture": architecture,
         "lora_rank": rank,
@@ -61,7 +61,7 @@ def settings(folder: Path, rank: int, **changes: Any) -> Any:
         "attn_backend": "native",
         "enable_gradient_checkpointing": True,
     }
-    return SimpleNamespace(**{**made, **changes})
+    return SimpleNamespace(**{**parts, **changes})
 
 
 def state(module: nn.Module) -> dict[str, tuple[Any, ...]]:
@@ -94,8 +94,8 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
     inputs = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
     (predicted,) = module(**inputs, timestep=torch.tensor([500.0], dtype=dtype), return_dict=False)
     predicted.float().square().mean().backward()
-    found = {name: local(p.grad) for name, p in module.named_parameters() if p.grad is not None}
-    return {**found, "": predicted.detach()}
+    gathered = {name: local(p.grad) for name, p in module.named_parameters() if p.grad is not None}
+    return {**gathered, "": predicted.detach()}
 
 
 class Opened:
@@ -113,43 +113,41 @@ class Opened:
         return 0 if self.files is None else self.files.bytes_read
 
 
-def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
-    """All cases on this number of ranks; each rank writes what it found."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
+    """What the two ways to load the model of each case differ in, on this number of ranks."""
     found: dict[str, Any] = {}
     for name, (family, adapter, dtypes, size) in CASES.items():
-        mesh = parallel.make_mesh("cpu", ranks, size)
+        mesh = parallel.make_mesh(kind, ranks, size)
         precision = Precision(**{"frozen": torch.float32, "compute": torch.float32, **dtypes})
-        made = {}
+        modules = {}
         states = {}
         opened = {}
-        for kind in ("files", "pickled"):
+        for way in ("files", "pickled"):
             torch.manual_seed(1)
-            opened[kind] = Opened()
-            made[kind] = shard_loading.load_sharded(
-                settings(Path(folder) / kind / family, adapter),
+            opened[way] = Opened()
+            modules[way] = shard_loading.load_sharded(
+                settings(folder / way / family, adapter),
                 mesh,
                 precision=precision,
                 seed=3,
                 reshard_after_forward=True,
-                open_files=opened[kind],
+                open_files=opened[way],
             )
-            states[kind] = torch.get_rng_state()
+            states[way] = torch.get_rng_state()
         assert opened["pickled"].bytes_read == 0, "not loaded whole, so there is nothing to compare with"
         found[name] = {
             "bytes": opened["files"].bytes_read,
-            "differences": differences(made["files"], made["pickled"]),
+            "differences": differences(modules["files"], modules["pickled"]),
             "same generator": torch.equal(states["files"], states["pickled"]),
         }
         if family == "sd3":
-            one = gradients(made["files"])
-            other = gradients(made["pickled"])
-            assert len(one) > 1 and one.keys() == other.keys()
-            found[name]["other gradients"] = [key for key, value in one.items() if not torch.equal(value, other[key])]
-    (Path(out) / f"{rank}.json").write_text(json.dumps(found))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+            from_files = gradients(modules["files"])
+            from_pickles = gradients(modules["pickled"])
+            assert len(from_files) > 1 and from_files.keys() == from_pickles.keys()
+            found[name]["other gradients"] = [
+                key for key, value in from_files.items() if not torch.equal(value, from_pickles[key])
+            ]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +172,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folders: Path, run_ranks: Any) -> dict[int, list[dict[str, Any]]]:
     """What each rank found, by the number of ranks."""
-    every = {}
-    for ranks in RANKS:
-        out = run_ranks(__file__, ranks, folders)
-        every[ranks] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
-    return every
+    return {ranks: run_ranks(__file__, ranks, folders) for ranks in RANKS}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -222,10 +216,10 @@ def test_frozen_parts_in_float32_are_read_by_every_rank(
 ) -> None:
     tensors = load_file(folders / "files" / "wan" / "transformer" / FILE)
     kept = {"time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"}  # of `_keep_in_fp32_modules`
-    whole = sum(tensor.nbytes for name, tensor in tensors.items() if kept & set(name.split(".")))
-    others = sum(tensor.nbytes for tensor in tensors.values()) - whole
-    assert whole > 0
-    assert sum(rank["wan adapter"]["bytes"] - whole for rank in found[ranks]) == others
+    unsharded = sum(tensor.nbytes for name, tensor in tensors.items() if kept & set(name.split(".")))
+    others = sum(tensor.nbytes for tensor in tensors.values()) - unsharded
+    assert unsharded > 0
+    assert sum(rank["wan adapter"]["bytes"] - unsharded for rank in found[ranks]) == others
 
 
 class RealTensors(TorchDispatchMode):  # type: ignore[misc]
@@ -234,17 +228,17 @@ class RealTensors(TorchDispatchMode):  # type: ignore[misc]
     largest = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        real = [leaf.nbytes for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and not leaf.is_meta]
+        result = func(*args, **(kwargs or {}))
+        real = [leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and not leaf.is_meta]
         self.largest = max(self.largest, *real, 0)
-        return found
+        return result
 
 
 def test_position_embeddings_that_the_files_have_are_not_computed_and_others_are(folders: Path) -> None:
     """Those of SD3.5 medium would take 3.4 GiB of host memory on each rank."""
     with RealTensors() as computed:
-        made = shard_loading.without_memory(folders / "files" / "sd3" / "transformer", torch.float32)
-    assert computed.largest < made.pos_embed.pos_embed.nbytes / 2  # type: ignore[operator, union-attr]
+        module = shard_loading.without_memory(folders / "files" / "sd3" / "transformer", torch.float32)
+    assert computed.largest < module.pos_embed.pos_embed.nbytes / 2  # type: ignore[operator, union-attr]
     qwen = shard_loading.without_memory(folders / "files" / "qwen_image" / "transformer", torch.float32)
     wan = shard_loading.without_memory(folders / "files" / "wan" / "transformer", torch.float32)
     assert not qwen.pos_embed.pos_freqs.is_meta and not wan.rope.freqs_cos.is_meta  # type: ignore[union-attr]
@@ -316,7 +310,3 @@ def test_unused_tensors_are_named(folder: Path, caplog: pytest.LogCaptureFixture
     rewrite(folder, lambda tensors: tensors.update({"spare.weight": torch.zeros(3)}))
     load(folder)
     assert "1 tensors that the model does not use: ['spare.weight']" in caplog.text
-
-
-if __name__ == "__main__":
-    run_rank(*globals()["RANK_OF_TEST"])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ml.workers.actor.test_actor import SAMPLER, adapter, batch, make
-from ml.workers.tiny_actor import relative_difference, smooth_steps
+from ml.workers.actor.test_actor import batch, make
+from ml.workers.tiny_actor import SAMPLER, relative_difference, smooth_steps, weights_of
 from verl_omni.algos.agreement import LogProbMismatch
 
 pytestmark = pytest.mark.slow
@@ -25,17 +25,17 @@ def made(folder: Path, micro: int | None) -> tuple[Any, dict[str, torch.Tensor]]
 def in_parts(
     actor: Any, rows: dict[str, torch.Tensor], sizes: tuple[int, ...], *, scale: float = 1.0, **request: Any
 ) -> dict[str, float] | None:
-    found = None
+    metrics = None
     start = 0
     for number, size in enumerate(sizes):
         part = {name: tensor[start : start + size] for name, tensor in rows.items()}
         is_last = number == len(sizes) - 1
-        found = actor.update_part(
+        metrics = actor.update_part(
             part, rows=len(ADVANTAGES), is_first=number == 0, is_last=is_last, scale=scale, **SAMPLER, **request
         )
-        assert (found is None) is not is_last
+        assert (metrics is None) is not is_last
         start += size
-    return found
+    return metrics
 
 
 @pytest.mark.parametrize("sizes", [(1, 3), (2, 2), (1, 1, 1, 1)])
@@ -46,18 +46,18 @@ def test_parts_change_no_bit_of_an_update_in_micro_batches(model_folder: Path, m
     expected = whole.update(rows, **SAMPLER)
     actor, rows = made(model_folder, micro)
     assert in_parts(actor, rows, sizes) == expected
-    weights = adapter(whole)
-    assert all(torch.equal(weights[name], tensor) for name, tensor in adapter(actor).items())
+    weights = weights_of(whole)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in weights_of(actor).items())
 
 
 def test_without_micro_batches_each_part_is_one(model_folder: Path) -> None:
     whole, rows = made(model_folder, None)
-    before = adapter(whole)
+    before = weights_of(whole)
     expected = whole.update(rows, **SAMPLER)
     actor, rows = made(model_folder, None)
-    found = in_parts(actor, rows, (2, 2))
-    assert found is not None and found["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-5)
-    assert relative_difference(before, adapter(whole), adapter(actor)) < 1e-4
+    metrics = in_parts(actor, rows, (2, 2))
+    assert metrics is not None and metrics["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-5)
+    assert relative_difference(before, weights_of(whole), weights_of(actor)) < 1e-4
 
 
 def test_rows_without_any_gradient_are_measured(model_folder: Path) -> None:
@@ -78,8 +78,8 @@ def test_the_last_part_scales_gradients_and_loss(model_folder: Path) -> None:
     actor, rows = made(model_folder, 1)
     rows["advantages"] = ADVANTAGES / 2
     assert in_parts(actor, rows, (2, 2), scale=2.0) == expected
-    weights = adapter(whole)
-    assert all(torch.equal(weights[name], tensor) for name, tensor in adapter(actor).items())
+    weights = weights_of(whole)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in weights_of(actor).items())
 
 
 @pytest.mark.parametrize("then", ["update", "parts"])
@@ -90,11 +90,11 @@ def test_parts_of_an_update_that_does_not_end_leave_no_gradient(model_folder: Pa
         if fails:
             with pytest.raises(ValueError, match="no sample"):
                 fail_after_a_part(actor, rows)
-        found = actor.update(rows, **SAMPLER) if then == "update" else in_parts(actor, rows, (3, 1))
-        weights = adapter(actor)
+        metrics = actor.update(rows, **SAMPLER) if then == "update" else in_parts(actor, rows, (3, 1))
+        weights = weights_of(actor)
         if expected is None:
-            expected = found, weights
-    assert expected is not None and found == expected[0]
+            expected = metrics, weights
+    assert expected is not None and metrics == expected[0]
     assert all(torch.equal(expected[1][name], tensor) for name, tensor in weights.items())
 
 
@@ -107,9 +107,9 @@ def fail_after_a_part(actor: Any, rows: dict[str, torch.Tensor]) -> None:
 
 def test_disagreement_with_the_engine_in_any_part_updates_nothing(model_folder: Path) -> None:
     actor, rows = made(model_folder, 1)
-    before = adapter(actor)
+    before = weights_of(actor)
     rows["rollout_log_probs"] = rows["rollout_log_probs"] + torch.tensor([[0.5], [0.0], [0.0], [0.0]])
     with pytest.raises(LogProbMismatch):
         in_parts(actor, rows, (2, 2), tolerance=1e-3)
-    assert all(torch.equal(before[name], tensor) for name, tensor in adapter(actor).items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(actor).items())
     assert all(weight.grad is None for weight in actor.trained)

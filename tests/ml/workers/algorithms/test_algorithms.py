@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from tests.ml import smallest_job
+from tests.ml.smallest_job import FLOAT32, load
 from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -24,19 +25,13 @@ from verl_omni.workers.algorithms.registry import optimizer_steps
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 CORRECTION = "algorithm.rollout_correction"
 PARAM_DTYPE = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
-FLOAT32 = ("actor_rollout_ref.rollout.dtype=float32", f"{PARAM_DTYPE}=float32")
 SEQUENCE = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 NFT, DPO, GUARD, DPPO = (
     f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "diffusion_dpo", "grpo_guard", "flow_dppo")
 )
-
-
-def load(*overrides: str) -> Any:
-    return smallest_job.load(*overrides)
 
 
 def loss_of(config: Any) -> Any:
@@ -80,14 +75,14 @@ def test_settings_of_other_algorithms_are_accepted_and_named(loss: str) -> None:
         "actor_rollout_ref.actor.kl_loss_coef": "0.0",
         "++algorithm.old_policy_update_interval": "1",
     }
-    given = [*REQUIRED, f"{LOSS}.loss_mode={loss}", "actor_rollout_ref.model.lora_rank=4"]
-    written = [*given, *(f"{name}={value}" for name, value in of_others.items())]
+    overrides = [*smallest_job.REQUIRED, f"{LOSS}.loss_mode={loss}", "actor_rollout_ref.model.lora_rank=4"]
+    written = [*overrides, *(f"{name}={value}" for name, value in of_others.items())]
     config = configuration.load(written)
     names = [name.lstrip("+") for name in of_others]
     unread = [name for name in names if OmegaConf.select(config, name, default="absent") == "absent"]
     assert unread, "no algorithm has the settings of all others"
     assert configuration.without_effect(written, config) == dict.fromkeys(unread, f"loss_mode={loss} does not read it")
-    assert configuration.without_effect(given, config) == {}
+    assert configuration.without_effect(overrides, config) == {}
 
 
 def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
@@ -226,8 +221,8 @@ def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
         f"{CORRECTION}.rollout_is_threshold=1.5",
         *FLOAT32,
     )
-    made = batch(config, scored([1.0, 0.0, 3.0, 0.0]), seed=1)
-    assert made["advantages"].sign().tolist() == [-1, 0, 1, 0]
+    rows = batch(config, scored([1.0, 0.0, 3.0, 0.0]), seed=1)
+    assert rows["advantages"].sign().tolist() == [-1, 0, 1, 0]
     assert arguments(config, step=7) == {
         "noise_level": 0.3,
         "sde_type": "dance_sde",
@@ -257,8 +252,8 @@ def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
 def test_advantages_are_divided_by_the_deviation_of_the_batch_or_of_each_prompt(
     overrides: list[str], by_group: bool
 ) -> None:
-    made = batch(load(*overrides), scored([0.0, 0.0, 1.0, 9.0]), seed=1)
-    first, second = made["advantages"][2:].tolist()
+    rows = batch(load(*overrides), scored([0.0, 0.0, 1.0, 9.0]), seed=1)
+    first, second = rows["advantages"][2:].tolist()
     assert (first == pytest.approx(second, rel=1e-3)) is by_group, "rewards of one prompt spread nine times as far"
 
 
@@ -271,8 +266,8 @@ def test_a_sample_without_a_reward_has_advantage_0_whatever_the_scores_are(
 ) -> None:
     """Also with an estimator of the user, which gets the other samples only."""
     monkeypatch.setitem(ESTIMATORS._entries, "mine", f"{__name__}:ranks")
-    made = batch(load(*overrides), scored([-20.0, 0.0, NAN, NAN, -22.0, 8.0]), seed=1)
-    assert made["advantages"].sign().tolist() == [1, -1, 0, 0, -1, 1]
+    rows = batch(load(*overrides), scored([-20.0, 0.0, NAN, NAN, -22.0, 8.0]), seed=1)
+    assert rows["advantages"].sign().tolist() == [1, -1, 0, 0, -1, 1]
 
 
 def ranks(rewards: torch.Tensor, groups: list[str], settings: Any) -> torch.Tensor:
@@ -281,14 +276,14 @@ def ranks(rewards: torch.Tensor, groups: list[str], settings: Any) -> torch.Tens
 
 
 def test_diffusion_nft_takes_a_sample_without_a_reward_for_neither_good_nor_bad() -> None:
-    made = batch(load(NFT, "actor_rollout_ref.model.lora_rank=4"), scored([-20.0, 0.0, NAN, NAN, -22.0, 8.0]), seed=1)
-    assert made["optimality"].sub(0.5).sign().tolist() == [1, -1, 0, 0, -1, 1]
+    rows = batch(load(NFT, "actor_rollout_ref.model.lora_rank=4"), scored([-20.0, 0.0, NAN, NAN, -22.0, 8.0]), seed=1)
+    assert rows["optimality"].sub(0.5).sign().tolist() == [1, -1, 0, 0, -1, 1]
 
 
 def test_online_dpo_pairs_samples_that_have_a_reward() -> None:
-    made = batch(load(DPO, "actor_rollout_ref.model.lora_rank=4"), scored([NAN, NAN, -22.0, 8.0, -20.0, NAN]), seed=1)
-    assert made["clean_latents"][:, :, 0, 0, 0].tolist() == [[4.0, 2.0], [3.0, 3.0]]
-    assert made["preferred"].tolist() == [1.0, 0.0], "one reward is no preference"
+    rows = batch(load(DPO, "actor_rollout_ref.model.lora_rank=4"), scored([NAN, NAN, -22.0, 8.0, -20.0, NAN]), seed=1)
+    assert rows["clean_latents"][:, :, 0, 0, 0].tolist() == [[4.0, 2.0], [3.0, 3.0]]
+    assert rows["preferred"].tolist() == [1.0, 0.0], "one reward is no preference"
 
 
 def test_each_step_draws_other_steps_of_a_sample() -> None:
@@ -322,8 +317,8 @@ def test_each_step_draws_other_steps_of_a_sample() -> None:
 )
 def test_the_coarser_dtype_determines_how_far_velocities_may_differ(overrides: tuple[str, ...], limit: float) -> None:
     config = load("actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", *overrides)
-    made = arguments(config, step=1)
-    assert (made["velocity_tolerance"], made.get("limit_by_depth", False)) == (limit, limit == 0.05)
+    update = arguments(config, step=1)
+    assert (update["velocity_tolerance"], update.get("limit_by_depth", False)) == (limit, limit == 0.05)
 
 
 def test_schedules_count_the_optimizer_steps_of_the_run() -> None:
@@ -358,19 +353,21 @@ def test_the_registry_knows_the_rows_of_an_algorithm(name: str) -> None:
 
 def test_nft_trains_on_every_sample_with_its_optimality() -> None:
     config = load(NFT, f"{LOSS}.adv_clip_max=0.5")
-    made = batch(config, scored([1.0, 5.0, 3.0, 5.0]), seed=1)
-    assert made["optimality"].tolist() == [0.0, 0.5, 1.0, 0.5]
-    assert made["clean_latents"].shape == (4, 2, 2, 2) and len(set(made["draw_seeds"].tolist())) == 4
-    other = batch(config, scored([1.0, 5.0, 3.0, 5.0]), seed=2)
-    assert not set(other["draw_seeds"].tolist()) & set(made["draw_seeds"].tolist()), "each step has noise of its own"
+    rows = batch(config, scored([1.0, 5.0, 3.0, 5.0]), seed=1)
+    assert rows["optimality"].tolist() == [0.0, 0.5, 1.0, 0.5]
+    assert rows["clean_latents"].shape == (4, 2, 2, 2) and len(set(rows["draw_seeds"].tolist())) == 4
+    other_seed = batch(config, scored([1.0, 5.0, 3.0, 5.0]), seed=2)
+    assert not set(other_seed["draw_seeds"].tolist()) & set(rows["draw_seeds"].tolist()), (
+        "each step has noise of its own"
+    )
     assert arguments(config, step=7) == {"step": 7, "schedule": None, "interval": 1, "timestep_fraction": None}
     assert arguments(load(NFT, "algorithm.timestep_fraction=0.5"), step=7)["timestep_fraction"] == 0.5
 
 
 def test_dpo_pairs_the_best_and_the_worst_sample_of_each_prompt() -> None:
     config = load(DPO, "actor_rollout_ref.model.lora_rank=4")
-    made = batch(config, scored([1.0, 5.0, 3.0, 5.0, 2.0, 5.0]), seed=1)
-    assert made["prompt_embeds"].flatten().tolist() == [2, 0, 1, 1], "prompt a: row 2 over row 0; prompt b: all equal"
-    assert made["preferred"].tolist() == [1, 0]
-    assert made["clean_latents"].shape == (2, 2, 2, 2, 2) and made["draw_seeds"].shape == (2,)
+    rows = batch(config, scored([1.0, 5.0, 3.0, 5.0, 2.0, 5.0]), seed=1)
+    assert rows["prompt_embeds"].flatten().tolist() == [2, 0, 1, 1], "prompt a: row 2 over row 0; prompt b: all equal"
+    assert rows["preferred"].tolist() == [1, 0]
+    assert rows["clean_latents"].shape == (2, 2, 2, 2, 2) and rows["draw_seeds"].shape == (2,)
     assert arguments(config, step=7) == {}

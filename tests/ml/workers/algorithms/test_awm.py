@@ -95,13 +95,13 @@ def test_the_first_gradient_is_that_of_flow_matching_weighted_by_the_advantage()
     objective = make(policy, draws=1)
     part = prepared(objective, batch)
     objective.term(part, 0)[0].sum().backward()
-    other = ToyPolicy()
+    second = ToyPolicy()
     x, target = flow_matching.add_noise(part["clean_latents"], part["noise"][:, 0], part["times"][:, 0])
-    error = flow_matching.error(other.velocity_at(part, x, part["times"][:, 0]), target)
+    error = flow_matching.error(second.velocity_at(part, x, part["times"][:, 0]), target)
     (part["advantages"].clamp(-1, 1) * error).sum().backward()
-    assert policy.weight.grad is not None and other.weight.grad is not None
-    assert policy.weight.grad.item() == pytest.approx(other.weight.grad.item(), rel=1e-12)
-    assert policy.bias.grad.tolist() == pytest.approx(other.bias.grad.tolist(), rel=1e-12)  # type: ignore[union-attr]
+    assert policy.weight.grad is not None and second.weight.grad is not None
+    assert policy.weight.grad.item() == pytest.approx(second.weight.grad.item(), rel=1e-12)
+    assert policy.bias.grad.tolist() == pytest.approx(second.bias.grad.tolist(), rel=1e-12)  # type: ignore[union-attr]
 
 
 def test_a_row_without_an_advantage_is_trained_only_with_a_base_model() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ml.workers.tiny_actor import model_settings
+from ml.workers.tiny_actor import TARGETS, make_actor, model_settings, weights_of
 from verl_omni.algos import flow_matching
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.utils.sample_store import SharedRows
@@ -18,7 +19,7 @@ from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.diffusion_dpo import DiffusionDPOLossConfig
 from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig, NFTObjective
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
+from verl_omni.workers.config import DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
 
@@ -27,25 +28,8 @@ DPO = DiffusionDPOLossConfig(dpo_beta=100.0, draws=2)
 BOTH = ("default", "old")
 
 
-def make(
-    folder: Path,
-    *,
-    rank: int = 4,
-    adapters: tuple[str, ...] = ("default",),
-    mesh: Any = None,
-    device: Any = None,
-    **changes: Any,
-) -> DiffusionActor:
-    model = model_settings(
-        folder, ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"], rank=rank, adapters=adapters
-    )
-    settings: dict[str, Any] = {"ppo_mini_batch_size": 2, "optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
-    config = DiffusionActorConfig(**settings)
-    return DiffusionActor(model, config, 2, mesh=mesh, device=device)
-
-
-def adapter(actor: DiffusionActor) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in actor.weights("lora")}
+def make(folder: Path, *, rank: int = 4, adapters: Sequence[str] = ("default",), **changes: Any) -> DiffusionActor:
+    return make_actor(model_settings(folder, TARGETS, rank=rank, adapters=adapters), **changes)
 
 
 def clean(rows: int = 4) -> dict[str, torch.Tensor]:
@@ -65,10 +49,10 @@ def judged(rows: int = 4) -> dict[str, torch.Tensor]:
 
 def compared(pairs: int = 2) -> dict[str, torch.Tensor]:
     """Pairs for DPO: the better sample first, both of one prompt."""
-    made = {name: value.reshape(pairs, 2, *value.shape[1:]) for name, value in clean(2 * pairs).items()}
+    pairs_of = {name: value.reshape(pairs, 2, *value.shape[1:]) for name, value in clean(2 * pairs).items()}
     for name in ("prompt_embeds", "pooled_prompt_embeds"):
-        made[name] = made[name][:, :1].expand_as(made[name]).contiguous()
-    return {**made, "preferred": torch.ones(pairs), "draw_seeds": torch.arange(pairs)}
+        pairs_of[name] = pairs_of[name][:, :1].expand_as(pairs_of[name]).contiguous()
+    return {**pairs_of, "preferred": torch.ones(pairs), "draw_seeds": torch.arange(pairs)}
 
 
 def errors(actor: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -91,11 +75,11 @@ def test_nft_fits_good_samples_better_than_bad_ones(model_folder: Path) -> None:
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()
     before = errors(actor, data)
-    found = [actor.update(data, step=step) for step in range(1, 7)]
+    metrics = [actor.update(data, step=step) for step in range(1, 7)]
     gained = before - errors(actor, data)
-    assert found[0]["actor/distance_to_old"] < 1e-12 < found[-1]["actor/distance_to_old"]
+    assert metrics[0]["actor/distance_to_old"] < 1e-12 < metrics[-1]["actor/distance_to_old"]
     assert gained[data["optimality"] == 1].mean() > gained[data["optimality"] == 0].mean() + 1e-3
-    assert not {name for name in found[0] if name.startswith("rollout_corr/")}, "there are no likelihoods to compare"
+    assert not {name for name in metrics[0] if name.startswith("rollout_corr/")}, "there are no likelihoods to compare"
 
 
 def test_nft_has_no_gradient_at_optimality_one_half(model_folder: Path) -> None:
@@ -116,9 +100,9 @@ def test_the_reference_kl_of_nft_pulls_to_the_base_model(
         optim = DiffusionOptimizerConfig(lr=rate)
         actor = make(model_folder, rank=rank, adapters=BOTH, diffusion_loss=changed, optim=optim)
         assert (actor.policy.base is not None) == (rank == 0 and coefficient > 0)
-        found = [actor.update(judged() | {"optimality": torch.ones(4)}, step=step) for step in range(1, 7)]
-        far[coefficient] = found[-1].get("actor/distance_to_base")
-        assert found[0].get("actor/distance_to_base") == (0 if coefficient else None)
+        metrics = [actor.update(judged() | {"optimality": torch.ones(4)}, step=step) for step in range(1, 7)]
+        far[coefficient] = metrics[-1].get("actor/distance_to_base")
+        assert metrics[0].get("actor/distance_to_base") == (0 if coefficient else None)
     assert far[0.0] is None, "without the pull the base model is not run"
     assert far[1e-12] > 2 * far[pull] > 0
 
@@ -158,12 +142,12 @@ def test_nft_fits_good_samples_better_at_the_samplers_levels(model_folder: Path)
 def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()
-    start = {name: tensor.clone() for name, tensor in actor.weights("lora", "old")}
-    assert same(start, adapter(actor))
+    start = weights_of(actor, "old")
+    assert same(start, weights_of(actor))
     want = start
     for step, decay in ((1, 0.0), (2, 0.25), (3, 0.5), (4, 0.5)):
         actor.update(data, step=step)
-        new = adapter(actor)
+        new = weights_of(actor)
         old = dict(actor.weights("lora", "old"))
         want = {name: decay * tensor + (1 - decay) * new[name] for name, tensor in want.items()}
         assert all(torch.allclose(old[name], tensor, atol=1e-6) for name, tensor in want.items())
@@ -173,11 +157,11 @@ def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:
 def test_the_old_policy_is_updated_in_every_second_step_by_a_schedule_of_the_reference(model_folder: Path) -> None:
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     for step in (1, 2, 3, 4):
-        before = {name: tensor.clone() for name, tensor in actor.weights("lora", "old")}
+        before = weights_of(actor, "old")
         actor.update(judged(), step=step, schedule="copy", interval=2)
         old = dict(actor.weights("lora", "old"))
         assert same(old, before) == (step % 2 == 1)
-        assert same(old, adapter(actor)) == (step % 2 == 0)
+        assert same(old, weights_of(actor)) == (step % 2 == 0)
 
 
 def test_running_as_the_old_policy_leaves_the_trained_one_unchanged(model_folder: Path) -> None:
@@ -186,10 +170,10 @@ def test_running_as_the_old_policy_leaves_the_trained_one_unchanged(model_folder
     for step in (1, 2):
         actor.update(data, step=step)
     trained = errors(actor, data)
-    new = adapter(actor)
+    new = weights_of(actor)
     with actor.policy.as_old():
         old = errors(actor, data)
-    assert same(new, adapter(actor)) and torch.equal(errors(actor, data), trained)
+    assert same(new, weights_of(actor)) and torch.equal(errors(actor, data), trained)
     assert not torch.equal(old, trained)
     with pytest.raises(ValueError, match="policy_state_adapters must have `old`"):
         make(model_folder, diffusion_loss=NFT).update(data, step=1)
@@ -200,17 +184,17 @@ def test_dpo_prefers_the_better_sample_of_each_pair(model_folder: Path) -> None:
     data = compared()
     flat = {name: value.flatten(0, 1) for name, value in data.items() if value.ndim > 2}
     before = errors(actor, flat)
-    found = [actor.update(data) for _ in range(6)]
+    metrics = [actor.update(data) for _ in range(6)]
     gained = before - errors(actor, flat)
-    assert found[0]["actor/loss"] == pytest.approx(0.6931, abs=1e-4) and found[0]["actor/margin"] == 0
-    assert found[-1]["actor/loss"] < found[0]["actor/loss"] and found[-1]["actor/accuracy"] == 1
+    assert metrics[0]["actor/loss"] == pytest.approx(0.6931, abs=1e-4) and metrics[0]["actor/margin"] == 0
+    assert metrics[-1]["actor/loss"] < metrics[0]["actor/loss"] and metrics[-1]["actor/accuracy"] == 1
     assert bool((gained[0::2] > gained[1::2] + 1e-3).all())
 
 
 def test_dpo_has_no_gradient_without_a_preference(model_folder: Path) -> None:
     actor = make(model_folder, diffusion_loss=DPO)
-    found = actor.update(compared() | {"preferred": torch.zeros(2)})
-    assert found["actor/grad_norm"] == 0 and found["actor/preferred_fraction"] == 0
+    metrics = actor.update(compared() | {"preferred": torch.zeros(2)})
+    assert metrics["actor/grad_norm"] == 0 and metrics["actor/preferred_fraction"] == 0
     one_of_two = actor.update(compared() | {"preferred": torch.tensor([0.0, 1.0])})
     assert one_of_two["actor/grad_norm"] > 0 and one_of_two["actor/preferred_fraction"] == 0.5
 
@@ -222,8 +206,8 @@ def test_dpo_measures_the_pairs_with_a_preference_only(model_folder: Path) -> No
     for _ in range(6):
         actor.update(compared())
     none, one = ({"preferred": torch.tensor([0.0, preferred])} for preferred in (0.0, 1.0))
-    found = algorithm.metrics(actor.update(compared() | one))
-    assert found["actor/accuracy"] == 1 and found["actor/preferred_fraction"] == 0.5
+    metrics = algorithm.metrics(actor.update(compared() | one))
+    assert metrics["actor/accuracy"] == 1 and metrics["actor/preferred_fraction"] == 0.5
     ranks = [actor.update(compared() | given) for given in (none, one)]
     over_ranks = algorithm.metrics(step_metrics.over_ranks({name: [each[name] for each in ranks] for name in ranks[0]}))
     assert over_ranks["actor/accuracy"] == 1 and over_ranks["actor/preferred_fraction"] == 0.25
@@ -237,9 +221,9 @@ def test_dpo_trains_when_both_samples_of_a_pair_are_the_same(model_folder: Path)
     data = compared() | {"preferred": torch.tensor([0.0, 1.0])}
     same = torch.tensor([[0, 0], [2, 3]])
     stored = SharedRows(data["clean_latents"].flatten(0, 1), same)
-    found = make(model_folder, diffusion_loss=DPO).update(data | {"clean_latents": stored})
+    metrics = make(model_folder, diffusion_loss=DPO).update(data | {"clean_latents": stored})
     plain = data | {"clean_latents": data["clean_latents"].flatten(0, 1)[same]}
-    assert found == make(model_folder, diffusion_loss=DPO).update(plain) and found["actor/grad_norm"] > 0
+    assert metrics == make(model_folder, diffusion_loss=DPO).update(plain) and metrics["actor/grad_norm"] > 0
 
 
 @pytest.mark.parametrize(("loss", "adapters", "request_"), [(NFT, BOTH, {"step": 1}), (DPO, ("default",), {})])
@@ -255,16 +239,19 @@ def test_micro_batches_do_not_change_the_gradient(
 
 
 def test_a_loaded_checkpoint_resumes_bit_exactly_with_its_old_policy(model_folder: Path, tmp_path: Path) -> None:
-    one = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    first = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()
     for step in (1, 2):
-        one.update(data, step=step)
-    one.save(tmp_path / "state")
+        first.update(data, step=step)
+    first.save(tmp_path / "state")
     two = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     two.load(tmp_path / "state")
-    assert [two.update(data, step=3), two.update(data, step=4)] == [one.update(data, step=3), one.update(data, step=4)]
+    assert [two.update(data, step=3), two.update(data, step=4)] == [
+        first.update(data, step=3),
+        first.update(data, step=4),
+    ]
     for which in ("default", "old"):
-        assert same(dict(one.weights("lora", which)), dict(two.weights("lora", which)))  # type: ignore[arg-type]
+        assert same(dict(first.weights("lora", which)), dict(two.weights("lora", which)))  # type: ignore[arg-type]
     make(model_folder, diffusion_loss=DPO).save(tmp_path / "other")
     with pytest.raises(ValueError, match="no old policy"):
         two.load(tmp_path / "other")
@@ -311,9 +298,9 @@ def test_dpo_of_all_weights_compares_with_the_weights_of_the_folder_also_after_a
     expected.backward()
     norm = torch.cat([p.grad.flatten().double() for p in actor.trained if p.grad is not None]).norm()
     actor.optimizer.zero_grad()
-    found = actor.update(data)
-    assert found["actor/loss"] == pytest.approx(expected.item(), rel=1e-4) and found["actor/margin"] != 0
-    assert found["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+    metrics = actor.update(data)
+    assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=1e-4) and metrics["actor/margin"] != 0
+    assert metrics["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
 
 
 def test_a_comparison_with_a_base_that_is_not_kept_is_refused(model_folder: Path) -> None:

@@ -13,20 +13,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from ml.workers.tiny_actor import model_settings, recorded_steps, relative_difference, smooth_steps
+from ml.workers.tiny_actor import (
+    ADVANTAGES,
+    SAMPLER,
+    log_probs,
+    make_actor,
+    model_settings,
+    recorded_steps,
+    relative_difference,
+    smooth_steps,
+    weights_of,
+)
 from verl_omni.algos import advantages, grpo, sde
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_dppo import DPPOObjective, FlowDPPOLossConfig
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 from verl_omni.workers.algorithms.grpo_guard import GRPOGuardLossConfig, GuardObjective
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig, DiffusionOptimizerConfig
+from verl_omni.workers.config import DiffusionLossConfig, DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
 
-SAMPLER: dict[str, Any] = {"noise_level": 0.7, "sde_type": "sde"}
 ROWS = 4
 STEPS = 2
-ADVANTAGES = torch.tensor([1.0, -0.5, 0.25, -0.75])
 OPTIM = DiffusionOptimizerConfig(lr=1e-2)  # of tests whose limits are crossed by its steps
 OFF = torch.tensor([0.003, -0.2, 0.9, 0.01])  # the trainer's log-probabilities minus the engine's, of each row
 
@@ -34,55 +42,43 @@ OFF = torch.tensor([0.003, -0.2, 0.9, 0.01])  # the trainer's log-probabilities 
 def make(folder: Path, *, prompts: int = 2, **changes: Any) -> DiffusionActor:
     """An actor whose mini-batches have `prompts` prompts of two rows."""
     model = model_settings(folder, ["attn.to_q", "attn.to_v", "ff.net.2"])
-    settings = {"diffusion_loss": FlowGRPOLossConfig(clip_ratio=1e-3, adv_clip_max=100.0), **changes}
-    settings.setdefault("optim", smooth_steps(lr=0.1))
-    return DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=prompts, **settings), 2)
-
-
-@torch.no_grad()
-def log_probs(actor: DiffusionActor, data: dict[str, Tensor]) -> Tensor:
-    """Log-probabilities of the recorded steps under the current policy, [B, T]."""
-    objective = GRPOObjective(actor.policy, FlowGRPOLossConfig(), kl_loss_coef=None, **SAMPLER)
-    return torch.stack([objective.density(data, step)[2] for step in range(STEPS)], dim=1)
+    defaults = {
+        "diffusion_loss": FlowGRPOLossConfig(clip_ratio=1e-3, adv_clip_max=100.0),
+        "optim": smooth_steps(lr=0.1),
+    }
+    return make_actor(model, ppo_mini_batch_size=prompts, **defaults | changes)
 
 
 def batch(actor: DiffusionActor, off: Tensor = OFF) -> dict[str, Tensor]:
-    made = {
-        **recorded_steps(ROWS, [0.9, 0.6, 0.3]),
-        "advantages": ADVANTAGES,
-    }
-    return {**made, "rollout_log_probs": log_probs(actor, made) - off[:, None]}
-
-
-def adapter(actor: DiffusionActor) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in actor.weights("lora")}
+    data = {**recorded_steps(ROWS, [0.9, 0.6, 0.3]), "advantages": ADVANTAGES}
+    return {**data, "rollout_log_probs": log_probs(actor, data) - off[:, None]}
 
 
 def same(one: DiffusionActor, other: DiffusionActor) -> bool:
     """Whether two actors took the same steps, the first of which has moved."""
-    start = adapter(make(Path(one.model_config.path)))
-    return relative_difference(start, adapter(one), adapter(other)) < 1e-4
+    start = weights_of(make(Path(one.model_config.path)))
+    return relative_difference(start, weights_of(one), weights_of(other)) < 1e-4
 
 
 @pytest.mark.parametrize("changes", [{}, {"prompts": 1}, {"prompts": 1, "ppo_epochs": 2}], ids=str)
 def test_recomputed_log_probs_do_not_depend_on_the_engine(model_folder: Path, changes: dict[str, int]) -> None:
     actors = [make(model_folder, **changes) for _ in range(2)]
-    found = [actor.update(batch(actor, off), **SAMPLER) for actor, off in zip(actors, (OFF, 0 * OFF), strict=True)]
+    metrics = [actor.update(batch(actor, off), **SAMPLER) for actor, off in zip(actors, (OFF, 0 * OFF), strict=True)]
     assert same(*actors)
-    assert found[0]["actor/clip_fraction_at_start"] == 0
+    assert metrics[0]["actor/clip_fraction_at_start"] == 0
     # The terms have the size 1 and cancel, so a smaller loss is rounding.
-    assert found[0]["actor/loss"] == pytest.approx(found[1]["actor/loss"], abs=1e-6)
+    assert metrics[0]["actor/loss"] == pytest.approx(metrics[1]["actor/loss"], abs=1e-6)
     rows = slice(2 if changes else ROWS)  # of the first optimizer step
-    assert found[0]["rollout_corr/kl"] == pytest.approx(-OFF[rows].mean().item(), rel=1e-3)
-    assert found[0]["rollout_corr/k3_kl"] == pytest.approx((OFF.exp() - 1 - OFF)[rows].mean().item(), rel=1e-3)
+    assert metrics[0]["rollout_corr/kl"] == pytest.approx(-OFF[rows].mean().item(), rel=1e-3)
+    assert metrics[0]["rollout_corr/k3_kl"] == pytest.approx((OFF.exp() - 1 - OFF)[rows].mean().item(), rel=1e-3)
 
 
 def test_in_bypass_mode_the_ratio_is_to_the_engine(model_folder: Path) -> None:
     actor = make(model_folder)
-    found = actor.update(batch(actor), **SAMPLER, bypass_mode=True)
-    assert found["actor/clip_fraction_at_start"] == 1, "every row differs by more than clip_ratio"
-    assert found["actor/ratio_max"] == pytest.approx(OFF.max().exp().item(), rel=1e-4)
-    assert not same(actor, make(model_folder)) and found["actor/optimizer_steps"] == 1
+    metrics = actor.update(batch(actor), **SAMPLER, bypass_mode=True)
+    assert metrics["actor/clip_fraction_at_start"] == 1, "every row differs by more than clip_ratio"
+    assert metrics["actor/ratio_max"] == pytest.approx(OFF.max().exp().item(), rel=1e-4)
+    assert not same(actor, make(model_folder)) and metrics["actor/optimizer_steps"] == 1
 
 
 @pytest.mark.parametrize("bypass", [False, True])
@@ -90,23 +86,23 @@ def test_a_rejected_sample_teaches_nothing(model_folder: Path, bypass: bool) -> 
     """Of the differences OFF only 0.9 is outside of the logarithms of 0.5 and 2."""
     rejecting, without = (make(model_folder) for _ in range(2))
     criterion = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"}
-    found = rejecting.update(batch(rejecting), **SAMPLER, bypass_mode=bypass, **criterion)
+    metrics = rejecting.update(batch(rejecting), **SAMPLER, bypass_mode=bypass, **criterion)
     others = {"advantages": ADVANTAGES * torch.tensor([1, 1, 0, 1])}
     without.update(batch(without) | others, **SAMPLER, bypass_mode=bypass)
     assert same(rejecting, without) and not same(rejecting, make(model_folder))
-    assert found["rollout_corr/rollout_rs_kept"] == 0.75
+    assert metrics["rollout_corr/rollout_rs_kept"] == 0.75
 
 
 def test_old_log_probs_of_later_optimizer_steps_are_those_before_the_update(model_folder: Path) -> None:
     """With exact log-probabilities of the engine, both modes take the same steps, and the ratio moves away from 1."""
     actors = [make(model_folder, prompts=1, ppo_epochs=2) for _ in range(2)]
-    found = [
+    metrics = [
         actor.update(batch(actor, 0 * OFF), **SAMPLER, bypass_mode=bypass)
         for actor, bypass in zip(actors, (False, True), strict=True)
     ]
     assert same(*actors)
-    assert found[0]["actor/ratio_max"] == pytest.approx(found[1]["actor/ratio_max"], rel=1e-5) and (
-        found[0]["actor/clip_fraction"] > 0
+    assert metrics[0]["actor/ratio_max"] == pytest.approx(metrics[1]["actor/ratio_max"], rel=1e-5) and (
+        metrics[0]["actor/clip_fraction"] > 0
     )
 
 
@@ -138,7 +134,7 @@ def test_only_what_is_needed_is_recomputed(
 @pytest.mark.parametrize("objective", [GRPOObjective, GuardObjective])
 def test_a_row_without_advantage_is_not_clipped(objective: Any) -> None:
     """Several ranks compute such rows, and one process does not: the share of clipped ratios is the same."""
-    made = objective(None, FlowGRPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")
+    clipped = objective(None, FlowGRPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")
     part = {
         "advantages": torch.tensor([1.0, 0.0, -1.0]),
         "all_timesteps": torch.zeros(3, 1),
@@ -146,15 +142,15 @@ def test_a_row_without_advantage_is_not_clipped(objective: Any) -> None:
     }
     far = torch.full((3,), 0.1)
     mean = torch.zeros(3, 1)
-    _, measured = made.policy_loss(part, 0, far, mean, torch.ones(3, 1))
+    _, measured = clipped.policy_loss(part, 0, far, mean, torch.ones(3, 1))
     assert measured["clip_fraction"].tolist() == [1, 0, 1]
 
 
 def test_the_kl_to_the_old_policy_of_a_row_without_advantage_does_not_count() -> None:
-    made = DPPOObjective(None, FlowDPPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")  # type: ignore[arg-type]
-    made.at_start = False
+    divergence = DPPOObjective(None, FlowDPPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")  # type: ignore[arg-type]
+    divergence.at_start = False
     part = {"advantages": torch.tensor([1.0, 0.0, -1.0]), "old_means": torch.ones(3, 1, 1)}
-    _, measured = made.policy_loss(part, 0, torch.zeros(3), torch.zeros(3, 1), torch.ones(3, 1))
+    _, measured = divergence.policy_loss(part, 0, torch.zeros(3), torch.zeros(3, 1), torch.ones(3, 1))
     assert measured["kl_to_old"].tolist() == [0.5, 0, 0.5]
 
 
@@ -164,8 +160,8 @@ def test_rows_without_gradient_are_not_recomputed(model_folder: Path) -> None:
     passes = []
     data["advantages"] = torch.tensor([1.0, 0.0, -1.0, 0.0])
     actor.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
-    found = actor.update(data, **SAMPLER)
-    assert passes.count(False) == STEPS and found["actor/skipped_steps"] == 0
+    metrics = actor.update(data, **SAMPLER)
+    assert passes.count(False) == STEPS and metrics["actor/skipped_steps"] == 0
     assert passes.count(True) == 2 * STEPS, "of the first row of each mini-batch"
 
 
@@ -174,13 +170,13 @@ def test_rows_without_gradient_are_not_recomputed(model_folder: Path) -> None:
 def test_weights_multiply_the_loss_of_their_rows(model_folder: Path, level: str, steps: int, prompts: int) -> None:
     weighted, scaled = (make(model_folder, prompts=prompts) for _ in range(2))
     weights = (steps * OFF.double()).exp().clamp(max=1.5)
-    found = weighted.update(batch(weighted), **SAMPLER, rollout_is=level, rollout_is_threshold=1.5)
+    metrics = weighted.update(batch(weighted), **SAMPLER, rollout_is=level, rollout_is_threshold=1.5)
     data = batch(scaled)
     data["advantages"] = (weights * ADVANTAGES).float()
     want = scaled.update(data, **SAMPLER)
-    assert found["rollout_corr/rollout_is_mean"] == pytest.approx(weights.mean().item(), rel=1e-4)
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(weights.mean().item(), rel=1e-4)
     assert "rollout_corr/rollout_is_mean" not in want
-    assert found["actor/grad_norm"] == pytest.approx(want["actor/grad_norm"], rel=1e-3)
+    assert metrics["actor/grad_norm"] == pytest.approx(want["actor/grad_norm"], rel=1e-3)
     assert same(weighted, scaled)
     assert weights[2] == 1.5, "one of them is truncated"
 
@@ -205,9 +201,9 @@ def test_a_fraction_trains_each_row_on_its_own_steps(model_folder: Path) -> None
         "rollout_log_probs": data["rollout_log_probs"][rows, chosen],
     }
     weights: dict[str, Any] = {"rollout_is": "token", "rollout_is_threshold": 1.5}
-    found = actor.update({**data, "draw_seeds": SEEDS}, **HALF, **weights)
+    metrics = actor.update({**data, "draw_seeds": SEEDS}, **HALF, **weights)
     want = reference.update(alone, **SAMPLER, **weights)
-    assert found == pytest.approx(want, rel=1e-4, abs=1e-6) and same(actor, reference)
+    assert metrics == pytest.approx(want, rel=1e-4, abs=1e-6) and same(actor, reference)
 
 
 @pytest.mark.parametrize("more", [{}, {"timestep_fraction": 0.5}], ids=str)
@@ -226,13 +222,14 @@ def test_steps_recorded_one_by_one_train_as_those_of_a_window(
 
 @pytest.mark.parametrize("request_", [{}, {"rollout_is": "sequence"}], ids=str)
 def test_a_fraction_does_not_depend_on_the_split_of_a_batch(model_folder: Path, request_: dict[str, str]) -> None:
-    whole = make(model_folder)
+    unsplit = make(model_folder)
     split = make(model_folder, ppo_micro_batch_size_per_gpu=1)
     passes: list[bool] = []
-    data = {**batch(whole), "draw_seeds": SEEDS}
+    data = {**batch(unsplit), "draw_seeds": SEEDS}
     split.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
-    found = [actor.update(data, **HALF, **request_) for actor in (whole, split)]
-    assert found[0]["actor/grad_norm"] == pytest.approx(found[1]["actor/grad_norm"], rel=1e-4) and same(whole, split)
+    metrics = [actor.update(data, **HALF, **request_) for actor in (unsplit, split)]
+    assert metrics[0]["actor/grad_norm"] == pytest.approx(metrics[1]["actor/grad_norm"], rel=1e-4)
+    assert same(unsplit, split)
     assert passes.count(True) == ROWS * STEPS // 2
     assert passes.count(False) == (ROWS * STEPS // 2 if request_ else 0)
 
@@ -285,16 +282,16 @@ def guard_loss(actor: DiffusionActor, data: dict[str, Tensor], old: list[tuple[T
 
 def test_grpo_guard_against_float64(model_folder: Path) -> None:
     """Two optimizer steps: the second one compares with the means before the first."""
-    one = make(model_folder, diffusion_loss=GUARD, optim=OPTIM)
-    data = batch(one)
-    objective = GuardObjective(one.policy, GUARD, kl_loss_coef=None, **SAMPLER)
+    actor = make(model_folder, diffusion_loss=GUARD, optim=OPTIM)
+    data = batch(actor)
+    objective = GuardObjective(actor.policy, GUARD, kl_loss_coef=None, **SAMPLER)
     with torch.no_grad():
         old = [objective.density(data, place) for place in range(STEPS)]
-    first, no_clip = guard_loss(one, data, old)
-    found = one.update(data, **SAMPLER)
-    assert found["actor/loss"] == pytest.approx(first, rel=1e-5)
-    assert found["actor/clip_fraction_at_start"] == no_clip == 0 and found["actor/ratio_max"] == 1
-    second, clip = guard_loss(one, data, old)
+    first, no_clip = guard_loss(actor, data, old)
+    metrics = actor.update(data, **SAMPLER)
+    assert metrics["actor/loss"] == pytest.approx(first, rel=1e-5)
+    assert metrics["actor/clip_fraction_at_start"] == no_clip == 0 and metrics["actor/ratio_max"] == 1
+    second, clip = guard_loss(actor, data, old)
     both = make(model_folder, diffusion_loss=GUARD, ppo_epochs=2, optim=OPTIM).update(data, **SAMPLER)
     assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-5) and second != pytest.approx(first)
     assert 2 * both["actor/clip_fraction"] == clip > 0
@@ -333,15 +330,15 @@ def test_flow_dppo_against_float64(model_folder: Path, kind: str, threshold: flo
     """Two optimizer steps: the second one compares with the means before the first."""
     loss = FlowDPPOLossConfig(kl_mask_threshold=threshold, adv_clip_max=0.6)
     sampler = {**SAMPLER, "sde_type": kind}
-    one = make(model_folder, diffusion_loss=loss, optim=OPTIM)
-    data = batch(one)
-    objective = DPPOObjective(one.policy, loss, kl_loss_coef=None, **sampler)
+    actor = make(model_folder, diffusion_loss=loss, optim=OPTIM)
+    data = batch(actor)
+    objective = DPPOObjective(actor.policy, loss, kl_loss_coef=None, **sampler)
     with torch.no_grad():
         old = [objective.density(data, place) for place in range(STEPS)]
     first, *nothing = dppo_loss(objective, data, old)
-    found = one.update(data, **sampler)
-    assert found["actor/loss"] == pytest.approx(first, rel=1e-5)
-    assert nothing == [0, 0, 0] and found["actor/clip_fraction_at_start"] == found["actor/kl_to_old_max"] == 0
+    metrics = actor.update(data, **sampler)
+    assert metrics["actor/loss"] == pytest.approx(first, rel=1e-5)
+    assert nothing == [0, 0, 0] and metrics["actor/clip_fraction_at_start"] == metrics["actor/kl_to_old_max"] == 0
     second, excluded, mean, largest = dppo_loss(objective, data, old)
     both = make(model_folder, diffusion_loss=loss, ppo_epochs=2, optim=OPTIM).update(data, **sampler)
     assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-4)
@@ -372,7 +369,7 @@ LEVELS = torch.tensor([0.95, 0.75, 0.5, 0.25])
 def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
     """Trajectories of the actor's own policy, and the mean of the first channel of their last latents, [B]."""
     generator = torch.Generator().manual_seed(seed)
-    made = {
+    requests = {
         "prompt_embeds": torch.zeros(rows, 8, 64),
         "pooled_prompt_embeds": torch.zeros(rows, 64),
         "all_sigmas": LEVELS.repeat(rows, 1),
@@ -384,13 +381,13 @@ def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tens
     for level, lower in pairwise(LEVELS):
         x = latents[-1]
         sigma = level.repeat(rows)
-        velocity = actor.policy.velocity(made, x, sigma * 1000, 1.0)
-        levels = {"sigma": sigma, "sigma_next": lower.repeat(rows), "sigma_max": made["sigma_max"].flatten()}
+        velocity = actor.policy.velocity(requests, x, sigma * 1000, 1.0)
+        levels = {"sigma": sigma, "sigma_next": lower.repeat(rows), "sigma_max": requests["sigma_max"].flatten()}
         mean, std = sde.moments("sde", x, velocity, noise_level=0.7, **levels)
         latents.append(mean + std * torch.randn(x.shape, generator=generator))
         densities.append(sde.log_prob("sde", latents[-1], mean, std))
-    made |= {"all_latents": torch.stack(latents, 1), "rollout_log_probs": torch.stack(densities, 1)}
-    return made, latents[-1][:, 0].mean((1, 2))
+    requests |= {"all_latents": torch.stack(latents, 1), "rollout_log_probs": torch.stack(densities, 1)}
+    return requests, latents[-1][:, 0].mean((1, 2))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -406,7 +403,7 @@ def test_the_rewarded_channel_moves_in_the_direction_of_the_reward(model_folder:
     for step in range(20):
         data, reward = sampled(actor, 32, seed=step)
         data["advantages"] = advantages.group_advantages(sign * reward, ["prompt"] * 32)
-        found = actor.update(data, **SAMPLER)
-        assert found["actor/clip_fraction_at_start"] == 0 and found["rollout_corr/mean_abs_diff"] < 1e-5
+        metrics = actor.update(data, **SAMPLER)
+        assert metrics["actor/clip_fraction_at_start"] == 0 and metrics["rollout_corr/mean_abs_diff"] < 1e-5
     _, after = sampled(actor, 64, seed=999)
     assert sign * (after.mean() - before.mean()) > 0.2

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ml.workers.tiny_actor import model_settings
+from ml.workers.tiny_actor import make_actor, model_settings, weights_of
 from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 from verl_omni.pipelines.wan.tiny_model import make_tiny_wan
 from verl_omni.trainer.metrics import step_metrics
@@ -24,12 +24,7 @@ from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms import reference_loss
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.registered import ALGORITHMS
-from verl_omni.workers.config import (
-    DiffusionActorConfig,
-    DiffusionFSDPConfig,
-    DiffusionLossConfig,
-    DiffusionOptimizerConfig,
-)
+from verl_omni.workers.config import DiffusionFSDPConfig, DiffusionLossConfig, DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +46,8 @@ class ReferenceLoss(reference_loss.DiffusionLossFn):
 
     def __call__(self, *, config: Any, model_output: Any, data: Any) -> Any:
         difference = model_output["log_probs"] - data["old_log_probs"]
-        found = {"ratio_mean": difference.exp().mean(), "distance_max": difference.abs().max()}
-        return reference_loss.DiffusionLossResult((-data["advantages"] * difference.exp()).mean(), found)
+        metrics = {"ratio_mean": difference.exp().mean(), "distance_max": difference.abs().max()}
+        return reference_loss.DiffusionLossResult((-data["advantages"] * difference.exp()).mean(), metrics)
 
 
 def likelihood(log_ratio: Tensor, advantages: Tensor, settings: Any) -> Tensor:
@@ -98,10 +93,6 @@ class Case:
     def learning_rate(self) -> float:
         """Gradients of an adapter are small here, except for those of DPO."""
         return 0.2 if self.adapter and self.model == SD3 and self.loss_mode != "diffusion_dpo" else 5e-3
-
-    @property
-    def kind(self) -> Any:
-        return "lora" if self.adapter else "full"
 
 
 CLIP = {"clip_ratio": 5e-5}
@@ -184,7 +175,10 @@ def make(folder: Path, case: Case, fsdp: dict[str, Any], micro_batch: int | None
     old = ("default", "old") if case.loss_mode == "diffusion_nft" else ("default",)
     model = model_settings(folder / case.model, rank=case.adapter, adapters=old, architecture=case.model)
     pairs = case.loss_mode == "diffusion_dpo"
-    config = DiffusionActorConfig(
+    actor = make_actor(
+        model,
+        SAMPLES,
+        mesh=mesh,
         diffusion_loss=loss_of(case),
         ppo_mini_batch_size=MINI_BATCH * (SAMPLES if pairs else 1),
         ppo_micro_batch_size_per_gpu=micro_batch,
@@ -195,7 +189,6 @@ def make(folder: Path, case: Case, fsdp: dict[str, Any], micro_batch: int | None
         ),
         **case.actor,
     )
-    actor = DiffusionActor(model, config, SAMPLES, mesh=mesh)
     if case.own_loss is not None:
         actor.algorithm = actor.algorithm.with_loss(LOSSES[case.own_loss])  # type: ignore[arg-type]
     return actor
@@ -212,18 +205,18 @@ def policies(actor: DiffusionActor, case: Case) -> dict[str, Tensor]:
     """Unsharded weights of the trained policy and of its delayed copies."""
     kept = {"default": True, "old": actor.policy.old is not None, "average": actor.policy.average is not None}
     return {
-        f"{which} {name}": tensor.clone()
+        f"{which} {name}": tensor
         for which in EVERY_POLICY
         if kept[which]
-        for name, tensor in actor.weights(case.kind, which)  # type: ignore[arg-type]
+        for name, tensor in weights_of(actor, which).items()
     }
 
 
 def updated(actor: DiffusionActor, case: Case, batch: dict[str, Tensor], first: int = 1) -> dict[str, Any]:
     """Metrics of some updates, and the weights before and after them."""
     before = policies(actor, case)
-    found = [actor.update(batch, **request_of(case, step)) for step in range(first, first + UPDATES)]
-    return {"metrics": found, "before": before, "after": policies(actor, case)}
+    metrics = [actor.update(batch, **request_of(case, step)) for step in range(first, first + UPDATES)]
+    return {"metrics": metrics, "before": before, "after": policies(actor, case)}
 
 
 def share_of(batch: dict[str, Tensor], case: Case, ranks: int, rank: int) -> dict[str, Tensor]:
@@ -234,30 +227,26 @@ def share_of(batch: dict[str, Tensor], case: Case, ranks: int, rank: int) -> dic
     return {name: tensor[rows] for name, tensor in batch.items()}
 
 
-def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
-    """All cases on this number of ranks; each rank writes what it found."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
-    batches = torch.load(f"{folder}/batches.pt")
+def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
+    """The updates of all cases on this number of ranks, by name."""
+    batches = torch.load(folder / "batches.pt")
     found = {}
     for name, case in CASES.items():
         if ranks // 4 == len(case.fsdp):
             continue
         fsdp = case.fsdp[ranks // 4]
-        state = Path(folder) / f"state of {name}"
-        mesh = parallel.make_mesh("cpu", ranks, fsdp.get("fsdp_size", -1))
-        actor = make(Path(folder), case, fsdp, MICRO_BATCH, mesh)
+        state = folder / f"state of {name}"
+        mesh = parallel.make_mesh(kind, ranks, fsdp.get("fsdp_size", -1))
+        actor = make(folder, case, fsdp, MICRO_BATCH, mesh)
         batch = share_of(batches[name], case, ranks, rank)
         found[name] = updated(actor, case, batch)
         if name in RESUMED and ranks == 2:
             actor.save(state)
         elif name in RESUMED:
-            resumed = make(Path(folder), case, fsdp, MICRO_BATCH, mesh)
+            resumed = make(folder, case, fsdp, MICRO_BATCH, mesh)
             resumed.load(state)
             found[f"resumed {name}"] = updated(resumed, case, batch, 1 + UPDATES)
-    torch.save(found, f"{out}/found-{rank}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -275,11 +264,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def on_ranks(models: Path, run_ranks: Any) -> dict[int, list[dict[str, Any]]]:
     """What each rank found, by the number of ranks."""
-    found = {}
-    for ranks in (2, 4):
-        out = run_ranks(__file__, ranks, models)
-        found[ranks] = [torch.load(out / f"found-{rank}.pt") for rank in range(ranks)]
-    return found
+    return {ranks: run_ranks(__file__, ranks, models) for ranks in (2, 4)}
 
 
 @pytest.fixture(scope="module")
@@ -319,9 +304,9 @@ def check_metrics(case: Case, one: list[dict[str, float]], ranks: list[list[dict
     algorithm = training_algorithm(case.loss_mode)
     for step, alone in enumerate(one):
         assert [rank[step].keys() for rank in ranks] == [alone.keys()] * len(ranks)
-        found = step_metrics.over_ranks({name: [rank[step][name] for rank in ranks] for name in alone})
+        metrics = step_metrics.over_ranks({name: [rank[step][name] for rank in ranks] for name in alone})
         wanted = algorithm.metrics(step_metrics.over_ranks({name: [value] for name, value in alone.items()}))
-        assert algorithm.metrics(found) == {
+        assert algorithm.metrics(metrics) == {
             name: pytest.approx(value, rel=5e-3, abs=ROUNDING.get(name, 1e-7), nan_ok=True)
             for name, value in wanted.items()
         }, step
@@ -363,7 +348,3 @@ def test_other_ranks_continue_what_two_ranks_saved(on_ranks: Any, alone: Any, na
         check_weights(one["continued"], resumed, 5e-3)
     check_metrics(case, one["continued"]["metrics"], [found["metrics"] for found in every])
     check_metrics(case, one["continued"]["metrics"], [one["resumed"]["metrics"]])
-
-
-if __name__ == "__main__":
-    run_rank(*globals()["RANK_OF_TEST"])

@@ -94,11 +94,11 @@ DEFAULTS: list[tuple[type, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("config", "documented"), DEFAULTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_documented_defaults(config: type, documented: dict[str, Any]) -> None:
-    found = {
+    defaults = {
         field.name: field.default_factory() if field.default is dataclasses.MISSING else field.default
         for field in dataclasses.fields(config)
     }
-    assert {name: found.get(name, "missing") for name in documented} == documented
+    assert {name: defaults.get(name, "missing") for name in documented} == documented
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_what_is_refused(config: type, given: dict[str, Any], error: type[Except
     "name", ["max_model_len", "load_format", "engine_kwargs", "prompt_length", "expert_parallel_size"]
 )
 def test_mutable_settings_can_be_changed(name: str) -> None:
-    made = DiffusionRolloutConfig()
-    setattr(made, name, 1)
-    assert getattr(made, name) == 1
+    config = DiffusionRolloutConfig()
+    setattr(config, name, 1)
+    assert getattr(config, name) == 1
 
 
 def test_other_settings_are_frozen() -> None:
@@ -157,11 +157,11 @@ def test_other_settings_are_frozen() -> None:
 
 
 def test_the_architecture_and_tokenizer_come_from_the_model_folder() -> None:
-    made = DiffusionModelConfig(path=str(MODEL))
-    assert made.architecture == "StableDiffusion3Pipeline"
-    assert made.tokenizer_path == str(MODEL / "tokenizer")
-    assert made.tokenizer("red")["input_ids"]
-    assert made.processor is None
+    config = DiffusionModelConfig(path=str(MODEL))
+    assert config.architecture == "StableDiffusion3Pipeline"
+    assert config.tokenizer_path == str(MODEL / "tokenizer")
+    assert config.tokenizer("red")["input_ids"]
+    assert config.processor is None
 
 
 @pytest.mark.parametrize("targets", ["attn.*", ["to_q", "to_k"], None])
@@ -173,9 +173,9 @@ def test_the_tokenizer_may_be_in_the_model_folder_itself(tmp_path: Path) -> None
     for file in (MODEL / "tokenizer").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "model_index.json").write_text('{"_class_name": "Mine"}')
-    made = DiffusionModelConfig(path=str(tmp_path))
-    assert (made.architecture, made.tokenizer_path) == ("Mine", str(tmp_path))
-    assert made.tokenizer("red")["input_ids"]
+    config = DiffusionModelConfig(path=str(tmp_path))
+    assert (config.architecture, config.tokenizer_path) == ("Mine", str(tmp_path))
+    assert config.tokenizer("red")["input_ids"]
 
 
 def test_the_error_names_a_folder_without_a_model(tmp_path: Path) -> None:
@@ -195,11 +195,11 @@ def test_the_error_names_a_folder_without_a_model(tmp_path: Path) -> None:
 def test_a_loss_config_has_the_settings_of_its_algorithm(
     loss_mode: str, settings: dict[str, float], type_name: str
 ) -> None:
-    found = DiffusionLossConfig(loss_mode=loss_mode, **settings)
-    assert type(found).__name__ == type_name and isinstance(found, DiffusionLossConfig)
-    assert {name: getattr(found, name) for name in settings} == settings
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert found.loss_mode == loss_mode
+    config = DiffusionLossConfig(loss_mode=loss_mode, **settings)
+    assert type(config).__name__ == type_name and isinstance(config, DiffusionLossConfig)
+    assert {name: getattr(config, name) for name in settings} == settings
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert config.loss_mode == loss_mode
 
 
 def test_a_loss_config_without_arguments_is_that_of_flow_grpo() -> None:
@@ -212,5 +212,5 @@ def test_a_loss_config_without_arguments_is_that_of_flow_grpo() -> None:
 
 def test_the_deadlines_of_standalone_replicas_have_defaults() -> None:
     assert network_deadline(DiffusionRolloutConfig()) == UPDATE_DEADLINE_SECONDS
-    given = CheckpointEngineConfig(engine_kwargs={"omni_tcp": {"deadline_seconds": 7}})
-    assert network_deadline(DiffusionRolloutConfig(checkpoint_engine=given)) == 7
+    engine = CheckpointEngineConfig(engine_kwargs={"omni_tcp": {"deadline_seconds": 7}})
+    assert network_deadline(DiffusionRolloutConfig(checkpoint_engine=engine)) == 7

@@ -115,11 +115,11 @@ def make(section: str, settings: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_reference_defaults_of_a_section_make_its_type(section: str) -> None:
-    given = default_section(section)
-    made = make(section, given)
-    assert isinstance(made, SECTIONS[section])
-    plain = SECTIONS[section](**{name: value for name, value in given.items() if name not in VERLS})
-    assert type(plain) is type(made)
+    defaults = default_section(section)
+    typed = make(section, defaults)
+    assert isinstance(typed, SECTIONS[section])
+    plain = SECTIONS[section](**{name: value for name, value in defaults.items() if name not in VERLS})
+    assert type(plain) is type(typed)
 
 
 def values() -> Iterator[tuple[str, str, Any]]:
@@ -132,14 +132,14 @@ def values() -> Iterator[tuple[str, str, Any]]:
 
 
 def words(section: str, name: str, value: Any) -> str | None:
-    given = default_section(section)
+    defaults = default_section(section)
     if loss := LOSS_OF.get(name.rpartition(".")[2]):
-        put(given, name.rpartition(".")[0] + ".loss_mode" if "." in name else "loss_mode", loss)
+        put(defaults, name.rpartition(".")[0] + ".loss_mode" if "." in name else "loss_mode", loss)
     if name == "optim.clip_grad":
-        given["grad_clip"] = value
-    put(given, name, value)
+        defaults["grad_clip"] = value
+    put(defaults, name, value)
     try:
-        make(section, given)
+        make(section, defaults)
     except Exception as error:  # hydra wraps the error of a type
         return str(error)
     return None
@@ -231,8 +231,8 @@ def test_what_has_no_effect_is_named_once_with_its_reason(
         SECTIONS[section](**base, **given)
     rule = find_rule(f"{TOP}.{name}")
     assert isinstance(rule, WithoutEffect)
-    said = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
-    assert said == [f"{TOP}.{name} has no effect: {rule.reason}"]
+    warnings = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
+    assert warnings == [f"{TOP}.{name} has no effect: {rule.reason}"]
 
 
 def test_other_names_set_what_they_mean() -> None:
@@ -293,12 +293,12 @@ def test_no_request_carries_what_no_model_family_reads(validate: bool) -> None:
 )
 def test_a_section_becomes_the_class_that_a_program_names(kind: Any, section: dict[str, Any]) -> None:
     """As with verl's classes: `omega_conf_to_dataclass(config.actor_rollout_ref.rollout, DiffusionRolloutConfig)`."""
-    made = omega_conf_to_dataclass(OmegaConf.create(section), kind)
-    assert type(made) is kind
+    converted = omega_conf_to_dataclass(OmegaConf.create(section), kind)
+    assert type(converted) is kind
     for name, value in section.items():
         given = value if isinstance(value, dict) else {None: value}
         for inner, wanted in given.items():
-            found = made[name] if inner is None else made[name][inner]
+            found = converted[name] if inner is None else converted[name][inner]
             assert found == wanted
 
 

@@ -53,12 +53,12 @@ def compute_score(
     check_picture(solution_image, "geneval")
     conditions = Conditions.parse(extra_info)
     detector = load_once(ObjectDetector, model_name_or_path, device)
-    found = detector.detect(solution_image, conditions.classes, conditions.least_confidence)
+    objects = detector.detect(solution_image, conditions.classes, conditions.least_confidence)
     colors = ObjectColors(
         load=lambda: load_once(ClipModel, color_model_name_or_path, color_model_name_or_path, device),
         image=solution_image,
     )
-    held = conditions.check(found, colors.of)
+    held = conditions.check(objects, colors.of)
     correct = float(all(held))
     partial = sum(held) / len(held)
     return {"score": correct_weight * correct + (1 - correct_weight) * partial, "correct": correct, "partial": partial}

@@ -114,19 +114,21 @@ class Conditions:
         matched: list[Sequence[DetectedObject]] = []  # of each included class; empty: its conditions do not hold
         for condition in self.include:
             chosen = objects.get(condition.name, ())[: condition.count]
-            own = [len(chosen) == condition.count]
+            fulfilled = [len(chosen) == condition.count]
             if condition.color is not None:
-                own.append(own[0] and all(each == condition.color for each in colors_of(chosen, condition.name)))
+                fulfilled.append(
+                    fulfilled[0] and all(each == condition.color for each in colors_of(chosen, condition.name))
+                )
             if condition.position is not None:
                 relation, other = condition.position
                 targets = matched[other]
-                own.append(
-                    all(own)
+                fulfilled.append(
+                    all(fulfilled)
                     and bool(targets)
                     and all(relation in relations(each, target) for each in chosen for target in targets)
                 )
-            matched.append(chosen if all(own) else ())
-            held += own
+            matched.append(chosen if all(fulfilled) else ())
+            held += fulfilled
         return held + [len(objects.get(each.name, ())) < each.count for each in self.exclude]
 
 

@@ -61,14 +61,14 @@ def compute_score(
         raise ValueError("; ".join(problems))
     prompts = prompts_of(extra_infos, "videoalign", "video")
     model = load_once(VideoAlignModel, model_name_or_path, processor_name_or_path, template_path, device)
-    found = []
+    results = []
     for video, prompt in zip(solution_images, prompts, strict=True):  # one at a time: a video has thousands of tokens
         if video.ndim != 4:
             raise ValueError(f"the scorer videoalign takes videos [T, 3, H, W], and got an image {list(video.shape)}")
         rated = dict(zip(METRICS, model.scores(video, prompt, video_fps).tolist(), strict=True))
         score = sum(weight * each for weight, each in zip(weights.values(), rated.values(), strict=True))
-        found.append({"score": score, **rated})
-    return found
+        results.append({"score": score, **rated})
+    return results
 
 
 def conflicts(given: Mapping[str, Any]) -> list[str]:

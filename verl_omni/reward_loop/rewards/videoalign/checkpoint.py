@@ -103,8 +103,8 @@ def read_config(file: Path) -> VideoAlignConfig:
     try:
         return VideoAlignConfig.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise ValueError(f"{MODEL}: {file} is not supported: {said}") from error
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ValueError(f"{MODEL}: {file} is not supported: {problems}") from error
 
 
 def read_template(path: str) -> str:
@@ -125,12 +125,12 @@ def read_template(path: str) -> str:
         for target in line.targets
         if isinstance(target, ast.Name)
     }
-    found = texts.get(CONSTANT, "")
+    template = texts.get(CONSTANT, "")
     visual, motion, alignment = TOKENS
-    order = [found.find(each) for each in (visual, motion, PROMPT, alignment)]
+    order = [template.find(each) for each in (visual, motion, PROMPT, alignment)]
     if -1 in order or order != sorted(order):
         raise ValueError(
             f"{TEMPLATE}: {file} has no text {CONSTANT} with {visual}, {motion}, {PROMPT} and {alignment} in this "
             "order; write prompt_template.py of https://github.com/KwaiVGI/VideoAlign"
         )
-    return found
+    return template

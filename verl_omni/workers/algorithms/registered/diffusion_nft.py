@@ -27,18 +27,18 @@ DECAY_SCHEDULES = (None, "copy", "delayed_linear_to_0_999")  # verl_omni/algos/n
 
 
 def _conflicts(config: DictConfig) -> Sequence[str]:
-    found = []
+    conflicts = []
     schedule = config.algorithm.old_policy_decay_schedule
     interval = config.algorithm.old_policy_update_interval
     if schedule not in DECAY_SCHEDULES:
-        found.append(
+        conflicts.append(
             f"algorithm.old_policy_decay_schedule: {schedule} is not supported; write "
             f"{' or '.join(map(plain_value, DECAY_SCHEDULES))}"
         )
     if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
-        found.append(f"algorithm.old_policy_update_interval: must be a whole number from 1: {interval}")
+        conflicts.append(f"algorithm.old_policy_update_interval: must be a whole number from 1: {interval}")
     fraction = config.algorithm.timestep_fraction
-    return [*found, *([] if fraction is None else fraction_conflicts(fraction))]
+    return [*conflicts, *([] if fraction is None else fraction_conflicts(fraction))]
 
 
 ALGORITHM = RegisteredAlgorithm(

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def _conflicts(config: DictConfig) -> Sequence[str]:
-    found = list(step_conflicts(config))
+    conflicts = list(step_conflicts(config))
     if config.actor_rollout_ref.rollout.algo.sde_type == "cps":
-        found.append(
+        conflicts.append(
             f"{ROLLOUT}.algo.sde_type: cps does not go with grpo_guard, which divides by the noise of each step; write "
             "sde or dance_sde"
         )
-    return found
+    return conflicts
 
 
 ALGORITHM = RegisteredAlgorithm(

@@ -59,10 +59,13 @@ def check(config: Any, section: str) -> None:
     for name, value in _given(config, section):
         match find_rule(name):
             case Rejected() as rule if not rule.accepts(value):
-                problems.append(f"{name}: {value} is not supported; write {_listed(rule.accepted)}: {rule.advice}")
+                accepted = " or ".join("null" if each is None else str(each) for each in rule.accepted)
+                problems.append(f"{name}: {value} is not supported; write {accepted}: {rule.advice}")
             case WithoutEffect(reason=reason):
                 unused[name] = reason
-            case Copied(name=target) if target.startswith(ALGORITHM) and not _is_neutral(target, value):
+            case Copied(name=target) if (
+                target.startswith(ALGORITHM) and value not in NEUTRAL[target.rpartition(".")[2]]
+            ):
                 problems.append(f"{name}: {value} is not read here; write {target}, a setting of the trainer")
             case None if group := copied_group(name):
                 problems.append(f"{name}: {value} is not a group of settings; write {group}")
@@ -156,11 +159,3 @@ def plain(value: Any) -> Any:
     """The value without OmegaConf's containers, and without tuples."""
     value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     return list(value) if isinstance(value, tuple) else value
-
-
-def _is_neutral(target: str, value: Any) -> bool:
-    return value in NEUTRAL[target.rpartition(".")[2]]
-
-
-def _listed(values: tuple[Any, ...]) -> str:
-    return " or ".join("null" if value is None else str(value) for value in values)
