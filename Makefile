@@ -12,7 +12,7 @@ UV     := $(CACHE)/uv-0.13.8/bin/uv
 BIN    := .venv/bin
 KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 # Short benchmarks first.
-BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer fan_out adapter_update fit_models fit_accuracy replica_loss start_up operator_memory operator_create operator_scale operator_fairness real_size example_job
+BENCHES := generation_ahead batching reward_overlap scoring overhead agent_loop weight_transfer fan_out adapter_update fit_models fit_accuracy replica_loss start_up operator_memory operator_create operator_scale operator_fairness real_size example_job
 STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`.
 generated = PYTHONPATH=operator:. $(BIN)/python -m tools.generated_files $(1)

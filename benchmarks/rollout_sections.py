@@ -139,34 +139,6 @@ def agent_loop(data: Data) -> Section:
     )
 
 
-def payload(data: Data) -> Section:
-    """Time to send pixels from the agent-loop workers to the trainer."""
-    rows: Rows = data["runs"]
-    cells = [
-        [
-            row["pictures"],
-            row["variant"],
-            number(row["megabytes"]),
-            with_range(row, "relative"),
-            milliseconds(row, "seconds"),
-        ]
-        for row in rows
-    ]
-    variants = list(dict.fromkeys(row["variant"] for row in rows))
-    series = [
-        Series(variant, *points(selected(rows, "variant", variant), "pictures", "seconds")) for variant in variants
-    ]
-    return Section(
-        [
-            f"Images of {data['resolution']} x {data['resolution']} pixels from {data['workers']} workers: Ray's put "
-            "and get, and `DataProto.concat`. Pixels are uint8 by default, and training steps do not send them "
-            "([pools.md](../guides/pools.md#output-and-batching)).",
-            table(["images", "pixels", "megabytes", "time over float32", "ms"], cells),
-        ],
-        {"payload": plot(series, "images in a batch", "seconds", log_x=True, log_y=True)},
-    )
-
-
 def scoring(data: Data) -> Section:
     """Time to score a batch with a slow scorer."""
     rows: Rows = data["runs"]
@@ -190,50 +162,6 @@ def scoring(data: Data) -> Section:
 
 PROMPT_ORDER_TARGET_S = 0.05
 SCORING_TARGET = 1.1
-
-
-def prompt_order(data: Data) -> Section:
-    """Time to choose the prompts of a step."""
-    rows: Rows = data["runs"]
-    slowest = max(row["first_step_s"] for row in rows)
-    met = slowest <= PROMPT_ORDER_TARGET_S
-    target = f"a step takes at most {PROMPT_ORDER_TARGET_S * 1e3:.0f} ms to choose its prompts"
-    cells = [[f"{row['prompts']:,}", milliseconds(row, "first_step_s"), milliseconds(row, "step_s")] for row in rows]
-    return Section(
-        [
-            f"Steps of {data['batch']} prompts. The first step of an epoch computes the permutation of all prompts.",
-            table(["prompts in the data set", "ms at the start of an epoch", "ms within an epoch"], cells),
-            verdict(met, target),
-        ],
-        missed=[] if met else [f"Choosing the prompts of a step takes {slowest * 1e3:.0f} ms; the target is 50 ms."],
-    )
-
-
-def scaling(data: Data) -> Section:
-    """Time per image for larger batches, higher resolutions and more replicas."""
-    rows: Rows = data["runs"]
-    blocks = [
-        f"Time per image, relative to the first row of each table, for {data['pictures']} images, "
-        f"{data['pictures_of_resolutions']} in one batch by resolution, and in batches of "
-        f"{data['max_num_seqs_of_replicas']} by replicas, which share the machine."
-    ]
-    plots = {}
-    axes = {"batch": "batch size", "resolution": "pixels per side", "replicas": "replicas"}
-    for kind, axis in axes.items():
-        found = selected(rows, "kind", kind)
-        cells = [[row["size"], with_range(row, "relative"), milliseconds(row, "seconds_a_picture")] for row in found]
-        blocks.append(table([axis, "relative time per image", "ms per image"], cells))
-        sizes = [row["size"] for row in found]
-        ideal = {
-            "batch": [],
-            "resolution": [Series("proportional to pixels", sizes, [(size / sizes[0]) ** 2 for size in sizes])],
-            "replicas": [Series("1 / replicas", sizes, [1 / size for size in sizes])],
-        }
-        series = [Series("measured", *points(found, "size", "relative")), *ideal[kind]]
-        plots[f"scaling_{kind}"] = plot(
-            series, axis, "relative time per image", log_x=kind == "batch", log_y=kind == "resolution"
-        )
-    return Section(blocks, plots)
 
 
 def weight_transfer(data: Data) -> Section:
