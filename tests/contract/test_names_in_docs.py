@@ -33,7 +33,6 @@ SETTING = re.compile(r"(?:^| )(?:\+{0,2})([a-z_]\w*(?:\.\w+)+)=")
 # Names of other programs.
 OTHERS = {
     "AsyncOmni.generate",
-    "DataProto.concat",
     "batchScheduler.name",
     "capabilities.drop",
     "deployments.apps",
