@@ -75,6 +75,8 @@ def init(
     scorer = _scorer(reward or _default_reward(family), family)
     name = f"{family}-{scorer['name']}".replace("_", "-")
     path = out or Path(f"{name}.yaml")
+    if path.is_dir():
+        console.refuse(f"{path} is a folder: give --out FILE.yaml")
     if path.exists():
         console.refuse(f"{path} exists: remove it, or give --out FILE.yaml")
     if function := scorer.get("function"):

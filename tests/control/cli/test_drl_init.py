@@ -149,6 +149,8 @@ def test_no_file_is_overwritten(folder: Path) -> None:
     done = init("sd35", "--reward", "jpeg")
     assert (done.exit_code, (folder / "sd35-jpeg.yaml").read_text()) == (2, "mine")
     assert "sd35-jpeg.yaml exists: remove it, or give --out FILE.yaml" in done.stderr
+    done = init("sd35", "--out", str(folder))
+    assert done.exit_code == 2 and f"{folder} is a folder: give --out FILE.yaml" in done.stderr
 
 
 @pytest.mark.parametrize(
