@@ -290,6 +290,7 @@ def test_a_quota_that_shrinks_takes_nothing_back_and_a_drained_queue_does(queued
             each.await_condition("Admitted", "True")
         status = job.status()
         assert (status["attempts"], status.get("failures", [])) == (1, [])
+        end(job, waiting)
 
 
 def is_true(item: dict[str, Any], kind: str) -> bool:
