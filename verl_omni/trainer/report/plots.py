@@ -50,7 +50,7 @@ def reward_curve(steps: Sequence[Line], evaluations: Sequence[Line], metric: str
             line={"color": TRAINING},
             hovertemplate="%{y:.4g}",
         )
-    _add_evaluations(figure, evaluations, f"val/{subject}", HELD_OUT, name=f"held-out {subject}")
+    _add_evaluations(figure, evaluations, subject, HELD_OUT, name=f"held-out {subject}")
     return figure
 
 
@@ -106,7 +106,7 @@ def rewards_of_runs(runs: Mapping[str, tuple[Sequence[Line], Sequence[Line]]]) -
                 legendgroup=name,
                 hovertemplate="%{y:.4g}",
             )
-        _add_evaluations(figure, evaluations, "val/reward", color, name=f"{name}, held-out", legendgroup=name)
+        _add_evaluations(figure, evaluations, "reward", color, name=f"{name}, held-out", legendgroup=name)
     return figure
 
 
@@ -131,12 +131,13 @@ def _add_line(figure: go.Figure, lines: Sequence[Line], values: np.ndarray[Any, 
     )
 
 
-def _add_evaluations(figure: go.Figure, evaluations: Sequence[Line], metric: str, color: str, **labels: str) -> None:
-    """Add `<metric>/mean` of evaluations, with error bars if there are standard errors.
+def _add_evaluations(figure: go.Figure, evaluations: Sequence[Line], subject: str, color: str, **labels: str) -> None:
+    """Add `val/<subject>/mean` of evaluations, with error bars if there are standard errors.
 
     Args:
         labels: `name`, and `legendgroup` if it belongs to a group.
     """
+    metric = f"val/{subject}"
     known = [line for line in evaluations if line.get(f"{metric}/mean") is not None]
     if not known:
         return
