@@ -6,8 +6,8 @@ The job is examples/colors-grpo.yaml. `plain_loop.py` is a single process with d
 runs flow_grpo's `scripts/train_sd3.py` from a checkout that you made (`git clone https://github.com/yifan123/flow_grpo`,
 `pip install ml_collections`), and is left out without `--flow-grpo`. All three generate, score and train on images of
 the same size and number, with the same adapter and the same scorer; each evaluates and saves as the job says. Every
-program runs with one thread per process, with its own defaults, with threads that wait as those of the trainer, and
-once more while its memory is read: that takes the kernel long enough to slow down a program of many processes.
+program runs with one thread per process, with its own defaults, and once more while its memory is read: that takes the
+kernel long enough to slow down a program of many processes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ from training_sections import peers_table
 
 EXAMPLE = ROOT / "examples" / "colors-grpo.yaml"
 STEP = re.compile(r"^step +(\d+)\b")
-# Threads sleep soon while they wait, as those of the trainer do (docs/adr/0005).
-SLEEPING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
-MODES = {"one": {"OMP_NUM_THREADS": "1"}, "default": {}, "sleeping": SLEEPING, "memory": {}}
+MODES = {"one": {"OMP_NUM_THREADS": "1"}, "default": {}, "memory": {}}
 LONGEST_RUN = 3600.0  # seconds
 PROCESS_SECONDS = 0.25  # between two counts of processes
 

@@ -179,7 +179,6 @@ PEER_ROWS = (
     # heading, metric, mode, scale
     ("s/step, one thread per process", "step_seconds", "one", 1),
     ("s/step, each program's own defaults", "step_seconds", "default", 1),
-    ("s/step, defaults, with threads that sleep while they wait", "step_seconds", "sleeping", 1),
     ("slowest step over the median", "slowest_over_median", "one", 1),
     ("CPU seconds a step", "cpu_seconds_a_step", "one", 1),
     ("seconds to the end of the first step", "first_step_seconds", "default", 1),
