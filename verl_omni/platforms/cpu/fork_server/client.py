@@ -28,11 +28,8 @@ def main() -> int:
             context = json.loads(argument.removeprefix(ENVIRONMENT))
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith((ENVIRONMENT, LANGUAGE))]
     connection = socket.socket(socket.AF_UNIX)
-    try:
-        if context.get("py_executable", sys.executable) != sys.executable:
-            raise OSError("a fork has this Python")
-        connection.connect(f"\0{os.environ[SERVER]}")
-    except OSError:
+    has_own_python = context.get("py_executable", sys.executable) != sys.executable
+    if has_own_python or connection.connect_ex(f"\0{os.environ[SERVER]}") != 0:
         program = os.path.join(os.path.dirname(arguments[0]), "setup_worker.py")
         os.execv(sys.executable, [sys.executable, program, *sys.argv[1:]])
     for variable, value in context.get("env_vars", {}).items():  # as ray._private.utils.update_envs
