@@ -16,7 +16,6 @@ from omni_operator.status.decisions.situation import (
     GiveUpTemplate,
     ReplacePods,
     ReserveQuota,
-    RestartDeadline,
     ScaleGroup,
     StartReplacement,
     Step,
@@ -111,7 +110,7 @@ def change_of(step: Step) -> Change | None:
             return Change((step.rayjob.uid, step.request.group, "replicas"), step.new)
         case ReplacePods():
             return Change((step.cluster.uid, step.group.name, "pods"), step.removed)
-        case StartReplacement() | RestartDeadline() | FinishReplacement() | GiveUpTemplate():
+        case StartReplacement() | FinishReplacement() | GiveUpTemplate():
             return Change((step.cluster.uid, step.group.name, type(step).__name__))
         case _:
             return None

@@ -22,7 +22,6 @@ from omni_operator.status.decisions.situation import (
     GiveUpTemplate,
     ReplacementStep,
     ReplacePods,
-    RestartDeadline,
     StartReplacement,
 )
 from omni_operator.status.observed.timestamps import format_timestamp
@@ -75,8 +74,6 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
             group["scaleStrategy"] = {"workersToDelete": list(removed)}
             if before:
                 annotations = {names.replacing: format_timestamp(now)}
-        case RestartDeadline():
-            annotations = {names.replacing: format_timestamp(now)}
         case FinishReplacement():
             annotations = {names.before: None, names.replacing: None}
         case GiveUpTemplate(text=text):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
@@ -14,7 +13,6 @@ from omni_operator.status.decisions.rolling import find_steps, review_rolling
 from omni_operator.status.decisions.situation import (
     GiveUpTemplate,
     ReplacePods,
-    RestartDeadline,
     StartReplacement,
 )
 from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
@@ -133,42 +131,6 @@ def test_a_cluster_that_is_being_deleted_gets_no_step() -> None:
     deleted = replace(world.observed, clusters=(replace(world.cluster, deleting=True),))
     assert find_steps(world.facts, world.observed, 1, late)[0]
     assert find_steps(world.facts, deleted, 1, late) == ((), None)
-
-
-def test_a_clock_that_was_set_back_prolongs_the_deadline_by_no_more_than_itself() -> None:
-    world = replacing(BAD)
-    world.now -= timedelta(days=2)
-    assert isinstance(world.step(), RestartDeadline)
-    world.now += DEADLINE / 2
-    assert world.step() is None
-    _, wake = find_steps(world.facts, world.observed, 1, world.now)
-    assert wake == world.now + DEADLINE / 2
-    world.now = wake
-    assert isinstance(world.step(), GiveUpTemplate)
-
-
-def test_a_pod_that_was_created_before_the_clock_was_set_back_has_its_time_where_others_serve() -> None:
-    world = replacing()
-    world.serve("pod-3", 2)
-    world.scale(3)
-    world.kuberay()
-    world.now -= timedelta(days=2)
-    assert isinstance(world.step(), RestartDeadline)
-    assert world.step() is None
-    world.now += DEADLINE
-    ((step,), _) = find_steps(world.facts, world.observed, 1, world.now)
-    assert isinstance(step, GiveUpTemplate)
-
-
-def test_clocks_of_several_replicas_may_differ_a_little() -> None:
-    world = World(2, 1, target="b")
-    for _ in range(2):
-        world.step()
-    world.now -= timedelta(seconds=50)
-    assert world.step() is None
-    world.paused = True
-    world.now -= timedelta(days=2)
-    assert world.step() is None, "a paused replacement changes nothing"
 
 
 def test_after_several_changes_the_template_before_is_the_last_whose_pods_served() -> None:

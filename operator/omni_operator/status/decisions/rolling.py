@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 from omni_operator.status.condition_value import ConditionValue, false_because
@@ -32,12 +32,10 @@ from .situation import (
     GiveUpTemplate,
     ReplacementStep,
     ReplacePods,
-    RestartDeadline,
     StartReplacement,
 )
 
 ROLLING_REASONS = ("RollingUpdate", "RollingUpdatePaused", "RolledBack")  # the first of several groups is shown
-CLOCKS = timedelta(minutes=1)  # that clocks of several replicas of the operator may differ by
 FIELDS = {ROLLOUT_GROUP: "spec.rollout", REWARD_GROUP: "spec.reward.model"}
 
 
@@ -127,12 +125,6 @@ def _find_step(
     known = _known_pods(observed, cluster.attempt, group)
     if known is None:
         return None, []
-    if group.replacing and not policy.paused:
-        if group.replacing > now + CLOCKS:
-            return RestartDeadline(cluster, group), []
-        # Times that are ahead are from before the clock was set back, and would prolong the deadline by as much.
-        begun = group.replacing
-        known = [replace(pod, created=begun if pod.created > now + CLOCKS else pod.created) for pod in known]
     step = next_step(cluster, group, known, policy, _known_at(observed, cluster.attempt, group, known, now))
     if isinstance(step, ReplacePods):
         leaving = {pod.name for pod in pods if pod.group == group.name and (pod.deleting or pod.name in group.removed)}

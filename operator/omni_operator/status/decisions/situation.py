@@ -126,14 +126,6 @@ class ReplacePods:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartDeadline:
-    """Count the deadline of a replacement from now on: the clock was set back."""
-
-    cluster: ObservedRayCluster
-    group: PodGroup
-
-
-@dataclass(frozen=True, slots=True)
 class FinishReplacement:
     """Forget the template before: all pods of a group have the new one, and serve."""
 
@@ -154,7 +146,7 @@ class GiveUpTemplate:
     text: str = ""
 
 
-ReplacementStep = StartReplacement | ReplacePods | RestartDeadline | FinishReplacement | GiveUpTemplate
+ReplacementStep = StartReplacement | ReplacePods | FinishReplacement | GiveUpTemplate
 Step = (
     ReplacementStep
     | ScaleGroup
