@@ -7,9 +7,19 @@ from .connection import UnusableKubeconfig
 from .explanation import explain
 from .fetched_results import CannotFetch, Fetched, fetch
 from .job_pods import JobPod, find_dashboard
-from .jobs import Client, FieldNotServed, Job, JobDeleted, JobExists, JobFinished, JobNotFound, NotScalable, Submitted
+from .jobs import (
+    Client,
+    FieldNotServed,
+    InvalidName,
+    Job,
+    JobDeleted,
+    JobExists,
+    JobFinished,
+    JobNotFound,
+    NotScalable,
+    Submitted,
+)
 from .kubernetes_events import Event
-from .name_checks import InvalidName
 from .pod_logs import LogLine, PodNotFound, find_pods, follow_logs, read_logs
 from .port_forward import PortForwarder
 from .surroundings import read_surroundings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,14 +27,20 @@ from omni_operator.cluster.kinds import JOBS, Kind
 
 from .connection import Connection, connect
 from .kubernetes_events import Event, sort_events
-from .name_checks import check_job_name, check_namespace
 from .submission import find_differences
 
 POLL_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
+# DNS-1123 subdomain and label, as the API server checks them: others would be the paths of other objects.
+JOB_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+NAMESPACE = re.compile(r"(?=.{1,63}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 UNKNOWN_FIELD = "strict decoding error"  # as the API server says it
 # The built-in role `view` grants events of the core group; events.k8s.io serves the same objects.
 CORE_EVENTS = Kind("", "v1", "events", "Event")
+
+
+class InvalidName(ClusterError):
+    """No object can have this name; nothing was requested."""
 
 
 class JobNotFound(ClusterError):
@@ -110,7 +117,7 @@ class Client:
 
     def __init__(self, connection: Connection, namespace: str) -> None:
         self.connection = connection
-        self.namespace = check_namespace(namespace)
+        self.namespace = _check_name("namespace", NAMESPACE, namespace)
 
     @classmethod
     def from_kubeconfig(
@@ -158,7 +165,7 @@ class Client:
             FieldNotServed: the cluster would drop a field of the job.
         """
         metadata = body.get("metadata") or {}
-        name = check_job_name(str(metadata.get("name") or ""))
+        name = _check_name("job", JOB_NAME, str(metadata.get("name") or ""))
         if (job_namespace := metadata.get("namespace") or self.namespace) != self.namespace:
             raise ClusterError(
                 f"metadata.namespace of {name} is {job_namespace}, and this client is for {self.namespace}: "
@@ -305,7 +312,7 @@ class Client:
             return job_now
 
     def _path(self, name: str) -> str:
-        return JOBS.path(self.namespace, check_job_name(name))
+        return JOBS.path(self.namespace, _check_name("job", JOB_NAME, name))
 
     def _get_existing(self, name: str) -> Job:
         """The job that keeps another one from being created under its name."""
@@ -343,6 +350,15 @@ class Client:
     def _send(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
         with _installed():
             return self.connection.send(method, path, body, **query)
+
+
+def _check_name(kind: str, pattern: re.Pattern[str], name: str) -> str:
+    if not pattern.fullmatch(name):
+        raise InvalidName(
+            f"{name!r} is not a valid name of a {kind}: it consists of lower-case letters, digits, '-' and, for a job, "
+            "'.', with a letter or a digit at both ends"
+        )
+    return name
 
 
 @contextmanager

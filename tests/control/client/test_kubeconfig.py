@@ -130,6 +130,21 @@ def test_a_server_without_a_scheme_is_refused(server: FakeServer, kubeconfig: Pa
     assert server.queries == []
 
 
+def test_a_user_whose_exec_plugin_fails_has_no_credentials(kubeconfig: Path) -> None:
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false", "interactiveMode": "Never"}
+    change(kubeconfig, user={"exec": plugin})
+    said = drl(kubeconfig, "why", "blue")
+    assert (said.exit_code, "user 'u' has no credentials" in only_line(said)) == (2, True), said.output
+    assert "; exec: process returned 1" in said.stderr
+
+
+def test_a_cluster_that_does_not_answer_is_an_error(kubeconfig: Path) -> None:
+    change(kubeconfig, "http://127.0.0.1:1")
+    said = only_line(drl(kubeconfig, "why", "blue"))
+    assert said.startswith("no answer from the cluster: GET ") and "Connection refused" in said
+    assert said.endswith("; check the server of the kubeconfig, VPN and proxy")
+
+
 def test_a_server_that_never_answers_is_asked_once(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 0.1)
     asked: list[socket.socket] = []
@@ -197,7 +212,8 @@ def test_a_missing_or_malformed_file_is_one_line(kubeconfig: Path, tmp_path: Pat
     assert f"there is no file {absent}; set KUBECONFIG" in only_line(drl(absent, "why", "blue"))
     said = only_line(drl(tmp_path, "why", "blue"))
     assert f"cannot use the kubeconfig: {tmp_path} cannot be read: Is a directory; set KUBECONFIG" in said
-    for text in ("a: [", "[1, 2]", "", "contexts: 3"):
+    context = "{current-context: a, contexts: [{name: a, context: 5}], clusters: [], users: []}"
+    for text in ("a: [", "[1, 2]", "", "contexts: 3", context):
         kubeconfig.write_text(text)
         said = drl(kubeconfig, "why", "blue")
         assert (said.exit_code, "cannot use the kubeconfig: " in only_line(said)) == (2, True), text
