@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,9 @@ import yaml
 from aiohttp import web
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kubernetes.aio.client import Configuration
 
-from control.cluster.local_server import serving
+from control.cluster.local_server import RotatingCredentials, loaded, serving
 from omni_operator.cluster.client import ApiServer, as_yaml
-from omni_operator.cluster.credentials import Credentials, Loaded, NoCredentials
 from omni_operator.cluster.errors import (
     RETRY_AFTER_MOST,
     AlreadyExists,
@@ -64,33 +62,8 @@ class RecordingServer:
         self.headers.append(dict(request.headers))
         return self.answer(request)
 
-    def loaded(self, token: str) -> Loaded:
-        configuration = Configuration(host=f"http://127.0.0.1:{self.port}", api_key={"BearerToken": f"Bearer {token}"})
-        return Loaded(configuration, "ns")
-
     def meter(self, verb: str, resource: str, code: int, seconds: float) -> None:
         self.metered.append((verb, resource, code))
-
-
-class RotatingCredentials(Credentials):
-    """Credentials whose next tokens are known; loading them when there is none left fails."""
-
-    def __init__(self, server: RecordingServer, *tokens: str) -> None:
-        self._server = server
-        self._tokens = list(tokens)
-        self._lock = asyncio.Lock()
-        self.loads = 0
-        self.loaded = server.loaded(self._tokens.pop(0))
-
-    async def current(self, rejected: Loaded | None = None) -> Loaded:
-        async with self._lock:
-            if self.loaded is rejected:
-                self.loads += 1
-                await asyncio.sleep(0.01)
-                if not self._tokens:
-                    raise NoCredentials("the plug-in failed")
-                self.loaded = self._server.loaded(self._tokens.pop(0))
-            return self.loaded
 
 
 @pytest.fixture
@@ -101,7 +74,7 @@ async def server() -> AsyncIterator[RecordingServer]:
 
 
 def client(server: RecordingServer, *tokens: str, timeout: float = 30.0) -> ApiServer:
-    credentials = RotatingCredentials(server, *(tokens or ("t",)))
+    credentials = RotatingCredentials(server.port, *(tokens or ("t",)))
     return ApiServer(credentials, server.meter, version="1", timeout=timeout)
 
 
@@ -143,7 +116,7 @@ async def test_a_replica_that_does_not_lead_sends_no_write(server: RecordingServ
     body = {**JOB, "metadata": {**JOB["metadata"], "uid": "u", "resourceVersion": "7"}}
     lease = {**body, "apiVersion": LEASES.api_version, "kind": LEASES.kind}
     fence = WriteFence()
-    credentials = RotatingCredentials(server, "t")
+    credentials = RotatingCredentials(server.port, "t")
     async with ApiServer(credentials, server.meter, version="1", fence=fence.require) as cluster:
         writes = (
             lambda: cluster.apply(body),
@@ -172,7 +145,7 @@ async def test_a_write_ends_with_the_lease(server: RecordingServer) -> None:
     opened: list[asyncio.StreamWriter] = []  # from Python 3.13 on, a stream without a reference is closed
     silent = await asyncio.start_server(lambda reader, writer: opened.append(writer), "127.0.0.1", 0)
     server.port = silent.sockets[0].getsockname()[1]
-    credentials = RotatingCredentials(server, "t")
+    credentials = RotatingCredentials(server.port, "t")
     async with ApiServer(credentials, server.meter, version="1", timeout=3600.0, fence=lambda what: 0.1) as cluster:
         with pytest.raises(Unavailable, match="no answer in time"):
             await cluster.create(JOB)
@@ -188,7 +161,7 @@ async def test_a_write_is_not_repeated_with_new_credentials_after_the_lease(serv
         return status(401)(request)
 
     server.answer = rejected
-    credentials = RotatingCredentials(server, "old", "new")
+    credentials = RotatingCredentials(server.port, "old", "new")
     async with ApiServer(credentials, server.meter, version="1", fence=fence.require) as cluster:
         with pytest.raises(NotLeader):
             await cluster.create(JOB)
@@ -366,7 +339,7 @@ def accept_only(token: str) -> Callable[[web.Request], web.Response]:
 
 async def test_rejected_credentials_are_renewed_once_for_all_requests(server: RecordingServer) -> None:
     server.answer = accept_only("new")
-    credentials = RotatingCredentials(server, "old", "new")
+    credentials = RotatingCredentials(server.port, "old", "new")
     async with ApiServer(credentials, server.meter, version="1") as cluster:
         await asyncio.gather(*(cluster.apply(JOB) for _ in range(8)))
         await cluster.apply(JOB)
@@ -391,12 +364,10 @@ async def test_credentials_that_cannot_be_renewed_make_the_server_unavailable(se
 
 
 async def test_a_server_that_moved_is_followed(server: RecordingServer) -> None:
-    moved = server.loaded("t")
-    moved.configuration.host = f"http://localhost:{server.port}"
-    credentials = RotatingCredentials(server, "t")
+    credentials = RotatingCredentials(server.port, "t")
     async with ApiServer(credentials, server.meter, version="1") as cluster:
         await cluster.apply(JOB)
-        credentials.loaded = moved
+        credentials.loaded = loaded(server.port, host="localhost")
         await cluster.apply(JOB)
     assert [headers["Host"] for headers in server.headers] == [f"127.0.0.1:{server.port}", f"localhost:{server.port}"]
 
@@ -412,3 +383,20 @@ async def test_token_review(server: RecordingServer) -> None:
     assert found is not None
     assert (found.user, found.pod) == ("system:serviceaccount:ns:a", "p")
     assert server.requests[0][3]["spec"] == {"token": "secret", "audiences": ["mine"]}
+
+
+@pytest.mark.parametrize("body", [{}, {"error": "sign in"}, {"metadata": {}, "items": []}])
+async def test_an_answer_that_is_no_object_is_that_of_a_proxy(server: RecordingServer, body: dict[str, Any]) -> None:
+    server.answer = lambda _: web.json_response(body)
+    requests: list[Callable[[ApiServer], Awaitable[object]]] = [
+        lambda cluster: cluster.apply(JOB),
+        lambda cluster: cluster.read(JOBS, "ns", "red"),
+        lambda cluster: cluster.list_metadata(JOBS, None, ""),
+        lambda cluster: cluster.read_schema(JOBS),
+        lambda cluster: cluster.review_token("secret", "mine"),
+        lambda cluster: cluster.serves(JOBS),
+    ]
+    async with client(server) as cluster:
+        for request in requests:
+            with pytest.raises(Unavailable, match="not an answer of the API server"):
+                await request(cluster)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from control.cluster import local_server
 from control.cluster.old_certificates import remove_identifiers
 from e2e.cluster.pki import ADMIN, Authority, api_server
 from omni_operator.cluster.client import ApiServer
@@ -28,21 +29,14 @@ async def answer(request: web.Request) -> web.Response:
     return web.json_response({"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []})
 
 
-@asynccontextmanager
-async def serving(authority: Authority, handle: Handle = answer, port: int = 0) -> AsyncIterator[int]:
-    """A server with a certificate of the authority; it asks clients for theirs. Yields its port."""
+def serving(
+    authority: Authority, handle: Handle = answer, port: int = 0
+) -> contextlib.AbstractAsyncContextManager[int]:
+    """A server with a certificate of the authority; it asks clients for theirs. Gives its port."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.certificate))
     context.load_cert_chain(*authority.issue(api_server(["127.0.0.1"])))
     context.verify_mode = ssl.CERT_OPTIONAL
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context).start()
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
+    return local_server.serving(handle, port, context)
 
 
 class CountedCredentials(Credentials):

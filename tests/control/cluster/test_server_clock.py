@@ -9,11 +9,9 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes.aio.client import Configuration
 
-from control.cluster.local_server import serving
+from control.cluster.local_server import RotatingCredentials, serving
 from omni_operator.cluster.client import ApiServer
-from omni_operator.cluster.credentials import Credentials, Loaded
 from omni_operator.cluster.errors import Refused, Unavailable
 from omni_operator.cluster.kinds import RAYJOBS
 from omni_operator.cluster.server_clock import SERVERS_APART, ServerClock
@@ -100,8 +98,7 @@ async def test_answers_of_the_api_server_set_the_clock_of_the_client_and_pages_o
         return web.Response(text=pages.pop(0), status=422, headers={"Date": date})
 
     async with serving(handle) as port:
-        credentials = Credentials(Loaded(Configuration(host=f"http://127.0.0.1:{port}"), "ns"), {}, None)  # type: ignore[arg-type]
-        async with ApiServer(credentials, lambda *_: None, version="1") as cluster:
+        async with ApiServer(RotatingCredentials(port, "t"), lambda *_: None, version="1") as cluster:
             with pytest.raises((Refused, Unavailable)):
                 await cluster.read(RAYJOBS, "ns", "red")
             assert abs(cluster.clock() - datetime.now(UTC)) < timedelta(minutes=1)

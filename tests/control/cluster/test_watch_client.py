@@ -9,33 +9,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client import Configuration
 
-from control.cluster.local_server import serving
+from control.cluster.local_server import RotatingCredentials, serving
 from omni_operator.cluster.client import CONNECTIONS, ApiServer
-from omni_operator.cluster.credentials import Credentials, Loaded
 from omni_operator.cluster.errors import Expired, KindAbsent, Refused, Unavailable
 from omni_operator.cluster.kinds import JOBS, PODS, Body
 from omni_operator.cluster.watch import watch_client as module
 from omni_operator.cluster.watch.watch_client import WatchClient
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Tokens(Credentials):
-    """Credentials whose tokens are known in advance."""
-
-    def __init__(self, port: int, *tokens: str) -> None:
-        self._left = [
-            Loaded(Configuration(host=f"http://127.0.0.1:{port}", api_key={"BearerToken": f"Bearer {token}"}), "ns")
-            for token in tokens
-        ]
-        self.loaded = self._left.pop(0)
-
-    async def current(self, rejected: Loaded | None = None) -> Loaded:
-        if self.loaded is rejected:
-            self.loaded = self._left.pop(0)
-        return self.loaded
 
 
 class Server:
@@ -55,7 +37,7 @@ class Server:
         def meter(verb: str, resource: str, code: int, seconds: float) -> None:
             self.metered.append((verb, resource, code))
 
-        return WatchClient(Tokens(self.port, *tokens or ("t",)), meter, version="1")
+        return WatchClient(RotatingCredentials(self.port, *tokens or ("t",)), meter, version="1")
 
 
 def says(code: int, **body: Any) -> Answer:
@@ -263,7 +245,7 @@ async def test_every_watch_has_a_connection_whatever_limits_other_requests(serve
         return response
 
     server.answers = [hold]
-    credentials = Tokens(server.port, "t")
+    credentials = RotatingCredentials(server.port, "t")
 
     async with (
         ApiServer(credentials, lambda *_: None, version="1"),

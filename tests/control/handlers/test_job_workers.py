@@ -287,19 +287,6 @@ async def test_a_job_that_changes_during_a_failing_pass_has_no_backoff(monkeypat
     await workers.stop(10)
 
 
-async def test_a_stop_ends_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BACKOFF_FIRST", 3600.0)
-    monkeypatch.setattr(module, "BACKOFF_MOST", 3600.0)
-    passes = Passes()
-    passes.answers[A] = [Unavailable("away")]
-    workers = new_workers(passes)
-    workers.wake(A)
-    await passes.until(1)
-    await asyncio.sleep(0)
-    await workers.stop(600)
-    assert passes.results == ["unavailable"]
-
-
 async def test_a_replica_that_does_not_lead_makes_no_pass_and_forgets_its_jobs() -> None:
     passes = Passes()
     workers = new_workers(passes, started=False)

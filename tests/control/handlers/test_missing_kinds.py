@@ -40,16 +40,6 @@ async def test_a_kind_that_is_installed_later_restarts_the_watches(cluster: Fake
     checking.cancel()
 
 
-async def test_served_kinds_are_not_checked_again(cluster: FakeCluster) -> None:
-    missing = MissingKinds(cluster)
-    await missing.await_jobs()
-    asked = len(cluster.log)
-    checking = asyncio.create_task(missing.run())
-    await asyncio.sleep(0.02)
-    checking.cancel()
-    assert (len(cluster.log), missing.served.is_set()) == (asked, False)
-
-
 async def test_startup_waits_for_the_custom_resource(cluster: FakeCluster) -> None:
     cluster.absent = {JOBS}
     waiting = asyncio.create_task(MissingKinds(cluster).await_jobs())
@@ -73,22 +63,6 @@ async def test_a_definition_without_fields_of_the_status_is_named_at_the_start(
     (record,) = caplog.records
     assert record.levelname == "ERROR"
     assert "it lacks status.failures.counted, status.warnings; apply crds/ of the operator's version" in record.message
-
-
-async def test_a_failed_discovery_is_not_a_new_kind(cluster: FakeCluster) -> None:
-    missing = MissingKinds(cluster)
-    missing.absent = {RAYJOBS}
-
-    async def unavailable(kind: object) -> bool:
-        cluster.log.append(("get", "nothing"))
-        raise Unavailable("away")
-
-    cluster.serves = unavailable  # type: ignore[method-assign]
-    checking = asyncio.create_task(missing.run())
-    while len(cluster.log) < 3:
-        await asyncio.sleep(0)
-    checking.cancel()
-    assert not missing.served.is_set()
 
 
 async def test_failed_requests_at_the_start_are_repeated_and_make_no_kind_absent(cluster: FakeCluster) -> None:

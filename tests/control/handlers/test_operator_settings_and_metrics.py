@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import tracemalloc
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +12,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from omni_operator.api.status import CONDITION_TYPES, Status
+from omni_operator.api.status import Status
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import JOBS, LEASES
 from omni_operator.cluster.watch.watch_liveness import WatchLiveness
@@ -173,37 +172,6 @@ async def test_the_event_loop_parses_no_status_for_a_scrape(monkeypatch: pytest.
     await OperatorMetrics(JobMetrics(cache, 5)).page()
     assert len(threads) == 5
     assert threading.main_thread() not in threads
-
-
-@pytest.mark.slow  # it traces every allocation
-async def test_a_page_takes_a_few_times_the_memory_of_its_text() -> None:
-    cache = ObjectCache()
-    conditions = [{"type": kind, "status": "False", "reason": "x", "message": "m" * 50} for kind in CONDITION_TYPES]
-    for number in range(200):
-        cache.put(JOBS, job(number, state="Running", conditions=conditions))
-    metrics = OperatorMetrics(JobMetrics(cache, 200))
-    await metrics.page()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        size = len(await metrics.page())
-        most = tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
-    assert most < 5 * size
-
-
-def test_metric_names_follow_prometheus_conventions() -> None:
-    cache = ObjectCache()
-    cache.put(JOBS, job(1))
-    text, families = page_of(cache, 5)
-    for line in text.splitlines():
-        if line.startswith("# TYPE"):
-            _, _, name, kind = line.split()
-            assert (kind == "counter") == name.endswith("_total"), line
-            assert re.fullmatch(r"diffusionrl_[a-z_]+", name), line
-    assert all(family.documentation for family in text_string_to_metric_families(text))
-    assert "diffusionrl_operator_api_requests" in families
 
 
 async def test_every_reason_has_a_series_before_the_first_failure() -> None:
