@@ -7,7 +7,7 @@ from datetime import datetime
 
 from omni_operator.cluster.kinds import Key, Kind
 from omni_operator.reconcile.corrections import CorrectionRows
-from omni_operator.reconcile.refused_requests import NO_REFUSALS, NO_SERVER_ERRORS, Refusals, ServerErrors
+from omni_operator.reconcile.refused_requests import RefusedRequests
 from omni_operator.status.observed.observation import Observation
 from omni_operator.status.observed.timestamps import EARLIEST
 
@@ -35,8 +35,7 @@ class JobMemory:
     written: datetime | None = None
     conflicts: int = 0
     altered: bool = False
-    refusals: Refusals = NO_REFUSALS
-    server_errors: ServerErrors = NO_SERVER_ERRORS
+    refused: RefusedRequests = field(default_factory=RefusedRequests)
     lost: str | None = None
     lost_cluster: str | None = None
     ensured: object = None

@@ -12,11 +12,9 @@ observed objects and the written status, so it can be repeated, interrupted anyw
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Protocol
 
 from omni_operator.api.status import Status
 from omni_operator.cluster.cache.job_parser import parse_job_facts, parse_metadata_facts, parse_status
@@ -24,44 +22,31 @@ from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import (
     ClusterError,
     Conflict,
-    KindAbsent,
     NotFound,
     Refused,
-    ServerError,
-    ServerFailed,
 )
 from omni_operator.cluster.event_writer import EventWriter
-from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind
+from omni_operator.cluster.kinds import JOBS, Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan import ClusterSettings
-from omni_operator.reconcile import owned_objects
-from omni_operator.reconcile.corrected_objects import CorrectedObjects, is_paused
 from omni_operator.reconcile.lost_children import recover_lost
 from omni_operator.reconcile.pass_errors import PassErrors
 from omni_operator.reconcile.pass_memory import PassMemory
-from omni_operator.reconcile.queued_attempt import REREAD, REREAD_UNTRIED, ask_for_pods, read_queue_reason
-from omni_operator.reconcile.refused_requests import NO_REFUSALS, NO_SERVER_ERRORS
+from omni_operator.reconcile.queued_attempt import REREAD, REREAD_UNTRIED, read_queue_reason
 from omni_operator.reconcile.spec_cache import SpecCache, ValidSpec
 from omni_operator.reconcile.status_writer import APART, is_as_decided, next_write_time, write_status
+from omni_operator.reconcile.step_runner import ReportSource, StepRunner
 from omni_operator.reconcile.subject import Subject
 from omni_operator.status.decisions.decision import decide, needs_spec
 from omni_operator.status.decisions.rolling import hold_templates, replaces_missing
 from omni_operator.status.decisions.situation import (
     Active,
-    AskForPods,
-    CreateAttempt,
     Decision,
-    DeleteRayJob,
-    DeleteSelf,
-    EnsureShared,
-    RequestCheckpoint,
-    ReserveQuota,
-    Step,
 )
 from omni_operator.status.decisions.timeouts import Timeouts
 from omni_operator.status.decisions.verdict import InProgress, Stage
 from omni_operator.status.observed.job_facts import without_pods
-from omni_operator.status.observed.observation import Observation, Refusal, TrainerReport
+from omni_operator.status.observed.observation import Observation, Refusal
 from omni_operator.status.observed.running_pods import as_admitted
 from omni_operator.status.observed.timestamps import EARLIEST
 from omni_operator.status.report.events import find_events
@@ -77,21 +62,7 @@ from omni_operator.status.report.spec_applied import is_outdated
 # pauses after conflicts in a row, doubled
 SOON = timedelta(seconds=1)
 LATEST = timedelta(minutes=1)
-WITHOUT_SPEC = (DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
 log = logging.getLogger(__name__)
-
-
-class ReportSource(Protocol):
-    """Reports of trainers, and requests for them."""
-
-    def newest(self, key: Key, uid: str) -> TrainerReport | None:
-        """The newest report of the job with this uid."""
-
-    def ask_checkpoint(self, key: Key, since: datetime) -> None:
-        """Request a checkpoint in the answer to the next report."""
-
-    def forget(self, key: Key) -> None:
-        """Drop what is stored of a deleted job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +78,6 @@ class ReconcileResult:
     gone: bool = False
     wake: datetime | None = None
     result: str = "ok"
-
-
-@dataclass(frozen=True, slots=True)
-class _Applied:
-    """Outcome of the steps of a pass.
-
-    Attributes:
-        refusal: the request that the API server refuses; the steps after it were not tried.
-        conflict: whether an object had changed since it was observed.
-    """
-
-    refusal: Refusal | None = None
-    conflict: bool = False
 
 
 @dataclass(slots=True)
@@ -144,10 +102,6 @@ class Reconciler:
     written: Callable[[Kind, Body], None] = lambda kind, body: None
     _specs: SpecCache = field(default_factory=SpecCache)
     _memory: PassMemory = field(default_factory=PassMemory)
-
-    @property
-    def _objects(self) -> CorrectedObjects:
-        return CorrectedObjects(self.cluster, self.cache, self._memory, self.clock)
 
     @property
     def _events(self) -> EventWriter:
@@ -178,7 +132,7 @@ class Reconciler:
             return result
         memory = self._memory.of(key, body["metadata"]["uid"])
         if result.result != "refused":
-            memory.server_errors = NO_SERVER_ERRORS
+            memory.refused.forget_errors()
         if result.result != "conflict":
             memory.conflicts = 0
             return result
@@ -217,13 +171,21 @@ class Reconciler:
         if job.refused_spec and needs_spec(decision.situation, observed, job.status):
             return await self._without_spec(job, job.refused_spec)
         decision = await self._explain_queue(job, decision, observed)
-        applied = await self._apply(job, decision.steps)
+        refusal = None
+        conflict = False
+        steps = StepRunner(self.cluster, self.cache, self.reports, self._memory, self.clock, self.written)
+        try:
+            refusal = await steps.run(job, decision.steps)
+        except (Conflict, NotFound) as error:
+            log.info("%s/%s: conflict: %s", *job.key, error)
+            conflict = True
         current = self.cache.job(job.key)
         if current is None:
             return ReconcileResult(gone=True, result="gone")
         if not is_as_decided(current, job.body):
             return ReconcileResult(result="conflict")
-        return await self._write_outcome(job, current, decision, applied)
+        result = await self._write_outcome(replace(job, body=current), decision, refusal)
+        return replace(result, result="conflict") if conflict else result
 
     async def _recover(self, job: Subject) -> ReconcileResult | None:
         """Look up objects that the watches have lost. The pass's result if it stays unknown which objects exist."""
@@ -236,7 +198,7 @@ class Reconciler:
         refusal = job.standing_refusal
         derived = derive_unknown_status(job.facts, job.status, refusal, job.changed_by_others, job.now)
         await self._write(job, derived)
-        wakes = [job.memory.refusals.until] if refusal else job.correction_times()
+        wakes = [job.memory.refused.until] if refusal else job.correction_times()
         return ReconcileResult(wake=min(filter(None, wakes)), result="refused" if refusal else "conflict")
 
     def _observe_attempts(self, job: Subject) -> tuple[Subject, Observation]:
@@ -248,26 +210,6 @@ class Reconciler:
         if allowed:
             facts = replace(facts, outdated=is_outdated(facts, job.status, observed, allowed.makes))
         return replace(job, facts=facts), observed
-
-    async def _apply(self, job: Subject, steps: Sequence[Step]) -> _Applied:
-        """Carry out the steps up to the first that fails; none while a refused request waits to be repeated."""
-        if refusal := job.standing_refusal:
-            return _Applied(refusal)
-        valid = job.spec if isinstance(job.spec, ValidSpec) else None
-        possible = [step for step in steps if valid or isinstance(step, WITHOUT_SPEC)]
-        for step in [step for step in possible if not is_paused(step, job)]:
-            try:
-                with _counting_errors(job):
-                    await self._perform(step, job, valid)
-            except (Conflict, NotFound) as error:
-                log.info("%s/%s: conflict: %s", *job.key, error)
-                return _Applied(conflict=True)
-            except (Refused, KindAbsent) as error:
-                log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
-                job.add_refusal(error)
-                return _Applied(job.memory.refusals.last)
-        job.memory.refusals = NO_REFUSALS
-        return _Applied()
 
     async def _explain_queue(self, job: Subject, decision: Decision, observed: Observation) -> Decision:
         """The decision with Kueue's reason, where a queue of Kueue has not admitted the attempt."""
@@ -288,32 +230,30 @@ class Reconciler:
         wake = min(filter(None, (decision.wake, memory.queue_reread)))
         return replace(decision, situation=situation, wake=wake)
 
-    async def _write_outcome(
-        self, job: Subject, current: Body, decision: Decision, applied: _Applied
-    ) -> ReconcileResult:
+    async def _write_outcome(self, job: Subject, decision: Decision, refusal: Refusal | None) -> ReconcileResult:
         """Derive the status from what exists after the steps, write it, and find the time of the next pass."""
         after = self._observe(job.key, job.facts.uid)
         context = Context(
             timeouts=self.timeouts,
             now=job.now,
             listening=self._memory.listening,
-            refusal=applied.refusal,
+            refusal=refusal,
             refused_spec=job.refused_spec or None,
             changed_by_others=job.changed_by_others,
         )
         derived = derive_status(job.facts, after, job.status, decision.situation, context)
         replaced = replaces_missing(after, max(job.status.attempts, after.newest))
-        written = await self._write(replace(job, body=current), derived, replaced=replaced)
+        written = await self._write(job, derived, replaced=replaced)
         wakes = [
             decision.wake,
-            job.memory.refusals.until if applied.refusal else None,
+            job.memory.refused.until if refusal else None,
             *job.correction_times(),
             *find_deadlines(job.facts, decision.situation, derived, after, context),
         ]
         # What was due by now, this pass has done or could not do: only a written status is followed by a pass at once.
         wakes = [written.wake, *(at for at in wakes if at and at > job.now)]
-        result = "refused" if applied.refusal else "conflict" if applied.conflict else written.result
-        return ReconcileResult(wake=min(filter(None, wakes), default=None), result=result)
+        wake = min(filter(None, wakes), default=None)
+        return ReconcileResult(wake=wake, result="refused" if refusal else written.result)
 
     async def _without_spec(self, job: Subject, text: str) -> ReconcileResult:
         """A pass over a job with an invalid spec: the status names the errors."""
@@ -323,34 +263,6 @@ class Reconciler:
     def _observe(self, key: Key, uid: str) -> Observation:
         return replace(self.cache.observed(key, uid), report=self.reports.newest(key, uid))
 
-    async def _perform(self, step: Step, job: Subject, spec: ValidSpec | None) -> None:
-        """Carry out one step and cache the API server's answer."""
-        key = job.key
-        match step:
-            case EnsureShared(new=cluster):
-                assert spec is not None
-                await self._objects.ensure_shared(job, spec)
-                if cluster:
-                    await self._objects.protect(job, spec, cluster)
-            case CreateAttempt(number=number):
-                assert spec is not None
-                answer = await owned_objects.create(self.cluster, spec.attempt(number))
-                self.cache.put(RAYJOBS, answer)
-                self.written(RAYJOBS, answer)
-            case AskForPods():
-                if asked := await ask_for_pods(self.cluster, key[0], step, self.clock()):
-                    self.cache.put(RAYJOBS, asked)
-            case ReserveQuota():
-                await self._objects.reserve_quota(job, step)
-            case DeleteRayJob(name=name, uid=uid):
-                await self.cluster.delete(RAYJOBS, key[0], name, uid)
-            case DeleteSelf():
-                await self.cluster.delete(JOBS, *key, job.facts.uid)
-            case RequestCheckpoint(since=since):
-                self.reports.ask_checkpoint(key, since)
-            case _:
-                await self._objects.change_group(job, spec, step)
-
     async def _write(self, job: Subject, derived: Status, *, replaced: bool = False) -> ReconcileResult:
         """Write the status if it is due, then create events for what changed; `replaced` as in `find_events`."""
         memory = job.memory
@@ -359,7 +271,7 @@ class Reconciler:
             due = max(due, memory.written + APART)
         if due is None or due > job.now:
             return ReconcileResult(wake=due)
-        with _counting_errors(job):
+        with memory.refused.counting_errors(job.facts.generation):
             answer, written = await write_status(self.cluster, job.body, derived.body())
         if answer is None:
             # Deleted, and the watch is late. Garbage collection deletes what this pass created: its owner is gone.
@@ -380,19 +292,3 @@ class Reconciler:
             await self._events.create(job.body, event, job.now)
         # The next pass follows at once: after a failure it creates the next attempt without waiting for the watch.
         return ReconcileResult(wake=job.now + SOON if memory.altered else job.now, result="wrote")
-
-
-@contextmanager
-def _counting_errors(job: Subject) -> Iterator[None]:
-    """Count the answers with 500, or none in time, that a job gets in a row.
-
-    Raises:
-        ServerFailed: there were too many.
-    """
-    try:
-        yield
-    except ServerError as error:
-        job.memory.server_errors = job.memory.server_errors.add(error, job.facts.generation)
-        if job.memory.server_errors.is_refusal:
-            raise ServerFailed(str(error)) from error
-        raise

@@ -1,7 +1,9 @@
-"""PURE: requests of a job that the API server refused, in a row: what the status says, and the pause after each."""
+"""Requests of a job that the API server refused, in a row: what the status says, and the pause after each."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -23,55 +25,61 @@ BACKOFF_FIRST = timedelta(seconds=5)
 BACKOFF_MOST = timedelta(minutes=5)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerErrors:
-    """Answers with 500, or none in time, in a row to one request for one generation of a job."""
-
-    request: str = ""
-    generation: int = 0
-    count: int = 0
-
-    def add(self, error: ServerError, generation: int) -> ServerErrors:
-        """With one more; the count starts again with another request or generation."""
-        same = (error.request, generation) == (self.request, self.generation)
-        return ServerErrors(error.request, generation, self.count + 1 if same else 1)
-
-    @property
-    def is_refusal(self) -> bool:
-        """Whether there are enough errors to show them as a refusal."""
-        return self.count >= SERVER_ERRORS
-
-
-@dataclass(frozen=True, slots=True)
-class Refusals:
-    """Consecutive refusals of requests for one generation of a job.
+@dataclass(slots=True)
+class RefusedRequests:
+    """Consecutive refusals of requests for one generation of a job, and answers with 500 to one of them.
 
     Attributes:
         last: the last refusal; None if there is none.
         until: end of the pause after it.
     """
 
-    generation: int = 0
-    count: int = 0
     last: Refusal | None = None
     until: datetime | None = None
+    _generation: int = 0
+    _count: int = 0
+    _failed: tuple[str, int] = ("", 0)  # the request that got the last 500, and the generation
+    _failures: int = 0
 
-    def add(self, error: ClusterError, generation: int, now: datetime) -> Refusals:
-        """With one more; a changed spec starts again with the shortest pause."""
-        count = self.count + 1 if generation == self.generation else 1
-        pause = min(BACKOFF_FIRST * 2 ** min(count - 1, 16), BACKOFF_MOST)
+    def add(self, error: ClusterError, generation: int, now: datetime) -> None:
+        """Begin the pause after one more; a changed spec starts again with the shortest pause."""
+        self._count = self._count + 1 if generation == self._generation else 1
+        self._generation = generation
+        pause = min(BACKOFF_FIRST * 2 ** min(self._count - 1, 16), BACKOFF_MOST)
         if isinstance(error, KindAbsent | NameTaken):
             pause = min(pause, WAIT_BACKOFF)
-        return Refusals(generation, count, describe(error), now + pause)
+        self.last = describe(error)
+        self.until = now + pause
+
+    def clear(self) -> None:
+        """Nothing is refused any more."""
+        self.last = self.until = None
+        self._count = 0
 
     def standing(self, generation: int, now: datetime) -> Refusal | None:
         """The last refusal while its pause lasts and the spec is unchanged."""
-        return self.last if self.generation == generation and self.until and now < self.until else None
+        return self.last if self._generation == generation and self.until and now < self.until else None
 
+    @contextmanager
+    def counting_errors(self, generation: int) -> Iterator[None]:
+        """Count the answers with 500, or none in time, that a request gets in a row.
 
-# Nearly all jobs have no refusals and no server errors, so they share these objects.
-NO_REFUSALS = Refusals()
-NO_SERVER_ERRORS = ServerErrors()
+        Raises:
+            ServerFailed: there were too many.
+        """
+        try:
+            yield
+        except ServerError as error:
+            failed = error.request, generation
+            self._failures = self._failures + 1 if failed == self._failed else 1
+            self._failed = failed
+            if self._failures >= SERVER_ERRORS:
+                raise ServerFailed(str(error)) from error
+            raise
+
+    def forget_errors(self) -> None:
+        """The next 500 is the first one again."""
+        self._failures = 0
 
 
 def describe(error: ClusterError) -> Refusal:

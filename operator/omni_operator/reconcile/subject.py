@@ -42,7 +42,7 @@ class Subject:
     @property
     def standing_refusal(self) -> Refusal | None:
         """The last refused request, while the pause after it lasts and the spec is unchanged."""
-        return self.memory.refusals.standing(self.facts.generation, self.now)
+        return self.memory.refused.standing(self.facts.generation, self.now)
 
     @property
     def changed_by_others(self) -> str:
@@ -51,7 +51,7 @@ class Subject:
 
     def add_refusal(self, error: ClusterError) -> None:
         """Remember a refused request: others follow after a pause."""
-        self.memory.refusals = self.memory.refusals.add(error, self.facts.generation, self.now)
+        self.memory.refused.add(error, self.facts.generation, self.now)
 
     def pause_end(self, change: Change) -> datetime | None:
         """When the next correction of this kind is allowed; None: now."""

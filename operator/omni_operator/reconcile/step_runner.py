@@ -1,0 +1,233 @@
+"""Steps of a pass: requests to the API server that create, correct, change and delete the objects of a job.
+
+Another program may change them back each time. After some corrections in a row the operator waits before the next one,
+longer each time, and finds out who it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from omni_operator.cluster.cache.object_cache import ObjectCache
+from omni_operator.cluster.errors import AlreadyExists, Forbidden, KindAbsent, Refused
+from omni_operator.cluster.field_managers import find_author
+from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, kind_of
+from omni_operator.cluster.protocol import Cluster, GroupChange
+from omni_operator.reconcile import owned_objects
+from omni_operator.reconcile.corrections import AT_ONCE, Change, change_of, describe
+from omni_operator.reconcile.pass_memory import PassMemory
+from omni_operator.reconcile.pod_replacement import replace_pods
+from omni_operator.reconcile.queued_attempt import ask_for_pods, reserve_quota
+from omni_operator.reconcile.refused_requests import BACKOFF_MOST
+from omni_operator.reconcile.spec_cache import ValidSpec
+from omni_operator.reconcile.subject import Subject
+from omni_operator.status.decisions.situation import (
+    AskForPods,
+    CreateAttempt,
+    DeleteRayJob,
+    DeleteSelf,
+    EnsureShared,
+    ReplacementStep,
+    RequestCheckpoint,
+    ReserveQuota,
+    ScaleGroup,
+    Step,
+)
+from omni_operator.status.observed.observation import ObservedRayCluster, Refusal, TrainerReport
+from omni_operator.status.observed.running_pods import as_running
+
+SHARED = Change(("shared objects",))
+# Fields that say who changed a worker group.
+GROUPS = ("f:spec", "f:workerGroupSpecs")
+RAYJOB_GROUPS = ("f:spec", "f:rayClusterSpec", "f:workerGroupSpecs")
+WITHOUT_SPEC = (DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
+log = logging.getLogger(__name__)
+
+
+class ReportSource(Protocol):
+    """Reports of trainers, and requests for them."""
+
+    def newest(self, key: Key, uid: str) -> TrainerReport | None:
+        """The newest report of the job with this uid."""
+
+    def ask_checkpoint(self, key: Key, since: datetime) -> None:
+        """Request a checkpoint in the answer to the next report."""
+
+    def forget(self, key: Key) -> None:
+        """Drop what is stored of a deleted job."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRunner:
+    """Carries out the steps of all jobs, and caches the API server's answers.
+
+    Attributes:
+        written: called with every RayJob that was created, as the API server returned it.
+    """
+
+    cluster: Cluster
+    cache: ObjectCache
+    reports: ReportSource
+    memory: PassMemory
+    clock: Callable[[], datetime]
+    written: Callable[[Kind, Body], None]
+
+    async def run(self, job: Subject, steps: Iterable[Step]) -> Refusal | None:
+        """Carry out the steps; none while a refused request waits to be repeated.
+
+        Returns:
+            The request that the API server refuses; the steps after it were not tried.
+
+        Raises:
+            Conflict, NotFound: an object had changed since it was observed.
+        """
+        if refusal := job.standing_refusal:
+            return refusal
+        valid = job.spec if isinstance(job.spec, ValidSpec) else None
+        refused = job.memory.refused
+        for step in steps:
+            change = change_of(step)
+            if (valid is None and not isinstance(step, WITHOUT_SPEC)) or (change and job.pause_end(change)):
+                continue
+            try:
+                with refused.counting_errors(job.facts.generation):
+                    await self._run(step, change, job, valid)
+            except (Refused, KindAbsent) as error:
+                log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
+                job.add_refusal(error)
+                return refused.last
+        refused.clear()
+        return None
+
+    async def _run(self, step: Step, change: Change | None, job: Subject, spec: ValidSpec | None) -> None:
+        namespace, _ = job.key
+        match step:
+            case DeleteRayJob(name=name, uid=uid):
+                await self.cluster.delete(RAYJOBS, namespace, name, uid)
+                return
+            case DeleteSelf():
+                await self.cluster.delete(JOBS, *job.key, job.facts.uid)
+                return
+            case RequestCheckpoint(since=since):
+                self.reports.ask_checkpoint(job.key, since)
+                return
+            case _:
+                assert spec is not None
+        match step:
+            case EnsureShared(new=cluster):
+                await self._ensure_shared(job, spec)
+                if cluster:
+                    await self._protect(job, spec, cluster)
+            case CreateAttempt(number=number):
+                answer = await owned_objects.create(self.cluster, spec.attempt(number))
+                self.cache.put(RAYJOBS, answer)
+                self.written(RAYJOBS, answer)
+            case AskForPods():
+                if asked := await ask_for_pods(self.cluster, namespace, step, self.clock()):
+                    self.cache.put(RAYJOBS, asked)
+            case _:
+                assert change is not None
+                await self._change_group(step, change, job, spec)
+
+    async def _ensure_shared(self, job: Subject, spec: ValidSpec) -> None:
+        """Create shared objects that are missing, and correct those that differ. PodMonitors are optional.
+
+        Nothing is compared while neither the generation nor any of these objects changes.
+        """
+        key = job.key
+        facts = job.facts
+        memory = job.memory
+        if memory.ensured == (facts.uid, facts.generation, self.cache.shared_change(key)):
+            return
+        memory.ensured = None
+        # No attempt starts without them.
+        if job.pause_end(SHARED) and self.cache.observed(key, facts.uid).rayjobs:
+            return
+        complete = True
+        for body in spec.shared:
+            kind = kind_of(body)
+            name = body["metadata"]["name"]
+            live = self.cache.shared(key, kind, name)
+            if self.memory.absent.get(kind, self.clock()) > self.clock():
+                complete = False
+                continue
+            author = await self._find_author(job, SHARED, kind, name)
+            try:
+                answer = await owned_objects.ensure(self.cluster, live, body)
+            except KindAbsent as error:
+                if kind.group != "monitoring.coreos.com":
+                    raise
+                log.warning("%s/%s: PodMonitor not created, next try in %s: %s", *key, BACKOFF_MOST, error)
+                self.memory.absent[kind] = self.clock() + BACKOFF_MOST
+                complete = False
+                continue
+            self.cache.put(kind, answer)
+            if answer is not live:
+                self._add(job, SHARED, describe(f"{kind.kind} {name}", author))
+        if complete:
+            memory.ensured = (facts.uid, facts.generation, self.cache.shared_change(key))
+
+    async def _protect(self, job: Subject, spec: ValidSpec, cluster: ObservedRayCluster) -> None:
+        """Create the PodDisruptionBudget of an attempt, once: an administrator may delete it for a drain.
+
+        Where a policy of the cluster refuses it, the attempt runs without.
+        """
+        running = as_running(job.facts, self.cache.observed(job.key, job.facts.uid), cluster.attempt)
+        body = spec.budget(cluster, running.trainer.pods)
+        try:
+            if body:
+                await self.cluster.create(body)
+        except AlreadyExists:
+            pass
+        except (Refused, KindAbsent) as error:
+            log.warning("%s/%s: no PodDisruptionBudget for attempt %d: %s", *job.key, cluster.attempt, error)
+
+    async def _change_group(
+        self, step: ScaleGroup | ReserveQuota | ReplacementStep, change: Change, job: Subject, spec: ValidSpec
+    ) -> None:
+        """Change a worker group of a RayCluster, or its number of pods in the RayJob, by which Kueue reserves quota."""
+        namespace, _ = job.key
+        kind = RAYJOBS if isinstance(step, ReserveQuota) else RAYCLUSTERS
+        name = step.rayjob.name if isinstance(step, ReserveQuota) else step.cluster.name
+        author = await self._find_author(job, change, kind, name, RAYJOB_GROUPS if kind == RAYJOBS else GROUPS)
+        what = "the number of pods"
+        match step:
+            case ReserveQuota(request=request):
+                group = request.group
+                answer = await reserve_quota(self.cluster, namespace, step)
+            case ScaleGroup(group=group):
+                scaled = GroupChange(step.index, group, step.old, step.new, step.removed, step.limits)
+                answer = await self.cluster.scale_group(kind, namespace, name, step.cluster.uid, scaled)
+                what = "minReplicas or maxReplicas" if step.limits else what
+            case _:
+                group = step.group.name
+                rendered = spec.group(group, step.cluster.attempt)
+                answer = await replace_pods(self.cluster, namespace, step, rendered, self.clock())
+                what = "the pods"
+        if answer is not None:
+            self.cache.put(kind, answer)
+            self._add(job, change, describe(f"{what} of worker group {group} of {kind.kind} {name}", author))
+
+    async def _find_author(
+        self, job: Subject, change: Change, kind: Kind, name: str, field: tuple[str, ...] = ()
+    ) -> str:
+        """Who changed an object that was corrected often; empty for others, and if it is not known."""
+        if job.memory.corrections.of(change).count + 1 < AT_ONCE:
+            return ""
+        try:
+            live = await self.cluster.read(kind, job.key[0], name)
+        except Forbidden as error:
+            log.warning("%s/%s: %s", job.key[0], name, error)
+            return ""
+        return find_author(live, *field) if live else ""
+
+    def _add(self, job: Subject, change: Change, text: str) -> None:
+        now = self.clock()
+        corrections = job.memory.corrections
+        corrections.add(change, now, job.facts.generation, text)
+        if end := corrections.of(change).pause_end(now, job.facts.generation):
+            log.warning("%s/%s: %s: until %s", *job.key, text, end)
