@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from control.operator_core.pools import Pools
+from control.operator_core.pools import Pools, Queue
 from e2e.fake_cluster import FakeCluster
 from e2e.faulty_cluster import Fault, FaultyCluster, Killed
 from omni_operator.api.names import JOB_LABEL
 from omni_operator.api.status import Condition, Status
 from omni_operator.cluster.cache.object_cache import ObjectCache
-from omni_operator.cluster.errors import Unavailable
+from omni_operator.cluster.errors import ClusterError, Unavailable
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 from omni_operator.plan import ClusterSettings
 from omni_operator.reconcile.reconciler import Reconciler
@@ -179,6 +179,28 @@ class Simulation:
     def edit(self, key: Key = KEY, **spec: Any) -> None:
         self.cluster.change(JOBS, *key, spec=spec)
 
+    # The API server.
+
+    def refuse(self, error: ClusterError, kind: Kind, verb: str | None = None) -> None:
+        """Answer requests for a kind with this error: those of a verb, or all."""
+        self.cluster.failures = lambda asked, of, name: error if of == kind and verb in (None, asked) else None
+
+    def allow(self) -> None:
+        """Refuse no request any more."""
+        self.cluster.failures = lambda verb, kind, name: None
+
+    def alter(self, change: Callable[[Body], object], kind: Kind = RAYJOBS) -> None:
+        """Let a webhook alter what is created and changed of a kind, until `_store` is deleted."""
+        store = self.cluster._store
+
+        def altered(found: Kind, body: Body) -> Body:
+            if found == kind:
+                body = {**body, "metadata": {**body["metadata"]}}
+                change(body)
+            return store(found, body)
+
+        self.cluster._store = altered  # type: ignore[method-assign]
+
     # KubeRay and kubelets.
 
     def start(self, attempt: int, key: Key = KEY) -> None:
@@ -306,6 +328,11 @@ class Simulation:
         assert found is not None, kind
         return found
 
+    def verdict(self, kind: str, key: Key = KEY) -> tuple[str, str]:
+        """Status and reason of a condition."""
+        found = self.condition(kind, key)
+        return found.status, found.reason
+
     def job_place(self, key: Key = KEY) -> tuple[Kind, str, str]:
         return JOBS, *key
 
@@ -356,6 +383,12 @@ def simulation() -> Iterator[Simulation]:
 def pools(simulation: Simulation) -> Pools:
     """A job with rollout pods of their own."""
     return Pools(simulation)
+
+
+@pytest.fixture
+def queue(simulation: Simulation) -> Queue:
+    """A job in a Kueue queue."""
+    return Queue(simulation)
 
 
 @pytest.fixture

@@ -1,15 +1,19 @@
-"""A simulated job with rollout pods of their own."""
+"""A simulated job with rollout pods of their own, and its Kueue queue."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS
+from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, WORKLOADS
 from omni_operator.status.decisions.timeouts import Timeouts
 
 KEY = ("team-a", "red")
+RAYJOB = "red-a01"
 CLUSTER = "red-a01-x1"
+NO_ROOM = "couldn't assign flavors to pod set rollout: insufficient unused quota"
+QUEUED = {"placement": "Separate", "replicas": 4, "minReplicas": 2}
 ROLLOUT = {"placement": "Separate", "replicas": 3, "minReplicas": 2}
+PLACES = {"rollout": 1, "reward": 2}  # of the worker groups of both pools
 READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 # A pod whose container was killed for memory, and restarted as often as one attempt allows.
 FAILING = {
@@ -25,8 +29,17 @@ FAILING = {
 }
 
 
+def spec_of(pool: str, **changed: Any) -> dict[str, Any]:
+    """The parts of a spec with three rollout and three reward pods, one of which has other fields."""
+    model = {"base": "org/judge", "placement": "Separate", "replicas": 3}
+    reward = {"scorers": [{"name": "judged", "builtin": "genrm_ocr"}], "model": model}
+    if pool == "rollout":
+        return {"rollout": {**ROLLOUT, **changed}, "reward": reward}
+    return {"rollout": ROLLOUT, "reward": {**reward, "model": {**model, **changed}}}
+
+
 class Pools:
-    """KubeRay and kubelets for the two groups of a job with rollout pods."""
+    """KubeRay and kubelets for the worker groups of a job with rollout pods."""
 
     def __init__(self, simulation: Any) -> None:
         self.simulation = simulation
@@ -43,6 +56,13 @@ class Pools:
         for _ in range(ROLLOUT["replicas"]):  # type: ignore[arg-type]
             self.add("rollout")
         await self.simulation.settle()
+
+    async def run_both(self, **job: Any) -> list[str]:
+        """Such a job with three reward pods too, all of which have reported; the names of these."""
+        await self.run(**{**spec_of("reward"), **job})
+        names = [self.add("reward") for _ in range(3)]
+        await self.report()
+        return names
 
     def add(self, group: str, status: Any = READY) -> str:
         """KubeRay makes a pod, and it becomes ready."""
@@ -79,8 +99,7 @@ class Pools:
     def replace_named(self, group: str = "rollout", status: Any = READY) -> list[str]:
         """KubeRay deletes the pods of a group that are named, and starts others; the names."""
         there = {body["metadata"]["name"] for body in self.simulation.cluster.all(PODS)}
-        groups = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
-        (strategy,) = (found.get("scaleStrategy", {}) for found in groups if found["groupName"] == group)
+        (strategy,) = (found.get("scaleStrategy", {}) for found in self.specs() if found["groupName"] == group)
         named = [name for name in strategy.get("workersToDelete", ()) if name in there]
         for name in named:
             self.simulation.cluster.remove(PODS, KEY[0], name)
@@ -88,13 +107,27 @@ class Pools:
         return named
 
     def groups(self) -> list[tuple[str, int]]:
-        body = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-        return [(group["groupName"], group["replicas"]) for group in body["spec"]["workerGroupSpecs"]]
+        return [(group["groupName"], group["replicas"]) for group in self.specs()]
+
+    def specs(self) -> list[dict[str, Any]]:
+        """The worker groups of the RayCluster."""
+        found: list[dict[str, Any]] = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"][
+            "workerGroupSpecs"
+        ]
+        return found
+
+    def change(self, index: int, **changed: Any) -> None:
+        """Another program changes a worker group of the RayCluster."""
+        groups = self.specs()
+        groups[index] |= changed
+        metadata = {"managedFields": [{"manager": "helm", "operation": "Update", "time": "2026-01-01T00:00:00Z"}]}
+        self.simulation.cluster.change(
+            RAYCLUSTERS, KEY[0], CLUSTER, spec={"workerGroupSpecs": groups}, metadata=metadata
+        )
 
     def leaving(self, group: int = 1) -> list[str]:
         """Names of the pods of a group that KubeRay is to delete."""
-        body = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-        found: list[str] = body["spec"]["workerGroupSpecs"][group]["scaleStrategy"]["workersToDelete"]
+        found: list[str] = self.specs()[group]["scaleStrategy"]["workersToDelete"]
         return found
 
     def patches(self) -> int:
@@ -102,3 +135,61 @@ class Pools:
 
     def events(self, reason: str) -> list[str]:
         return [str(event["note"]) for event in self.simulation.events() if event["reason"] == reason]
+
+
+class Queue:
+    """The queue of a job with one attempt."""
+
+    def __init__(self, simulation: Any) -> None:
+        self.simulation = simulation
+
+    async def submit(self, annotations: dict[str, str] | None = None, **job: Any) -> None:
+        """A job whose first attempt has been tried, and waits."""
+        self.simulation.submit(**{"rollout": QUEUED, **job})
+        labels = {"kueue.x-k8s.io/queue-name": "team-a"}
+        self.simulation.cluster.change(JOBS, *KEY, metadata={"labels": labels, "annotations": annotations or {}})
+        await self.simulation.settle()
+        self.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"suspend": True})
+        self.make_workload()
+        self.wait()
+        await self.simulation.settle()
+
+    def make_workload(self) -> None:
+        """Kueue makes the Workload of the RayJob."""
+        uid = self.rayjob()["metadata"]["uid"]
+        meta = {"namespace": KEY[0], "name": f"rayjob-{RAYJOB}", "labels": {"kueue.x-k8s.io/job-uid": uid}}
+        self.simulation.cluster.make(
+            {"apiVersion": WORKLOADS.api_version, "kind": WORKLOADS.kind, "metadata": meta, "spec": {}}
+        )
+
+    def wait(self, reserved: str = "False", reason: str = "Pending", message: str = NO_ROOM) -> None:
+        """KubeRay has deleted the pods, and Kueue's Workload has this condition."""
+        self.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, status={"jobDeploymentStatus": "Suspended"})
+        condition = {"type": "QuotaReserved", "status": reserved, "reason": reason, "message": message}
+        self.simulation.cluster.change(
+            WORKLOADS, KEY[0], f"rayjob-{RAYJOB}", status={"conditions": [condition] if reason else []}
+        )
+
+    async def admit(self) -> None:
+        """Kueue admits the RayJob, and its pods start."""
+        self.wait("True", "QuotaReserved")
+        self.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"suspend": False})
+        self.simulation.run(1)
+        await self.simulation.settle()
+
+    async def preempt(self) -> None:
+        """Kueue takes the quota back, and KubeRay deletes the pods."""
+        self.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"suspend": True})
+        self.simulation.cluster.remove(RAYCLUSTERS, KEY[0], f"{RAYJOB}-x1")
+        self.wait(message="Preempted to accommodate a workload")
+        await self.simulation.settle()
+
+    def rayjob(self, name: str = RAYJOB) -> dict[str, Any]:
+        found: dict[str, Any] = self.simulation.cluster.get(RAYJOBS, KEY[0], name)
+        return found
+
+    def asked(self, name: str = RAYJOB) -> int:
+        """Rollout pods that the RayJob asks for."""
+        groups = self.rayjob(name)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+        (number,) = {groups[1][part] for part in ("replicas", "minReplicas", "maxReplicas")}
+        return int(number)

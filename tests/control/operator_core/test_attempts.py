@@ -1,12 +1,16 @@
-"""Attempts of a job: creation, observation, end."""
+"""Attempts of a job: creation, observation, end, and writes of the status."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from e2e.fake_cluster import FakeCluster
 from omni_operator.api.status import CONDITION_TYPES
-from omni_operator.cluster.errors import Conflict
-from omni_operator.cluster.kinds import JOBS, RAYJOBS, Kind
+from omni_operator.cluster.errors import Conflict, Forbidden
+from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Kind
+from omni_operator.reconcile.status_writer import APART, TRIES
 
 KEY = ("team-a", "red")
 
@@ -54,51 +58,15 @@ async def test_the_condition_of_the_output_is_what_the_trainer_last_said(simulat
     assert simulation.condition("Failed").reason == "OutputNotSent"
 
 
-async def test_the_state_follows_the_life_of_a_job_and_is_added_to_older_statuses(simulation: Any) -> None:
-    def state() -> tuple[str | None, str | None]:
-        status = simulation.status()
-        return status.state, status.reason
-
-    simulation.submit(backoffLimit=1, rollout={"replicas": 3})
-    await simulation.settle()
-    assert state() == ("Pending", "InvalidSpec")
-    simulation.edit(rollout={"replicas": 2})
-    await simulation.settle()
-    assert state() == ("Starting", "Starting")
-    simulation.run(1)
-    await simulation.settle()
-    assert state() == ("Running", "TrainerAndRolloutsServing")
-    simulation.lose_head(1)
-    await simulation.settle()
-    assert state() == ("Retrying", "HeadLost")
-    await simulation.after(60)
-    simulation.run(2)
-    await simulation.settle()
-    assert state() == ("Running", "TrainerAndRolloutsServing")
-    simulation.edit(suspend=True)
-    await simulation.settle()
-    assert state() == ("Suspended", "Suspended")
-    simulation.edit(suspend=False)
-    await simulation.settle()
-    simulation.run(3)
-    simulation.end(3)
-    await simulation.settle()
-    assert state() == ("Succeeded", "AttemptSucceeded")
-    simulation.cluster.change(JOBS, *KEY, status={"state": None, "reason": None})  # of an older operator
-    simulation.start_operator()
-    await simulation.settle()
-    assert state() == ("Succeeded", "AttemptSucceeded")
-
-
 async def test_risky_settings_of_a_job_are_a_condition_and_an_event(simulation: Any) -> None:
     simulation.submit(checkpoint={}, trainer={"totalSteps": 10}, rollout={})
     await simulation.settle()
-    assert (simulation.condition("ResultsKept").status, simulation.condition("ResultsKept").reason) == (
+    assert simulation.verdict("ResultsKept") == (
         "False",
         "ResultsOnEmptyDir",
     )
     assert "spec.checkpoint.claimName is not given" in simulation.condition("ResultsKept").message
-    assert (simulation.condition("AcceleratorChosen").status, simulation.condition("AcceleratorChosen").reason) == (
+    assert simulation.verdict("AcceleratorChosen") == (
         "False",
         "NoVendor",
     )
@@ -170,18 +138,6 @@ async def test_time_in_a_queue_does_not_count_for_the_start_deadline(simulation:
     assert simulation.status().failures[0].reason == "PreRunningDeadlineExceeded"
 
 
-async def test_the_job_is_deleted_after_its_time_to_live(simulation: Any) -> None:
-    simulation.submit(ttlSecondsAfterFinished=100)
-    await simulation.settle()
-    simulation.run(1)
-    simulation.end(1)
-    await simulation.after(90)
-    assert simulation.cluster.get(JOBS, *KEY) is not None
-    await simulation.after(20)
-    assert simulation.cluster.get(JOBS, *KEY) is None
-    assert simulation.attempts() == []
-
-
 async def test_a_status_that_rests_on_an_old_one_is_not_written(simulation: Any) -> None:
     """As after a change of the leader: another replica wrote, and the watch has not delivered it yet."""
     await simulation.submit_running(backoffLimit=3)
@@ -227,9 +183,122 @@ async def test_the_number_of_an_attempt_that_the_status_never_had_is_not_used_ag
     simulation.edit(suspend=True)
     await simulation.after(30)
     assert (simulation.attempts(), simulation.status().attempts) == ([], 1)
-    simulation.cluster.failures = lambda verb, kind, name: None
+    simulation.allow()
     await simulation.after(30)
     assert (simulation.condition("Suspended").status, simulation.status().attempts) == ("True", 2)
     simulation.edit(suspend=False)
     await simulation.after(30)
     assert simulation.attempts() == ["red-a03"]
+
+
+class Editor:
+    """A user who changes the job right before each write of its status.
+
+    Attributes:
+        edits: how many times; counted down.
+        status: what the user writes into the status; None: only a label changes.
+    """
+
+    def __init__(self, simulation: Any, edits: int, status: dict[str, Any] | None = None) -> None:
+        self.simulation = simulation
+        self.edits = edits
+        self.status = status
+
+    def __call__(self, verb: str, kind: Kind, name: str) -> None:
+        if (verb, kind) == ("apply_status", JOBS) and self.edits > 0:
+            self.edits -= 1
+            cluster = self.simulation.cluster
+            meta = cluster.get(JOBS, *KEY)["metadata"]
+            change = {"metadata": {**meta, "labels": {"edit": str(self.edits)}}}
+            cluster.change(JOBS, *KEY, **change, **({"status": self.status} if self.status else {}))
+
+
+async def test_the_answer_to_each_written_status_is_told(simulation: Any) -> None:
+    answers: list[tuple[Kind, Body]] = []
+    simulation.reconciler.written = lambda kind, body: answers.append((kind, body))
+    simulation.submit()
+    simulation.watch()
+    await simulation.reconcile()
+    assert [kind for kind, _ in answers] == [RAYJOBS, JOBS]
+    assert (
+        answers[1][1]["metadata"]["resourceVersion"]
+        == simulation.cluster.get(JOBS, *KEY)["metadata"]["resourceVersion"]
+    )
+    answers.clear()
+    simulation.watch()
+    await simulation.reconcile()
+    assert answers == [], "nothing was written"
+
+
+@pytest.mark.parametrize("edits", [1, TRIES - 1])
+async def test_labels_that_change_all_the_time_do_not_delay_a_status(simulation: Any, edits: int) -> None:
+    simulation.submit()
+    simulation.watch()
+    simulation.cluster.failures = Editor(simulation, edits)
+    await simulation.reconcile()
+    assert simulation.status().attempts == 1
+    assert simulation.cluster.counts()["apply_status", "diffusionrljobs"] == edits + 1
+
+
+async def test_a_status_is_given_up_for_a_while_when_the_job_changes_too_often(simulation: Any) -> None:
+    simulation.submit()
+    simulation.watch()
+    simulation.cluster.failures = Editor(simulation, 10**6)
+    simulation.cluster.counts()
+    await simulation.reconcile()
+    assert simulation.cluster.counts()["apply_status", "diffusionrljobs"] == TRIES
+    assert simulation.wakes[KEY] > simulation.now, "others have their turn"
+
+
+async def test_a_status_that_another_one_wrote_meanwhile_is_not_overwritten(simulation: Any) -> None:
+    simulation.submit()
+    simulation.watch()
+    simulation.cluster.failures = Editor(simulation, 1, {"attempts": 1, "startTime": "2026-01-01T00:00:07Z"})
+    simulation.cluster.counts()
+    await simulation.reconcile()
+    assert simulation.cluster.counts()["apply_status", "diffusionrljobs"] == 1
+    await simulation.after(5)
+    assert simulation.status().start_time == "2026-01-01T00:00:07Z", "the next pass rests on it"
+
+
+async def test_without_the_right_to_read_a_job_its_status_waits_for_the_watch(simulation: Any) -> None:
+    simulation.submit()
+    simulation.watch()
+    editor = Editor(simulation, 1)
+
+    def fail(verb: str, kind: Kind, name: str) -> Forbidden | None:
+        editor(verb, kind, name)
+        return Forbidden("get") if (verb, kind) == ("get", JOBS) else None
+
+    simulation.cluster.failures = fail
+    await simulation.after(2)
+    assert simulation.status().attempts == 1
+    assert simulation.status().condition("ReconcileError") is None
+
+
+@pytest.mark.parametrize("lost", ["conditions", "failures failuresCounted", "usage", "attempts"])
+async def test_a_webhook_that_alters_each_status_is_not_answered_with_a_status_each_time(
+    simulation: Any, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Else both write as fast as the API server answers."""
+    stored = FakeCluster.apply_status
+    simulation.foreign_reasons.add("Approved")
+
+    async def alter(cluster: FakeCluster, kind: Kind, body: Body, status: Body) -> Body:
+        rest = {name: value for name, value in status.items() if name not in lost.split()}
+        if lost == "conditions":
+            rest["conditions"] = [{**found, "reason": "Approved"} for found in status["conditions"]]
+        return await stored(cluster, kind, body, rest)
+
+    await simulation.submit_running(backoffLimit=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeCluster, "apply_status", alter)
+        simulation.lose_head(1)
+        simulation.cluster.counts()
+        await simulation.after(600)
+        assert simulation.cluster.counts()["apply_status", "diffusionrljobs"] <= 600 / APART.total_seconds() + 8
+        assert len(simulation.attempts()) <= 1
+    await simulation.after(60)
+    assert simulation.attempts() == ["red-a02"]
+    assert [failure.reason for failure in simulation.status().failures] == ["HeadLost"]
+    assert simulation.condition("Ready").reason == "Starting"

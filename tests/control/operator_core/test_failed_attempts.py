@@ -41,31 +41,19 @@ async def test_a_lost_head_ends_the_attempt_and_the_next_waits_until_its_objects
     assert (status.attempts, status.failures_counted) == (2, 1)
 
 
-async def test_a_head_that_is_briefly_not_ready_is_not_lost(simulation: Any) -> None:
-    await simulation.submit_running()
-    simulation.head(1, False, "ContainersNotReady")
-    await simulation.after(50)
-    assert simulation.condition("Ready").reason == "HeadNotReady"
-    simulation.head(1, True, "HeadPodRunningAndReady")
-    await simulation.after(600)
-    assert simulation.condition("Ready").status == "True"
-    assert not simulation.status().failures
-    simulation.head(1, False, "ContainersNotReady")
-    await simulation.after(61)
-    assert simulation.status().failures[0].reason == "HeadLost"
-
-
-@pytest.mark.parametrize("seconds", [-600, -90, 90, 600])
-async def test_the_clock_of_kuberay_ends_no_attempt(simulation: Any, seconds: int) -> None:
-    simulation.skew = -timedelta(seconds=seconds)
+@pytest.mark.parametrize("ahead", [-600, -90, 0, 90, 600])
+async def test_a_head_that_is_briefly_not_ready_is_not_lost(simulation: Any, ahead: int) -> None:
+    """Whatever the clock of KubeRay says, here so many seconds ahead of the operator's."""
+    simulation.skew = -timedelta(seconds=ahead)
     await simulation.submit_running(backoffLimit=0)
     for _ in range(2):
         simulation.head(1, False, "ContainersNotReady")
         await simulation.after(50)
         assert simulation.condition("Ready").reason == "HeadNotReady"
         simulation.head(1, True, "HeadPodRunningAndReady")
-        await simulation.after(20)
+        await simulation.after(600)
         assert simulation.condition("Ready").status == "True"
+    assert not simulation.status().failures
     simulation.head(1, False, "ContainersNotReady")
     await simulation.after(61)
     assert simulation.condition("Failed").reason == "HeadLost"
@@ -133,18 +121,6 @@ async def test_only_the_last_failures_are_kept_and_all_are_counted(simulation: A
     assert [failure.attempt for failure in status.failures] == [3, 4, 5, 6, 7]
     assert status.failures_counted == 7
     assert simulation.attempts() == ["red-a08"]
-
-
-async def test_an_image_that_cannot_be_pulled_is_named_within_two_minutes(simulation: Any) -> None:
-    await simulation.submit_starting()
-    simulation.pod(1, "worker", waits("ImagePullBackOff", 'Back-off pulling image "nope:1"'))
-    await simulation.settle()
-    assert simulation.condition("Ready").reason == "ImagePullBackOff"
-    assert "nope:1" in simulation.condition("Ready").message
-    await simulation.after(120)
-    assert simulation.condition("Failed").reason == "ImagePullFailed"
-    assert "nope:1" in simulation.condition("Failed").message
-    assert simulation.attempts() == []  # not retried: the image stays missing
 
 
 @pytest.mark.parametrize(
@@ -225,15 +201,6 @@ async def test_the_log_decides_the_reason_of_a_failure(simulation: Any, message:
     simulation.end(1, "FAILED", "AppFailed", message)
     await simulation.after(61 if reason == "WorkerLost" else 0)
     assert simulation.condition("Failed").reason == reason
-
-
-async def test_a_deleted_rayjob_is_followed_by_a_new_attempt(simulation: Any) -> None:
-    await simulation.submit_running()
-    simulation.cluster.remove(RAYJOBS, KEY[0], "red-a01")
-    await simulation.after(60)
-    assert simulation.attempts() == ["red-a02"]
-    assert simulation.status().failures[0].reason == "ChildDeleted"
-    assert simulation.status().failures_counted == 0
 
 
 async def test_what_ended_the_pods_that_a_queue_took_is_no_reason_of_a_later_failure(simulation: Any) -> None:

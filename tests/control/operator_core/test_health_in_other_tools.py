@@ -144,9 +144,7 @@ async def failed(simulation: Simulation) -> None:
 
 
 def forbid_deletion(simulation: Simulation) -> None:
-    simulation.cluster.failures = lambda verb, kind, name: (
-        Forbidden("jobs are kept here") if (verb, kind) == ("delete", JOBS) else None
-    )
+    simulation.refuse(Forbidden("jobs are kept here"), JOBS, "delete")
 
 
 async def succeeded_and_kept(simulation: Simulation) -> None:

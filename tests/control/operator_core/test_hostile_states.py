@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import re
 from datetime import timedelta
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jsonschema
@@ -19,22 +16,91 @@ from hypothesis import strategies as st
 from omni_operator.api.crd.definition import schema
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
 
+TIMES = st.sampled_from(
+    [
+        "0001-01-01T00:00:00Z",
+        "0001-01-01T00:00:00+14:00",
+        "1970-01-01T00:00:00Z",
+        "2026-01-01T00:00:10Z",
+        "2026-01-01T00:00:10.123456789+02:00",
+        "2999-01-01T00:00:00Z",
+        "9999-12-31T23:59:59Z",
+        "9999-12-31T23:59:59-14:00",
+    ]
+)
+TEXTS = st.one_of(
+    st.sampled_from(
+        ["", "x" * 900, "y" * 100_000, "\x00\x1b[31m\u2028\u202e", "exceeded quota", "OOMKilled", "é" * 600]
+    ),
+    st.text(max_size=30),
+)
+COUNTS = st.one_of(st.sampled_from([-1, 0, 1, 2, -(2**31), 2**31 - 1, 2**63 - 1, 10**30]), st.integers(0, 5))
+
+
+def optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+def conditions(*kinds: str) -> st.SearchStrategy[list[dict[str, Any]]]:
+    one = st.fixed_dictionaries(
+        {"type": st.sampled_from(kinds), "status": st.sampled_from(["True", "False", "Unknown"])},
+        optional={"reason": TEXTS, "message": TEXTS, "lastTransitionTime": TIMES},
+    )
+    return st.lists(one, max_size=len(kinds), unique_by=lambda found: found["type"])
+
+
+RAYJOB = optional(
+    jobDeploymentStatus=st.sampled_from(
+        [
+            "",
+            "Initializing",
+            "Running",
+            "Complete",
+            "Failed",
+            "Suspending",
+            "Suspended",
+            "Retrying",
+            "Waiting",
+            "ValidationFailed",
+            "Scheduled",
+            "x" * 900,
+        ]
+    ),
+    jobStatus=st.sampled_from(["", "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED", "x" * 900]),
+    reason=st.one_of(TEXTS, st.sampled_from(["DeadlineExceeded", "AppFailed", "JobStatusCheckTimeoutExceeded"])),
+    message=TEXTS,
+    rayClusterName=TEXTS,
+    dashboardURL=TEXTS,
+    startTime=TIMES,
+    endTime=TIMES,
+    rayJobInfo=optional(startTime=TIMES, endTime=TIMES),
+    failed=COUNTS,
+    succeeded=COUNTS,
+)
+RAYCLUSTER = optional(
+    state=TEXTS,
+    desiredWorkerReplicas=COUNTS,
+    readyWorkerReplicas=COUNTS,
+    conditions=conditions("HeadPodReady", "RayClusterProvisioned", "ReplicaFailure"),
+)
+STATE = optional(
+    waiting=optional(reason=st.one_of(TEXTS, st.sampled_from(["ImagePullBackOff", "CrashLoopBackOff"])), message=TEXTS),
+    terminated=optional(reason=TEXTS, exitCode=COUNTS, message=TEXTS),
+)
+CONTAINER = st.fixed_dictionaries(
+    {"name": TEXTS}, optional={"state": STATE, "lastState": STATE, "restartCount": COUNTS}
+)
+POD = optional(
+    phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Unknown"]),
+    conditions=conditions("PodScheduled", "Ready", "DisruptionTarget"),
+    containerStatuses=st.lists(CONTAINER, max_size=2),
+    initContainerStatuses=st.lists(CONTAINER, max_size=1),
+)
 KEY = ("team-a", "red")
 STATUS = schema()["properties"]["status"]
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 NAME = "red-a01"
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hostile_values", Path(__file__).with_name("hostile_values.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-hostile = load()
 
 
 def times_of(node: Any, found: Any) -> list[str]:
@@ -73,9 +139,9 @@ def put(simulation: Any, kind: Any, name: str, status: dict[str, Any]) -> None:
 
 
 CHANGES = st.one_of(
-    st.tuples(st.just(RAYJOBS), st.just(NAME), hostile.RAYJOB),
-    st.tuples(st.just(RAYCLUSTERS), st.just(f"{NAME}-x1"), hostile.RAYCLUSTER),
-    st.tuples(st.just(PODS), st.sampled_from([f"{NAME}-x1-head", f"{NAME}-x1-worker"]), hostile.POD),
+    st.tuples(st.just(RAYJOBS), st.just(NAME), RAYJOB),
+    st.tuples(st.just(RAYCLUSTERS), st.just(f"{NAME}-x1"), RAYCLUSTER),
+    st.tuples(st.just(PODS), st.sampled_from([f"{NAME}-x1-head", f"{NAME}-x1-worker"]), POD),
 )
 
 
@@ -97,23 +163,23 @@ def test_no_status_of_a_child_stops_the_passes(new_simulation: Any, runs: bool, 
     asyncio.run(run())
 
 
-WRITTEN = hostile.optional(
-    attempts=hostile.COUNTS,
-    failuresCounted=hostile.COUNTS,
-    disruptionsCounted=hostile.COUNTS,
-    observedGeneration=hostile.COUNTS,
-    startTime=hostile.TIMES,
-    attemptStartTime=hostile.TIMES,
-    runningTime=hostile.TIMES,
-    conditions=hostile.conditions("Suspended", "Admitted", "ProgressStalled", "Whatever", "ReconcileError"),
-    failures=st.lists(hostile.optional(attempt=hostile.COUNTS, reason=hostile.TEXTS, at=hostile.TIMES), max_size=3),
-    warnings=st.lists(hostile.optional(attempt=hostile.COUNTS, reason=hostile.TEXTS), max_size=3),
-    progress=hostile.optional(heartbeatTime=hostile.TIMES, samples=hostile.COUNTS, globalStep=hostile.COUNTS),
-    usage=hostile.optional(acceleratorSeconds=st.sampled_from([-1, 0, 1e14, 1e308]), samples=hostile.COUNTS),
-    checkpoint=hostile.optional(last=hostile.TEXTS, step=hostile.COUNTS, time=hostile.TIMES),
-    children=hostile.optional(rayJob=hostile.TEXTS),
-    state=hostile.TEXTS,
-    reason=hostile.TEXTS,
+WRITTEN = optional(
+    attempts=COUNTS,
+    failuresCounted=COUNTS,
+    disruptionsCounted=COUNTS,
+    observedGeneration=COUNTS,
+    startTime=TIMES,
+    attemptStartTime=TIMES,
+    runningTime=TIMES,
+    conditions=conditions("Suspended", "Admitted", "ProgressStalled", "Whatever", "ReconcileError"),
+    failures=st.lists(optional(attempt=COUNTS, reason=TEXTS, at=TIMES), max_size=3),
+    warnings=st.lists(optional(attempt=COUNTS, reason=TEXTS), max_size=3),
+    progress=optional(heartbeatTime=TIMES, samples=COUNTS, globalStep=COUNTS),
+    usage=optional(acceleratorSeconds=st.sampled_from([-1, 0, 1e14, 1e308]), samples=COUNTS),
+    checkpoint=optional(last=TEXTS, step=COUNTS, time=TIMES),
+    children=optional(rayJob=TEXTS),
+    state=TEXTS,
+    reason=TEXTS,
 )
 
 

@@ -1,4 +1,4 @@
-"""Faults of nodes, pods and users, as kubelets, the scheduler and KubeRay write them into statuses."""
+"""Faults of nodes, pods and users, as kubelets, the scheduler and KubeRay write them into statuses; disruptions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from omni_operator.cluster.errors import ClusterError, Forbidden
-from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS, Kind
+from omni_operator.cluster.errors import Forbidden, KindAbsent
+from omni_operator.cluster.kinds import POD_DISRUPTION_BUDGETS, PODS, RAYCLUSTERS, RAYJOBS
 
 KEY = ("team-a", "red")
 
@@ -83,17 +83,7 @@ async def test_an_image_that_cannot_be_pulled_ends_the_attempt(
         await simulation.after(61)
     assert simulation.condition("Failed").reason == "ImagePullFailed"
     assert message in simulation.condition("Failed").message
-
-
-async def test_pods_that_cannot_be_scheduled_are_named_until_the_deadline(simulation: Any) -> None:
-    await simulation.submit_starting(preRunningDeadlineSeconds=600)
-    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: 3 no GPU"}
-    simulation.pod(1, "worker", {"conditions": [refused]})
-    await simulation.settle()
-    assert simulation.condition("Ready").reason == "Unschedulable"
-    assert "3 no GPU" in simulation.condition("Ready").message
-    await simulation.after(601)
-    assert simulation.condition("Failed").reason == "Unschedulable"
+    assert simulation.attempts() == [], "the image stays missing"
 
 
 async def test_a_pod_that_is_preempted_before_the_trainer_starts_is_waited_for_until_the_deadline(
@@ -191,18 +181,6 @@ async def test_a_full_volume_ends_the_attempt_with_the_trainers_error(simulation
     assert "No space left on device" in simulation.condition("Failed").message
 
 
-async def test_rayjobs_that_a_user_keeps_deleting_are_created_one_after_the_other(simulation: Any) -> None:
-    await simulation.submit_running()
-    for attempt in range(1, 6):
-        simulation.cluster.remove(RAYJOBS, KEY[0], f"red-a{attempt:02d}")
-        await simulation.settle()
-        assert simulation.attempts() == []
-        await simulation.after(600)
-        assert simulation.attempts() == [f"red-a{attempt + 1:02d}"]
-    assert {failure.reason for failure in simulation.status().failures} == {"ChildDeleted"}
-    assert simulation.status().failures_counted == 0
-
-
 async def test_a_rayjob_that_is_there_again_after_its_attempt_is_deleted(simulation: Any) -> None:
     """etcd is restored from a snapshot before the operator has observed it, so two attempts exist."""
     await simulation.submit_running(backoffLimit=1)
@@ -225,22 +203,6 @@ async def test_a_rayjob_that_is_there_again_after_its_attempt_is_deleted(simulat
     assert simulation.status().attempts == 2
 
 
-@pytest.mark.parametrize("seconds", [-300, 300], ids=["behind", "ahead"])
-async def test_a_clock_that_differs_from_the_api_servers_delays_and_does_no_harm(simulation: Any, seconds: int) -> None:
-    simulation.skew = timedelta(seconds=seconds)
-    await simulation.submit_running(backoffLimit=1)
-    simulation.report(step=1)
-    assert simulation.condition("Ready").status == "True"
-    simulation.lose_head(1)
-    await simulation.after(900)
-    assert simulation.attempts() == ["red-a02"]
-    simulation.run(2)
-    simulation.end(2)
-    await simulation.settle()
-    assert simulation.condition("Succeeded").status == "True"
-    assert [failure.reason for failure in simulation.status().failures] == ["HeadLost"]
-
-
 async def test_a_clock_that_is_set_back_makes_no_pause_between_attempts_longer(simulation: Any) -> None:
     simulation.skew = timedelta(hours=1)
     await simulation.submit_running(backoffLimit=1)
@@ -256,12 +218,12 @@ async def test_a_clock_that_is_set_back_makes_no_pause_between_attempts_longer(s
 
 async def test_a_clock_that_is_set_back_makes_no_pause_after_a_refusal_longer(simulation: Any) -> None:
     simulation.skew = timedelta(hours=1)
-    simulation.cluster.failures = lambda verb, kind, name: Forbidden("no") if kind == RAYJOBS else None
+    simulation.refuse(Forbidden("no"), RAYJOBS)
     simulation.submit()
     await simulation.settle()
     assert simulation.condition("Ready").reason == "Forbidden"
     simulation.skew = timedelta()
-    simulation.cluster.failures = lambda verb, kind, name: None
+    simulation.allow()
     simulation.wakes[KEY] = simulation.now
     await simulation.settle()
     assert simulation.attempts() == ["red-a01"]
@@ -299,16 +261,148 @@ async def test_a_clock_that_jumps_fails_no_job_without_a_deadline(simulation: An
     assert simulation.status().failures == ()
 
 
-async def test_missing_permissions_are_named_until_they_are_granted(simulation: Any) -> None:
-    def forbid(verb: str, kind: Kind, name: str) -> ClusterError | None:
-        return Forbidden('cannot create resource "rayjobs"') if kind == RAYJOBS else None
+GONE = "Job supervisor actor died: its node has died"
+UNREACHABLE = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
 
-    simulation.cluster.failures = forbid
-    simulation.submit()
+
+async def end_by_disruption(simulation: Any, attempt: int) -> None:
+    """The trainer's pod is told to end, and does."""
+    simulation.run(attempt)
     await simulation.settle()
-    assert simulation.condition("Ready").reason == "Forbidden"
-    assert 'cannot create resource "rayjobs"' in simulation.condition("Ready").message
-    assert "Forbidden" in simulation.event_reasons()
-    simulation.cluster.failures = lambda verb, kind, name: None
-    await simulation.after(301)
-    assert simulation.attempts() == ["red-a01"]
+    simulation.pod(attempt, "worker", disrupted("EvictionByEvictionAPI", "node drained"))
+    simulation.cluster.remove(PODS, KEY[0], f"red-a{attempt:02d}-x1-worker")
+    simulation.end(attempt, "FAILED", "AppFailed", GONE)
+    await simulation.after(400)
+
+
+async def test_a_disruption_does_not_count_against_the_limit_of_failures(simulation: Any) -> None:
+    await simulation.submit_running(backoffLimit=0)
+    await end_by_disruption(simulation, 1)
+    assert simulation.attempts() == ["red-a02"]
+    status = simulation.status()
+    (failure,) = status.failures
+    assert (failure.reason, failure.counted) == ("Preempted", False)
+    assert (status.failures_counted, status.disruptions_counted) == (0, 1)
+
+
+async def test_a_limit_of_its_own_ends_a_job_that_is_disrupted_without_end(simulation: Any) -> None:
+    simulation.submit(backoffLimit=0, disruptionLimit=7)
+    await simulation.settle()
+    for attempt in range(1, 9):
+        assert simulation.attempts() == [f"red-a{attempt:02d}"]
+        await end_by_disruption(simulation, attempt)
+    failed = simulation.condition("Failed")
+    assert (failed.status, failed.reason) == ("True", "Preempted")
+    assert "spec.disruptionLimit is 7" in failed.message
+    assert simulation.status().disruptions_counted == 8
+
+
+@pytest.mark.parametrize(
+    ("action", "failed", "said"),
+    [
+        ("Fail", "True", "spec.failurePolicy says Fail"),
+        ("Retry", "True", "spec.backoffLimit is 0"),
+        ("RetryIgnoreLimit", "False", ""),
+    ],
+)
+async def test_a_rule_decides_what_a_disruption_is(simulation: Any, action: str, failed: str, said: str) -> None:
+    rules = {"rules": [{"onReasons": ["Preempted"], "action": action}]}
+    simulation.submit(backoffLimit=0, failurePolicy=rules)
+    await simulation.settle()
+    await end_by_disruption(simulation, 1)
+    assert simulation.condition("Failed").status == failed
+    assert said in simulation.condition("Failed").message
+
+
+@pytest.mark.parametrize("notices", [10, 50])
+async def test_a_node_that_is_lost_with_a_trainer_pod_is_a_disruption_also_if_ray_notices_first(
+    simulation: Any, notices: int
+) -> None:
+    await simulation.submit_running(backoffLimit=0)
+    status = {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed", "message": GONE}
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status=status)
+    await simulation.after(notices)
+    assert not simulation.status().failures
+    assert simulation.condition("Ready").reason == "WorkerLost"
+    simulation.pod(1, "worker", {"conditions": UNREACHABLE})
+    await simulation.settle()
+    (failure,) = simulation.status().failures
+    assert (failure.reason, failure.counted) == ("Preempted", False)
+    assert "does not answer" in failure.message
+
+
+async def test_a_node_that_is_lost_with_the_head_is_a_disruption(simulation: Any) -> None:
+    await simulation.submit_running(backoffLimit=0)
+    simulation.pod(1, "head", {"conditions": UNREACHABLE})
+    simulation.head(1, False, "")
+    await simulation.after(61)
+    (failure,) = simulation.status().failures
+    assert (failure.reason, failure.counted) == ("Preempted", False)
+
+
+async def test_a_node_that_came_back_is_no_reason_of_a_later_failure(simulation: Any) -> None:
+    await simulation.submit_running(backoffLimit=0)
+    for conditions in (UNREACHABLE, [{**one, "status": "True"} for one in UNREACHABLE]):
+        simulation.pod(1, "worker", {"conditions": conditions})
+        await simulation.after(10)
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    await simulation.settle()
+    assert simulation.condition("Failed").reason == "ApplicationError"
+
+
+async def test_a_pod_that_is_lost_while_its_node_answers_is_a_failure(simulation: Any) -> None:
+    await simulation.submit_running(backoffLimit=0)
+    simulation.end(1, "FAILED", "AppFailed", GONE)
+    await simulation.after(59)
+    assert not simulation.status().failures
+    await simulation.after(2)
+    assert simulation.verdict("Failed") == ("True", "WorkerLost")
+
+
+async def test_a_running_attempt_has_one_budget_that_goes_with_its_cluster(simulation: Any) -> None:
+    trainer = {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}}
+    simulation.submit(trainer={**trainer, "replicas": 2}, rollout={"placement": "Separate"})
+    await simulation.settle()
+    assert simulation.cluster.all(POD_DISRUPTION_BUDGETS) == [], "without pods it would only raise alarms"
+    simulation.run(1)
+    await simulation.settle()
+    (budget,) = simulation.cluster.all(POD_DISRUPTION_BUDGETS)
+    assert budget["metadata"]["name"] == "red-a01-x1"
+    assert budget["spec"]["minAvailable"] == 3, "the head and two trainer pods"
+    simulation.edit(trainer={**trainer, "replicas": 5})
+    simulation.start_operator()
+    await simulation.settle()
+    assert simulation.cluster.all(POD_DISRUPTION_BUDGETS) == [budget]
+    (owner,) = budget["metadata"]["ownerReferences"]
+    assert owner["uid"] == simulation.cluster.get(RAYCLUSTERS, KEY[0], "red-a01-x1")["metadata"]["uid"]
+    simulation.cluster.remove(POD_DISRUPTION_BUDGETS, KEY[0], "red-a01-x1")
+    await simulation.after(1200)
+    assert simulation.cluster.all(POD_DISRUPTION_BUDGETS) == [], "an administrator drains the node"
+    simulation.start_operator()
+    await simulation.settle()
+    assert simulation.cluster.all(POD_DISRUPTION_BUDGETS) == [], "it may take longer than an operator runs"
+
+
+async def test_a_job_that_allows_disruptions_has_no_budget(simulation: Any) -> None:
+    await simulation.submit_running(scheduling={"voluntaryDisruptions": "Allow"})
+    assert simulation.cluster.all(POD_DISRUPTION_BUDGETS) == []
+
+
+@pytest.mark.parametrize("error", [Forbidden("a policy says no"), KindAbsent("policy/v1")])
+async def test_a_budget_that_is_refused_keeps_no_job_from_running(simulation: Any, error: Exception) -> None:
+    asked = []
+
+    def refuse(verb: str, kind: Any, name: str) -> Exception | None:
+        if kind != POD_DISRUPTION_BUDGETS:
+            return None
+        asked.append(name)
+        return error
+
+    simulation.cluster.failures = refuse
+    await simulation.submit_running()
+    await simulation.after(3600)
+    assert simulation.condition("Ready").status == "True"
+    assert len(asked) == 1
+    simulation.end(1)
+    await simulation.settle()
+    assert simulation.condition("Succeeded").status == "True"

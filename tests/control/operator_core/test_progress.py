@@ -1,13 +1,22 @@
-"""Reports of the trainer: progress, usage, stalls and weight versions in the status."""
+"""Reports of the trainer: progress, stalls, weight versions, and the accelerator seconds of any history."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from control.operator_core.pools import CLUSTER
+from e2e.faulty_cluster import Fault
+from omni_operator.api.names import PODS_ANNOTATION
 from omni_operator.api.status import Weights
-from omni_operator.cluster.kinds import RAYJOBS
+from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS
+from omni_operator.status.observed.timestamps import parse_timestamp
 
 KEY = ("team-a", "red")
 RAYJOB = (KEY[0], "red-a01")
@@ -206,3 +215,290 @@ async def test_the_time_left_is_shown_as_kubectl_shows_ages(simulation: Any, sec
     await simulation.settle()
     progress = simulation.status().progress
     assert (progress.percent, progress.remaining_summary) == (50, shown)
+
+
+ACCELERATORS = 2
+ACTIONS = st.tuples(st.sampled_from(["report", "heartbeat", "pass", "restart"]), st.floats(0.001, 400.0))
+# The trainer's accelerators, which only the next attempt gets, and the rollout pods, which a running one follows.
+EDITS = st.tuples(st.sampled_from(["count", "replicas"]), st.sampled_from([1, 2, 4]))
+STEPS = st.lists(st.tuples(ACTIONS, st.none() | EDITS), max_size=8)
+ENDS = st.sampled_from(["succeed", "fail", "suspend", "suspend at once", "queue"])
+ATTEMPTS = st.lists(st.tuples(st.lists(ACTIONS, max_size=10), ENDS), min_size=1, max_size=3)
+
+
+async def act(simulation: Any, what: str, attempt: int) -> None:
+    if what == "report":
+        simulation.report(attempt=attempt, step=simulation.passes, samples=simulation.passes)
+    elif what == "heartbeat":
+        simulation.report("heartbeat", attempt=attempt)
+    elif what == "restart":
+        simulation.start_operator()
+    else:
+        await simulation.reconcile()
+
+
+async def end(simulation: Any, how: str, attempt: int) -> Any:
+    """End an attempt; the time until which its accelerators count."""
+    until = simulation.now
+    if how == "succeed":
+        simulation.end(attempt)
+    elif how == "fail":
+        simulation.end(attempt, "FAILED", "AppFailed", "exit code 1")
+    elif how == "queue":
+        name = f"red-a{attempt:02d}"
+        status = {"jobDeploymentStatus": "Suspended", "jobStatus": "", "startTime": None}
+        simulation.cluster.change(RAYJOBS, KEY[0], name, spec={"suspend": True}, status=status)
+        await simulation.after(500)
+        simulation.edit(suspend=True)
+    else:
+        simulation.report("heartbeat", attempt=attempt)
+        await simulation.settle()
+        simulation.edit(suspend=True)
+        await simulation.after(50.25)
+        until = simulation.now
+        path = f"/ckpt/step_{attempt:06d}"
+        simulation.report("checkpoint", attempt=attempt, path=path)
+    await simulation.settle()
+    simulation.cluster.collect()
+    return until
+
+
+@pytest.mark.slow
+@given(ATTEMPTS)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_accelerator_seconds_are_exact(new_simulation: Any, attempts: list[Any]) -> None:
+    async def run() -> None:
+        simulation = new_simulation()
+        expected = 0.0
+        simulation.submit(backoffLimit=9)
+        for attempt, (actions, how) in enumerate(attempts, start=1):
+            await simulation.after(1000.5)
+            simulation.run(attempt)
+            started = simulation.now
+            await simulation.settle()
+            for what, seconds in actions:
+                await simulation.after(seconds)
+                await act(simulation, what, attempt)
+                await simulation.settle()
+            until = await end(simulation, how, attempt)
+            expected += (until - started).total_seconds()
+            found = simulation.status().usage.accelerator_seconds / ACCELERATORS
+            assert math.isclose(found, expected, abs_tol=attempt), (attempt, how)
+            if how == "succeed":
+                break
+            if simulation.condition("Suspended").status == "True":
+                simulation.edit(suspend=False)
+        await simulation.after(1000)
+        written = simulation.status().usage.accelerator_seconds / ACCELERATORS
+        assert math.isclose(written, expected, abs_tol=len(attempts)), "what ended is not counted again"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["the trainer's start is reported", "its start is not"])
+async def test_samples_of_an_attempt_that_a_queue_stops_and_starts_again_are_all_counted(
+    simulation: Any, said: bool
+) -> None:
+    """The trainer counts from 0 again."""
+    await simulation.submit_running()
+    for samples in (16, 64):
+        simulation.report(step=samples // 16, samples=samples)
+        await simulation.after(60)
+    stopped = {"jobDeploymentStatus": "Suspended", "jobStatus": "", "startTime": None}
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": True}, status=stopped)
+    await simulation.after(60)
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": False})
+    simulation.run(1)
+    if said:
+        simulation.report("start", total_steps=10)
+        await simulation.after(60)
+        assert simulation.status().progress.samples == 0
+    for samples in (32, 96) if not said else (80, 96):
+        simulation.report(step=4 + samples // 16, samples=samples)
+        await simulation.after(60)
+    status = simulation.status()
+    assert (status.attempts, status.progress.samples, status.usage.samples) == (1, 96, 64 + 96)
+
+
+async def test_an_attempt_runs_from_the_start_of_its_trainer_on_also_if_that_is_seen_late(simulation: Any) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1)
+    started = simulation.now
+    simulation.now += timedelta(seconds=40)
+    await simulation.settle()
+    assert parse_timestamp(simulation.status().running_time) == started
+    await simulation.after(60)
+    simulation.end(1)
+    await simulation.settle()
+    assert simulation.status().usage.accelerator_seconds == 2 * 100
+
+
+async def test_a_start_that_the_operators_clock_has_not_reached_counts_from_when_it_is_seen(simulation: Any) -> None:
+    simulation.skew = -timedelta(minutes=5)
+    await simulation.submit_running()
+    seen = simulation.now + simulation.skew
+    for _ in range(2):
+        assert parse_timestamp(simulation.status().running_time) == seen
+        simulation.report(step=1)
+        await simulation.after(60)
+    assert simulation.status().usage.accelerator_seconds > 0
+
+
+def separate(count: int, replicas: int) -> dict[str, Any]:
+    """Parts of a spec: one trainer pod with so many accelerators, and rollout pods with one each."""
+    accelerator = {"vendor": "NVIDIA", "count": count}
+    own = {"placement": "Separate", "replicas": replicas, "accelerator": {"vendor": "NVIDIA", "count": 1}}
+    return {"trainer": {"totalSteps": 10, "accelerator": accelerator}, "rollout": own}
+
+
+def run_pools(simulation: Any, attempt: int) -> None:
+    """Ray runs the attempt's program, in a cluster with the groups of its RayJob."""
+    simulation.run(attempt)
+    groups = simulation.cluster.get(RAYJOBS, KEY[0], f"red-a{attempt:02d}")["spec"]["rayClusterSpec"]
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], f"red-a{attempt:02d}-x1", spec=groups)
+
+
+@pytest.mark.slow
+@given(st.lists(STEPS, min_size=1, max_size=3))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_accelerator_seconds_are_exact_with_edits_of_the_next_attempt_and_scales(
+    new_simulation: Any, attempts: list[Any]
+) -> None:
+    async def run() -> None:
+        simulation = new_simulation()
+        expected = 0.0
+        rounded = 0
+        asked = {"count": 2, "replicas": 3}
+        simulation.submit(backoffLimit=9, **separate(**asked))
+        await simulation.settle()
+        for attempt, steps in enumerate(attempts, start=1):
+            await simulation.after(1000.5)
+            count = asked["count"]
+            run_pools(simulation, attempt)
+            await simulation.settle()
+            for (what, seconds), change in steps:
+                await simulation.after(seconds)
+                expected += seconds * (count + asked["replicas"])
+                await act(simulation, what, attempt)
+                if change is not None:
+                    asked |= dict([change])
+                    simulation.edit(**separate(**asked))
+                await simulation.settle()
+                rounded += 8
+            simulation.end(attempt, "FAILED", "AppFailed", "exit code 1")
+            await simulation.settle()
+            simulation.cluster.collect()
+            assert abs(simulation.status().usage.accelerator_seconds - expected) <= rounded + 8 * attempt
+        assert simulation.status().usage.accelerators in (None, asked["count"] + asked["replicas"])
+
+    asyncio.run(run())
+
+
+async def test_the_status_of_a_running_attempt_keeps_its_pods_after_an_edit(simulation: Any) -> None:
+    await simulation.submit_running(backoffLimit=1)
+    await simulation.after(1000)
+    more = {"trainer": {"totalSteps": 10, "replicas": 4, "accelerator": {"vendor": "NVIDIA", "count": 8}}}
+    simulation.edit(**more, rollout={"replicas": 32})
+    simulation.start_operator()
+    await simulation.after(300)
+    simulation.report(step=1)
+    await simulation.settle()
+    status = simulation.status()
+    assert simulation.condition("Updated").reason == "NextAttempt"
+    assert (status.rollout.summary, status.rollout.desired, status.rollout.updated) == ("1/1", 1, 1)
+    assert (status.usage.accelerators, status.usage.accelerator_seconds) == (2, 2 * 1300)
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    await simulation.after(3600)
+    status = simulation.status()
+    assert (status.rollout.summary, status.usage.accelerators) == ("0/4", 32), "the next attempt has the new ones"
+
+
+async def test_a_job_with_rollout_pods_stays_ready_when_only_the_next_attempt_gets_more_trainers(
+    simulation: Any, pools: Any
+) -> None:
+    await pools.run()
+    before = simulation.condition("Ready")
+    for changed in ({"replicas": 2}, {"accelerator": {"vendor": "NVIDIA", "count": 4}}):
+        simulation.edit(trainer={"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}, **changed})
+        await simulation.after(60)
+        assert simulation.condition("Updated").reason == "NextAttempt"
+        assert simulation.condition("Ready") == before.model_copy(
+            update={"observed_generation": simulation.status().observed_generation}
+        )
+    rollout = {"placement": "Separate", "replicas": 3, "minReplicas": 3}
+    simulation.edit(rollout=rollout)
+    simulation.cluster.remove(PODS, KEY[0], f"{CLUSTER}-rollout-4")
+    await simulation.settle()
+    assert simulation.verdict("Ready") == ("True", "RolloutsMissing"), "its trainer waits with fewer than 2"
+    simulation.edit(rollout={"placement": "Colocated", "replicas": 8, "minReplicas": None})
+    await simulation.settle()
+    assert simulation.condition("Updated").reason == "NextAttempt"
+    assert simulation.status().rollout.summary == "2/3", "it keeps its rollout pods"
+
+
+async def test_an_edit_while_the_operator_is_down_right_after_it_created_an_attempt_changes_no_count(
+    simulation: Any,
+) -> None:
+    simulation.fault = lambda write: Fault.KILLED_BEFORE if write.startswith("apply_status") else None
+    simulation.submit()
+    with pytest.raises(AssertionError):
+        await simulation.settle(3)
+    assert (simulation.attempts(), simulation.status().attempts) == (["red-a01"], 0)
+    simulation.edit(
+        trainer={"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 8}}, rollout={"replicas": 8}
+    )
+    simulation.run(1)
+    simulation.fault = lambda write: None
+    simulation.start_operator()
+    await simulation.after(100)
+    simulation.report(step=1)
+    await simulation.settle()
+    assert simulation.status().usage.accelerator_seconds == 2 * 100
+
+
+@pytest.mark.parametrize(("vendor", "accelerators"), [("NVIDIA", 2), ("Mock", 2), ("CPU", 0), (None, 0)])
+async def test_only_pods_that_request_accelerators_count_some(
+    simulation: Any, vendor: str | None, accelerators: int
+) -> None:
+    given = {"count": 2, **({"vendor": vendor} if vendor else {})}
+    await simulation.submit_running(trainer={"totalSteps": 10, "accelerator": given})
+    await simulation.after(100)
+    assert simulation.status().usage.accelerators == accelerators
+    simulation.end(1)
+    await simulation.settle()
+    usage = simulation.status().usage
+    assert usage.accelerator_seconds == accelerators * 100
+
+
+@pytest.mark.parametrize(
+    "forged", ["7", "[" * 5000, "{}", '{"trainer": 1}', '{"rollout": {"pods": 9, "accelerators": 9}}']
+)
+async def test_an_annotation_that_the_operator_did_not_write_is_ignored(simulation: Any, forged: str) -> None:
+    await simulation.submit_running()
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"annotations": {PODS_ANNOTATION: forged}})
+    await simulation.after(100)
+    simulation.end(1)
+    await simulation.settle()
+    assert (simulation.status().rollout.desired, simulation.status().usage.accelerator_seconds) == (1, 200)
+
+
+async def test_a_silent_job_causes_few_writes(simulation: Any) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.after(10.5)
+    simulation.report(step=1)
+    await simulation.after(20)
+    simulation.cluster.counts()
+    for _ in range(180):
+        await simulation.after(20.3)
+        await simulation.reconcile()
+    once = {("apply_status", "diffusionrljobs"): 1, ("create", "events"): 1}
+    assert simulation.cluster.counts() == once, "the job is stalled, and nothing else changes"
+    for _ in range(180):
+        simulation.report("heartbeat")
+        await simulation.after(20.3)
+    writes = simulation.cluster.counts()["apply_status", "diffusionrljobs"]
+    assert 10 <= writes <= 16
+    assert simulation.condition("ProgressStalled").status == "False"

@@ -1,29 +1,26 @@
-"""Requests that the API server refuses, when a job has ended and when it is not known whether its attempt exists."""
+"""Requests that the API server refuses or answers with 500, and passes that fail."""
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from omni_operator.cluster.errors import Forbidden, Refused
+from e2e.fake_cluster import FakeCluster
+from omni_operator.cluster.errors import Forbidden, Refused, ServerError, ServerFailed
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, Kind
+from omni_operator.reconcile import reconciler
+from omni_operator.reconcile.pass_errors import find_condition
 
 KEY = ("team-a", "red")
 
 
-def allow(verb: str, kind: Kind, name: str) -> None:
-    return None
-
-
 @pytest.mark.parametrize("ends", ["SUCCEEDED", "FAILED"])
 async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(simulation: Any, ends: str) -> None:
-    def refused(verb: str, kind: Kind, name: str) -> Refused | None:
-        return Forbidden("jobs are kept here") if (verb, kind) == ("delete", JOBS) else None
-
     await simulation.submit_running(ttlSecondsAfterFinished=60)
-    simulation.cluster.failures = refused
+    simulation.refuse(Forbidden("jobs are kept here"), JOBS, "delete")
     simulation.end(1, ends)
     await simulation.settle()
     before = simulation.status()
@@ -43,7 +40,7 @@ async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(si
     ready = simulation.condition("Ready")
     ended = before.condition("Ready")
     assert (ready.status, ready.reason, ready.message) == (ended.status, ended.reason, ended.message)
-    simulation.cluster.failures = allow
+    simulation.allow()
     simulation.edit(ttlSecondsAfterFinished=0)
     await simulation.settle()
     assert simulation.cluster.get(JOBS, *KEY) is None
@@ -51,12 +48,8 @@ async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(si
 
 async def test_a_deletion_of_a_failed_attempt_that_is_refused_is_tried_after_pauses_that_grow(simulation: Any) -> None:
     """Also after ten minutes, when the wait for what is left of the attempt is over."""
-
-    def refused(verb: str, kind: Kind, name: str) -> Refused | None:
-        return Forbidden("RayJobs are kept here") if (verb, kind) == ("delete", RAYJOBS) else None
-
     await simulation.submit_running(backoffLimit=1)
-    simulation.cluster.failures = refused
+    simulation.refuse(Forbidden("RayJobs are kept here"), RAYJOBS, "delete")
     simulation.end(1, "FAILED")
     await simulation.settle()
     before = simulation.passes
@@ -64,7 +57,7 @@ async def test_a_deletion_of_a_failed_attempt_that_is_refused_is_tried_after_pau
     assert simulation.passes - before < 40
     ready = simulation.condition("Ready")
     assert (ready.status, ready.reason, ready.message) == ("False", "Forbidden", "RayJobs are kept here")
-    simulation.cluster.failures = allow
+    simulation.allow()
     await simulation.after(300)
     assert simulation.attempts() == ["red-a02"]
 
@@ -103,12 +96,8 @@ async def test_without_the_right_to_look_for_its_attempt_a_job_says_so_and_start
     simulation: Any, kind: Kind
 ) -> None:
     """An attempt that lost its labels is seen by no watch, and may still run."""
-
-    def refused(verb: str, of: Kind, name: str) -> Refused | None:
-        return Forbidden(f"cannot get {of.plural}") if (verb, of) == ("get", kind) else None
-
     await simulation.submit_running()
-    simulation.cluster.failures = refused
+    simulation.refuse(Forbidden(f"cannot get {kind.plural}"), kind, "get")
     name = "red-a01" if kind == RAYJOBS else "red-a01-x1"
     body = simulation.cluster.get(kind, KEY[0], name)
     labels = dict.fromkeys(body["metadata"]["labels"])
@@ -124,7 +113,176 @@ async def test_without_the_right_to_look_for_its_attempt_a_job_says_so_and_start
         simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {"example.com/touched": str(number)}})
         await simulation.settle()
     assert not simulation.cluster.counts()["get", kind.plural]
-    simulation.cluster.failures = allow
+    simulation.allow()
     await simulation.after(300)
     assert simulation.condition("Ready").status == "True"
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
+
+
+def shown(simulation: Any) -> dict[str, Any] | None:
+    return find_condition(simulation.cluster.get(JOBS, *KEY))
+
+
+async def fail(simulation: Any, times: int = 1) -> None:
+    for _ in range(times):
+        with pytest.raises((ZeroDivisionError, Refused)):
+            await simulation.reconcile()
+
+
+async def test_a_defect_is_shown_once_and_removed_by_the_next_good_pass(
+    simulation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation.submit()
+    await simulation.settle()
+    before = simulation.status()
+    with monkeypatch.context() as patch:
+        patch.setattr(reconciler, "derive_status", lambda *_: 1 / 0)
+        simulation.cluster.counts()
+        await fail(simulation, 5)
+        assert simulation.cluster.counts() == {("apply_status", "diffusionrljobs"): 1, ("create", "events"): 1}
+    found = shown(simulation)
+    assert found is not None
+    assert (found["status"], found["reason"], found["message"]) == ("True", "ZeroDivisionError", "division by zero")
+    assert simulation.event_reasons().count("ReconcileError") == 1
+    await simulation.reconcile()  # the worker's backoff is over
+    await simulation.settle()
+    assert shown(simulation) is None
+    assert simulation.status() == before
+    simulation.cluster.counts()
+    await simulation.reconcile()
+    assert not simulation.cluster.counts()
+
+
+async def test_a_status_that_the_api_server_refuses_is_shown(simulation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation.submit()
+    simulation.watch()
+
+    async def refuse(*_: Any) -> Any:
+        raise Refused("status.progress: Invalid value " + "x" * 10_000 + "\ud800")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeCluster, "apply_status", refuse)
+        await fail(simulation)
+    found = shown(simulation)
+    assert found is not None
+    assert found["reason"] == "Refused"
+    assert found["message"].startswith("status.progress: Invalid value")
+    assert len(found["message"]) <= 1024
+    await simulation.reconcile()
+    await simulation.settle()
+    assert shown(simulation) is None
+
+
+async def test_a_job_is_deleted_even_if_its_spec_and_status_cannot_be_read(
+    simulation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1)
+    for name in ("parse_status", "derive_status"):
+        monkeypatch.setattr(reconciler, name, lambda *_: 1 / 0)
+    await fail(simulation)
+    simulation.cluster.remove(JOBS, *KEY)
+    await simulation.after(120)
+    assert simulation.cluster.get(JOBS, *KEY) is None
+    assert not simulation.cluster.all(RAYJOBS)
+
+
+WEBHOOK = 'create rayjobs: Internal error occurred: failed calling webhook "gate.example.com": connection refused'
+
+
+async def test_a_child_that_the_api_server_answers_with_500_is_a_refusal_the_third_time(simulation: Any) -> None:
+    simulation.submit()
+    simulation.refuse(ServerError(WEBHOOK), RAYJOBS)
+    await simulation.settle()
+    await simulation.after(2)
+    assert simulation.status().conditions == (), "it may be a passing failure"
+    assert simulation.cluster.counts()["create", "rayjobs"] == 2
+    await simulation.after(5)
+    ready = simulation.condition("Ready")
+    assert (ready.status, ready.reason) == ("False", "ServerFailed")
+    assert ready.message == f"the API server failed 3 times in a row: {WEBHOOK}"
+    assert (simulation.status().state, simulation.status().reason) == ("Pending", "ServerFailed")
+    assert simulation.event_reasons() == ["ServerFailed"]
+    assert shown(simulation) is None
+    simulation.cluster.counts()
+    await simulation.after(3600)
+    assert 10 < simulation.cluster.counts()["create", "rayjobs"] < 25
+    assert simulation.event_reasons() == ["ServerFailed"]
+    simulation.allow()
+    await simulation.after(300)
+    assert simulation.attempts() == ["red-a01"]
+    assert simulation.condition("Ready").reason == "Starting"
+
+
+async def test_a_changed_spec_is_tried_at_once_after_answers_with_500(simulation: Any) -> None:
+    simulation.submit()
+    simulation.refuse(ServerError(WEBHOOK), RAYJOBS)
+    await simulation.after(3600)
+    assert simulation.condition("Ready").reason == "ServerFailed"
+    simulation.allow()
+    at = simulation.now
+    simulation.edit(seed=7)
+    await simulation.settle()
+    assert (simulation.attempts(), simulation.now) == (["red-a01"], at)
+    assert simulation.condition("Ready").reason == "Starting"
+
+
+async def test_answers_with_500_that_end_are_never_shown(simulation: Any) -> None:
+    simulation.submit()
+    seen: Counter[str] = Counter()
+
+    def fail_twice(verb: str, kind: Kind, name: str) -> ServerError | None:
+        request = f"{verb} {kind.plural}"
+        seen[request] += 1
+        return ServerError("etcdserver: leader changed", request=request) if seen[request] < 3 else None
+
+    simulation.cluster.failures = fail_twice
+    await simulation.after(3600)
+    assert simulation.attempts() == ["red-a01"]
+    assert simulation.condition("Ready").reason == "Starting"
+    assert {seen[request] for request in ("create networkpolicies", "create rayjobs")} == {3}
+    assert simulation.event_reasons() == []
+    assert shown(simulation) is None
+
+
+async def test_a_status_that_the_api_server_answers_with_500_is_shown(
+    simulation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation.submit()
+    simulation.watch()
+
+    async def fail_to_write(*_: Any) -> Any:
+        raise ServerError("status: conversion webhook failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeCluster, "apply_status", fail_to_write)
+        for _ in range(2):
+            with pytest.raises(ServerError):
+                await simulation.reconcile()
+            assert shown(simulation) is None
+        with pytest.raises(ServerFailed):
+            await simulation.reconcile()
+    found = shown(simulation)
+    assert found is not None
+    assert (found["reason"], found["message"]) == ("ServerFailed", "status: conversion webhook failed")
+    await simulation.reconcile()
+    await simulation.settle()
+    assert shown(simulation) is None
+
+
+async def test_a_changed_spec_ends_the_pause_before_the_next_attempt(simulation: Any) -> None:
+    simulation.submit(backoffLimit=20)
+    await simulation.settle()
+    for attempt in (1, 2, 3, 4):
+        await simulation.after(300)
+        simulation.run(attempt)
+        simulation.end(attempt, "FAILED", "AppFailed", "exit code 1")
+        simulation.cluster.remove(RAYJOBS, KEY[0], f"red-a{attempt:02d}")
+        await simulation.settle()
+    assert simulation.condition("Ready").reason == "BetweenAttempts"
+    at = simulation.now
+    simulation.edit(seed=7)
+    await simulation.settle()
+    assert simulation.attempts() == ["red-a05"]
+    assert simulation.now == at

@@ -1,4 +1,4 @@
-"""Rollout pods that are replaced one by one after a change of the spec, while an attempt runs."""
+"""Rollout and reward pods that are replaced one by one while an attempt runs, also after an upgrade of the operator."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from control.operator_core.pools import CLUSTER, KEY, ROLLOUT, Pools
+from control.operator_core.pools import CLUSTER, KEY, PLACES, ROLLOUT, Pools, spec_of
 from omni_operator.api.names import PAUSE_ANNOTATION, ROLLOUT_GROUP, rolling_names
-from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS
+from omni_operator.plan import ClusterSettings
 
 IMAGE = {"podTemplate": {"spec": {"containers": [{"name": "ray", "image": "rollout:2"}]}}}
 NEW = {**ROLLOUT, **IMAGE}
@@ -30,10 +30,9 @@ async def roll(simulation: Any, pools: Pools, strategy: dict[str, int] | None = 
     await simulation.settle()
 
 
-def image(simulation: Any) -> str:
-    """The image of the group's template."""
-    body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-    return str(body["spec"]["workerGroupSpecs"][1]["template"]["spec"]["containers"][0]["image"])
+def image(pools: Pools, group: int = 1) -> str:
+    """The image of a group's template."""
+    return str(pools.specs()[group]["template"]["spec"]["containers"][0]["image"])
 
 
 async def test_a_change_of_the_image_replaces_pods_one_by_one_those_with_the_oldest_weights_first(
@@ -44,7 +43,7 @@ async def test_a_change_of_the_image_replaces_pods_one_by_one_those_with_the_old
     await pools.report(5, **{"10.0.0.3": 3})
     simulation.edit(rollout=NEW)
     await simulation.settle()
-    assert (image(simulation), pools.groups()[1]) == ("rollout:2", ("rollout", 3))
+    assert (image(pools), pools.groups()[1]) == ("rollout:2", ("rollout", 3))
     updated = simulation.condition("Updated")
     assert (updated.status, updated.reason) == ("False", "RollingUpdate")
     assert updated.message == "0 of 3 rollout pods have the current spec and serve"
@@ -57,8 +56,7 @@ async def test_a_change_of_the_image_replaces_pods_one_by_one_those_with_the_old
         await pools.report(5, **({"10.0.0.3": 3} if count < 2 else {}))
     assert order == [f"{CLUSTER}-rollout-3", f"{CLUSTER}-rollout-2", f"{CLUSTER}-rollout-4"]
     assert not {*old.values()} & {*rollout_pods(simulation).values()}
-    updated = simulation.condition("Updated")
-    assert (updated.status, updated.reason) == ("True", "AsRequested")
+    assert simulation.verdict("Updated") == ("True", "AsRequested")
     assert "annotations" not in simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["metadata"] or not any(
         name.startswith("diffusionrl.io/rollout-")
         for name in simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["metadata"]["annotations"]
@@ -72,35 +70,34 @@ async def test_a_change_of_the_image_replaces_pods_one_by_one_those_with_the_old
     assert pools.patches() == before
 
 
+FIELDS: dict[str, Any] = {
+    "resources": {"requests": {"cpu": "2"}},
+    "sharedMemory": {"sizeLimit": "3Gi"},
+    "scheduling": {"nodeSelector": {"zone": "a"}},
+    "podTemplate": {"metadata": {"labels": {"a": "b"}}},
+}
+
+
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {"resources": {"requests": {"cpu": "2"}}},
-        {"sharedMemory": {"sizeLimit": "3Gi"}},
-        {"drainSeconds": 5},
-        {"scheduling": {"nodeSelector": {"zone": "a"}}},
-        {"podTemplate": {"metadata": {"labels": {"a": "b"}}}},
-    ],
-    ids=lambda changed: next(iter(changed)),
+    ("pool", "field", "value"),
+    [*((pool, *field) for pool in PLACES for field in FIELDS.items()), ("rollout", "drainSeconds", 5)],
 )
-async def test_fields_that_only_rollout_pods_read_replace_them(
-    simulation: Any, pools: Pools, changed: dict[str, Any]
+async def test_fields_that_only_these_pods_read_replace_them_and_no_others(
+    simulation: Any, pools: Pools, pool: str, field: str, value: Any
 ) -> None:
-    await pools.run()
-    await pools.report()
-    body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
-    simulation.edit(rollout={**ROLLOUT, **changed})
+    place = PLACES[pool]
+    await pools.run_both()
+    before = pools.specs()
+    simulation.edit(**spec_of(pool, **{field: value}))
     await simulation.settle()
-    assert len(pools.replace_named()) == 1
+    assert len(pools.replace_named(pool)) == 1
     assert simulation.condition("Updated").reason == "RollingUpdate"
-    trainer, rollout = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
-    assert trainer == body[0] and rollout["template"] != body[1]["template"]
-    simulation.edit(rollout=ROLLOUT)
-    for name in changed:
-        simulation.edit(rollout={name: None})
+    after = pools.specs()
+    assert [group["template"] != after[index]["template"] for index, group in enumerate(before)].index(True) == place
+    simulation.edit(**spec_of(pool, **{field: None}))
     await simulation.settle()
-    rollout = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"][1]
-    assert (rollout["template"], rollout["resources"]) == (body[1]["template"], body[1]["resources"])
+    for part in ("template", "resources"):
+        assert pools.specs()[place][part] == before[place][part]
 
 
 @pytest.mark.parametrize(
@@ -110,20 +107,20 @@ async def test_fields_that_only_rollout_pods_read_replace_them(
         {"rollout": {**ROLLOUT, "engine": {"maxBatchSize": 8}}},
         {"rollout": {**NEW, "pipeline": {"steps": 20}}},
         {"rollout": {**ROLLOUT, "accelerator": {"vendor": "NVIDIA", "count": 1}}},
+        spec_of("reward", **IMAGE, base="org/other"),
     ],
-    ids=["image of all pods", "engine", "with others", "accelerators"],
+    ids=["image of all pods", "engine", "with others", "accelerators", "another judge"],
 )
 async def test_what_the_trainer_reads_too_is_for_the_next_attempt_and_replaces_no_pod(
     simulation: Any, pools: Pools, changed: dict[str, Any]
 ) -> None:
-    await pools.run()
-    await pools.report()
+    await pools.run_both()
     before = pools.patches()
     simulation.edit(**changed)
     await simulation.settle()
     await simulation.after(7200)
     assert simulation.condition("Updated").reason == "NextAttempt"
-    assert (pools.patches(), image(simulation)) == (before, "rollout:1")
+    assert (pools.patches(), image(pools)) == (before, "rollout:1")
 
 
 async def test_a_spec_that_the_cluster_refuses_replaces_no_pod(simulation: Any, pools: Pools) -> None:
@@ -135,15 +132,6 @@ async def test_a_spec_that_the_cluster_refuses_replaces_no_pod(simulation: Any, 
     await simulation.settle()
     assert simulation.condition("Updated").reason == "InvalidSpec"
     assert pools.patches() == before
-
-
-async def test_in_a_queue_the_change_is_for_the_next_attempt(simulation: Any, pools: Pools) -> None:
-    await pools.run()
-    await pools.report()
-    simulation.cluster.change(JOBS, *KEY, metadata={"labels": {"kueue.x-k8s.io/queue-name": "q"}})
-    simulation.edit(rollout=NEW)
-    await simulation.settle()
-    assert (simulation.condition("Updated").reason, pools.patches()) == ("NextAttempt", 0)
 
 
 @pytest.mark.parametrize("state", ["RollingUpdate", "RollingUpdatePaused", "RolledBack"])
@@ -195,11 +183,6 @@ async def test_an_annotation_pauses_the_replacement(simulation: Any, pools: Pool
     assert simulation.condition("Updated").reason == "RollingUpdate"
 
 
-async def test_as_many_pods_are_replaced_as_may_be_unavailable(simulation: Any, pools: Pools) -> None:
-    await roll(simulation, pools, {"maxUnavailable": 2})
-    assert len(pools.replace_named()) == 2
-
-
 async def test_new_pods_that_do_not_serve_in_time_are_replaced_by_pods_of_the_spec_before(
     simulation: Any, pools: Pools
 ) -> None:
@@ -213,7 +196,7 @@ async def test_new_pods_that_do_not_serve_in_time_are_replaced_by_pods_of_the_sp
     assert (updated.status, updated.reason) == ("False", "RolledBack")
     assert "did not serve within 600 s" in updated.message and "rollout:2 not found" in updated.message
     assert pools.events("RolledBack") == [updated.message]
-    assert image(simulation) == "rollout:1"
+    assert image(pools) == "rollout:1"
     assert pools.replace_named() == [f"{CLUSTER}-rollout-5"]
     await pools.report()
     assert len({*rollout_pods(simulation).values()}) == 1
@@ -225,7 +208,7 @@ async def test_new_pods_that_do_not_serve_in_time_are_replaced_by_pods_of_the_sp
     assert simulation.status().rollout.updated == 0
     simulation.edit(rollout={**NEW, "resources": {"requests": {"cpu": "2"}}})
     await simulation.settle()
-    assert (simulation.condition("Updated").reason, image(simulation)) == ("RollingUpdate", "rollout:2")
+    assert (simulation.condition("Updated").reason, image(pools)) == ("RollingUpdate", "rollout:2")
 
 
 @pytest.mark.parametrize("written", ["no JSON", "[1]", "7", "[" * 5000])
@@ -240,41 +223,58 @@ async def test_a_template_before_that_is_none_stops_no_pass(simulation: Any, poo
     conditions = {found["type"]: found for found in simulation.cluster.get(JOBS, *KEY)["status"]["conditions"]}
     assert "ReconcileError" not in conditions
     assert conditions["Updated"]["reason"] == "RollingUpdate"
-    assert image(simulation) == "rollout:2", "there is nothing else to make the pods of"
+    assert image(pools) == "rollout:2", "there is nothing else to make the pods of"
     assert pools.patches() - requests < 5
 
 
-async def test_an_operator_that_starts_again_continues_the_replacement(simulation: Any, pools: Pools) -> None:
-    await roll(simulation, pools)
-    pools.replace_named()
-    simulation.start_operator()
+async def test_rollout_and_reward_pods_are_replaced_at_the_same_time(simulation: Any, pools: Pools) -> None:
+    await pools.run_both()
+    simulation.edit(**{**spec_of("reward", **IMAGE), "rollout": NEW})
     await simulation.settle()
-    assert not pools.replace_named(), "it has no report yet"
-    await pools.report()
-    assert len(pools.replace_named()) == 1
+    assert len(pools.leaving(1)) == len(pools.replace_named("reward")) == 1
+    said = simulation.condition("Updated").message
+    assert "0 of 3 rollout pods" in said and "0 of 3 reward pods" in said
 
 
-async def test_the_number_of_pods_can_change_during_the_replacement(simulation: Any, pools: Pools) -> None:
-    await roll(simulation, pools)
-    simulation.edit(rollout={**NEW, "replicas": 5})
-    await simulation.settle()
-    assert pools.groups()[1] == ("rollout", 5)
-    for _ in range(2):
-        pools.add("rollout")
-    for _ in range(5):
-        pools.replace_named()
-        await pools.report()
-    assert simulation.condition("Updated").reason == "AsRequested"
-    assert len({*rollout_pods(simulation).values()}) == 1 and len(rollout_pods(simulation)) == 5
-
-
-async def test_an_operator_without_the_right_to_read_clusters_says_so(simulation: Any, pools: Pools) -> None:
+async def upgrade(simulation: Any, pools: Pools) -> None:
+    """A job runs, and an operator follows that renders its attempt otherwise: here, with another default image."""
     await pools.run()
-    await pools.report()
-    simulation.cluster.failures = lambda verb, kind, name: (
-        Forbidden("rayclusters is forbidden") if (verb, kind) == ("get", RAYCLUSTERS) else None
-    )
-    simulation.edit(rollout=NEW)
+    simulation.start_operator()
+    simulation.reconciler.settings = ClusterSettings(image="rollout:2")
     await simulation.settle()
-    ready = simulation.condition("Ready")
-    assert (ready.status, ready.reason) == ("False", "Forbidden")
+    await pools.report()
+    assert simulation.condition("Updated").reason == "AsRequested"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rollout": {**ROLLOUT, "replicas": 5}},
+        {"rollout": {**ROLLOUT, "staleness": {"maxVersions": 4}}},
+        {"ttlSecondsAfterFinished": 7},
+        {"security": {"networkPolicy": "Disabled"}},
+    ],
+)
+async def test_an_edit_of_a_live_field_is_not_said_to_be_for_the_next_attempt(
+    simulation: Any, pools: Pools, changed: dict[str, Any]
+) -> None:
+    await upgrade(simulation, pools)
+    simulation.edit(**changed)
+    await simulation.settle()
+    assert simulation.condition("Updated").reason == "AsRequested"
+    assert pools.groups()[1] == ("rollout", changed.get("rollout", ROLLOUT)["replicas"])
+    simulation.edit(trainer={"totalSteps": 20, "accelerator": {"vendor": "NVIDIA", "count": 2}})
+    await simulation.settle()
+    assert simulation.condition("Updated").reason == "NextAttempt"
+
+
+async def test_no_pod_is_replaced_by_one_that_is_rendered_otherwise_than_the_trainers(
+    simulation: Any, pools: Pools
+) -> None:
+    """The trainer's pods keep their image, and so do those that work with it."""
+    await upgrade(simulation, pools)
+    before = pools.patches()
+    simulation.edit(rollout={**ROLLOUT, "podTemplate": {"spec": {"priorityClassName": "high"}}})
+    await simulation.after(3600)
+    assert (simulation.condition("Updated").reason, pools.patches()) == ("NextAttempt", before)
+    assert image(pools, 0) == "rollout:1"

@@ -1,4 +1,4 @@
-"""A job that is edited before its trainer runs gets an attempt with the new spec at once."""
+"""A job that is edited before its trainer runs, and stored specs that break a rule of this version."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from control.operator_core.pools import Pools
-from control.operator_core.queue import KEY, ROLLOUT, Queue
+from control.operator_core.pools import KEY, PLACES, Queue, spec_of
 from e2e.faulty_cluster import Fault
-from omni_operator.client.explanation import explain
 from omni_operator.cluster.errors import Forbidden
-from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS
+from omni_operator.plan import ClusterSettings
+from omni_operator.plan.pod_policy import PodPolicy
+from omni_operator.reconcile.spec_cache import InvalidSpec, SpecCache
 
 RED = "red-a01"
 QUOTA = 'pods "red-a01-x1-head" is forbidden: failed quota: q: must specify limits.cpu for: ray; limits.memory for: ray'
@@ -116,23 +117,15 @@ async def test_an_attempt_that_runs_is_not_replaced_while_a_pod_of_it_is_refused
     assert (simulation.attempts(), simulation.condition("Updated").reason) == ([RED], "NextAttempt")
 
 
-@pytest.mark.parametrize("group", ["rollout", "reward"])
-async def test_pods_that_could_be_replaced_while_the_trainer_runs_are_repaired_too(
-    simulation: Any, pools: Pools, group: str
-) -> None:
-    judge = {"base": "owner/judge", "placement": "Separate", "replicas": 1}
-    reward = {"scorers": [{"name": "genrm_ocr"}], "model": judge}
-    await simulation.submit_starting(rollout=ROLLOUT, reward=reward)
+@pytest.mark.parametrize("pool", PLACES)
+async def test_pods_that_could_be_replaced_while_the_trainer_runs_are_repaired_too(simulation: Any, pool: str) -> None:
+    await simulation.submit_starting(**spec_of(pool))
     body = simulation.cluster.get(RAYJOBS, KEY[0], RED)
     simulation.cluster.change(RAYCLUSTERS, KEY[0], f"{RED}-x1", spec=body["spec"]["rayClusterSpec"], **refused(QUOTA))
     await simulation.settle()
-    more = {"resources": LIMITS}
     paused = {"diffusionrl.io/pause-rolling-update": "true"}
     simulation.cluster.change(JOBS, *KEY, metadata={"annotations": paused})
-    given = (
-        {"rollout": {**ROLLOUT, **more}} if group == "rollout" else {"reward": {**reward, "model": {**judge, **more}}}
-    )
-    simulation.edit(**given)
+    simulation.edit(**spec_of(pool, resources=LIMITS))
     await simulation.after(60)
     assert (simulation.attempts(), simulation.condition("Updated").reason) == ([RED], "RollingUpdatePaused")
     simulation.cluster.change(JOBS, *KEY, metadata={"annotations": dict.fromkeys(paused, "false")})
@@ -140,9 +133,8 @@ async def test_pods_that_could_be_replaced_while_the_trainer_runs_are_repaired_t
     assert (simulation.attempts(), simulation.condition("Updated").status) == (["red-a02"], "True")
 
 
-async def test_a_queue_that_does_not_exist_is_repaired_by_the_label_of_the_job(simulation: Any) -> None:
+async def test_a_queue_that_does_not_exist_is_repaired_by_the_label_of_the_job(queue: Queue) -> None:
     """A label is no part of the spec, and changes no generation."""
-    queue = Queue(simulation)
     await queue.submit()
     queue.simulation.cluster.change(JOBS, *KEY, metadata={"labels": {"kueue.x-k8s.io/queue-name": "team-b"}})
     await queue.simulation.after(60)
@@ -178,11 +170,11 @@ async def test_a_fault_at_any_write_of_a_replacement_makes_it_no_failure(new_sim
 
 async def test_a_refused_deletion_of_the_attempt_is_named_and_tried_again(simulation: Any) -> None:
     await stuck(simulation, "policy")
-    simulation.cluster.failures = lambda verb, kind, name: Forbidden("kept") if verb == "delete" else None
+    simulation.refuse(Forbidden("kept"), RAYJOBS, "delete")
     simulation.edit(**EDITS["label"])
     await simulation.after(60)
     assert (simulation.attempts(), simulation.condition("Ready").reason) == ([RED], "Forbidden")
-    simulation.cluster.failures = lambda verb, kind, name: None
+    simulation.allow()
     await simulation.after(600)
     assert simulation.attempts() == ["red-a02"]
 
@@ -199,24 +191,121 @@ async def test_a_resumed_job_that_still_has_pods_waits_for_them_without_a_failur
     assert simulation.attempts() == ["red-a02"]
 
 
-async def test_why_tells_that_a_repair_is_invalid_or_waits_for_the_next_attempt(simulation: Any) -> None:
-    await stuck(simulation, "no node")
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], f"{RED}-x1", **refused(QUOTA))
-    simulation.pod(1, "worker", {"conditions": []})
+# The rule that cps adds no noise in the last step; a rule of one field; a field that is not there any more.
+BROKEN: dict[str, dict[str, Any]] = {
+    "rule": {
+        "rollout": {
+            "replicas": 2,
+            "pipeline": {"steps": 10},
+            "sampler": {"type": "cps", "noiseLevel": 0.8, "window": {"start": 5, "end": 10, "size": 2}},
+        }
+    },
+    "field": {"seed": -1},
+    "gone": {"formerField": {"a": [1]}},
+}
+BRIGHTNESS = {"name": "brightness"}
+
+
+@pytest.fixture(params=BROKEN)
+async def running(simulation: Any, request: pytest.FixtureRequest) -> Any:
+    """A job that runs, whose stored spec breaks a rule since the operator was upgraded."""
+    await simulation.submit_running(ttlSecondsAfterFinished=60, backoffLimit=1)
+    simulation.edit(**BROKEN[request.param])
+    simulation.start_operator()
     await simulation.settle()
-    assert "What to do: set what the message says must be specified in resources" in explain(
-        "red", simulation.status(), None
+    assert simulation.verdict("Updated") == ("False", "InvalidSpec")
+    return simulation
+
+
+async def test_its_success_is_recorded_and_it_is_deleted_at_its_ttl(running: Any) -> None:
+    before = running.verdict("AcceleratorChosen")
+    running.end(1)
+    await running.settle()
+    assert running.status().is_true("Succeeded")
+    assert running.verdict("AcceleratorChosen") == before
+    running.start_operator()
+    await running.after(61)
+    assert running.cluster.get(JOBS, *KEY) is None
+
+
+async def test_it_can_be_suspended_and_starts_again_when_the_spec_is_corrected(running: Any) -> None:
+    running.edit(suspend=True)
+    await running.after(600)
+    assert (running.condition("Suspended").status, running.attempts()) == ("True", [])
+    running.edit(suspend=False)
+    await running.after(600)
+    assert (running.condition("Ready").reason, running.attempts()) == ("InvalidSpec", [])
+    running.edit(seed=0, formerField=None, rollout={"replicas": 2, "sampler": None, "pipeline": None})
+    await running.settle()
+    assert running.attempts() == ["red-a02"]
+
+
+async def test_a_job_that_a_stricter_policy_refuses_is_suspended_and_says_why_it_does_not_resume(
+    simulation: Any,
+) -> None:
+    await simulation.submit_running()
+    simulation.reconciler.settings = ClusterSettings(
+        image="rollout:1", pod_policy=PodPolicy.model_validate({"serviceAccounts": ["ours"]})
     )
-    simulation.edit(backoffLimit=-1)
+    simulation.edit(suspend=True)
+    await simulation.after(600)
+    assert (simulation.condition("Suspended").status, simulation.attempts()) == ("True", [])
+    simulation.edit(suspend=False)
     await simulation.settle()
-    said = explain("red", simulation.status(), None)
-    assert "QuotaExceeded" in said and "InvalidSpec: spec.backoffLimit" in said
-    simulation.edit(backoffLimit=0)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
-    assert "Nothing holds it" in explain("red", simulation.status(), None)
-    simulation.edit(**EDITS["steps"])
-    await simulation.settle()
-    said = explain("red", simulation.status(), None)
-    assert "Updated is False" in said and "NextAttempt" in said and "suspend and resume the job" in said
+    assert (simulation.condition("Ready").reason, simulation.attempts()) == ("InvalidSpec", [])
+
+
+async def test_a_job_is_not_called_invalid_any_more_when_the_policy_allows_it_again(simulation: Any) -> None:
+    await simulation.submit_running()
+    strict = PodPolicy.model_validate({"serviceAccounts": ["ours"]})
+    for policy, reason in ((strict, "InvalidSpec"), (PodPolicy(), "AsRequested")):
+        simulation.start_operator()
+        simulation.reconciler.settings = ClusterSettings(image="rollout:1", pod_policy=policy)
+        await simulation.settle()
+        assert simulation.condition("Updated").reason == reason
+    assert simulation.attempts() == ["red-a01"]
+
+
+async def test_a_failure_is_recorded_and_no_other_attempt_starts(running: Any) -> None:
+    running.lose_head(1)
+    await running.after(600)
+    assert [failure.reason for failure in running.status().failures] == ["HeadLost"]
+    assert (running.condition("Ready").reason, running.attempts()) == ("InvalidSpec", [])
+    assert running.cluster.get(RAYCLUSTERS, KEY[0], "red-a01-x1") is None
+
+
+async def test_its_pods_and_policy_stay_as_they_are(running: Any) -> None:
+    """Its valid fields may say less than the pods have; they are no reason to change these."""
+    before = running.cluster.all(NETWORK_POLICIES) + running.cluster.all(RAYCLUSTERS)
+    running.cluster.counts()
+    await running.after(3600)
+    assert running.cluster.all(NETWORK_POLICIES) + running.cluster.all(RAYCLUSTERS) == before
+    assert running.attempts() == ["red-a01"]
+    assert {kind for _, kind in running.cluster.counts()} <= {"diffusionrljobs", "events"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ({"suspend": True, "seed": -1}, True),
+        ({"suspend": True, "seed": -1, "backoffLimit": "x", "podTemplate": 7}, True),
+        ({"suspend": True, "reward": {"scorers": [{"name": "color"}, {"name": 1}, {"nome": "x"}, BRIGHTNESS]}}, True),
+        ({"suspend": True, "data": {"train": [*["p.jsonl"] * 9, 1, 2]}}, True),
+        ({"suspend": True, "data": {"train": [1, *["p.jsonl"] * 8, 2, 3, 4]}}, True),
+        ({"suspend": True, "model": 7}, False),
+        ({"suspend": True, "data": {}}, False),
+    ],
+)
+def test_valid_fields_count_as_far_as_the_job_can_be_read_without_the_others(
+    changes: dict[str, Any], left: bool
+) -> None:
+    spec = {"model": {"base": "shapes-sd3"}, "data": {"train": ["p.jsonl"]}, "trainer": {"totalSteps": 10}}
+    spec |= {"reward": {"scorers": [{"name": "color"}]}, **changes}
+    meta = {"namespace": KEY[0], "name": KEY[1], "uid": "u", "generation": 1}
+    body = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": spec}
+    found = SpecCache().get(KEY, body, ClusterSettings(image="rollout:1"))
+    assert isinstance(found, InvalidSpec)
+    assert (found.job is not None and found.job.spec.suspend) == left
+    if found.job is not None:
+        valid = [each for each in spec["data"]["train"] if isinstance(each, str)]
+        assert [str(each) for each in found.job.spec.data.train] == valid, "no more is left out than what is invalid"

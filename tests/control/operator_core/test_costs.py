@@ -1,25 +1,31 @@
-"""Cost of a job: what its passes validate, check, render and write, counted."""
+"""Cost of a job: what its passes validate, check, render and write, and the memory of one that is idle."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
+import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from omni_operator.api.names import CHECKSUM_ANNOTATION
 from omni_operator.cluster.cache.object_cache import ObjectCache
-from omni_operator.cluster.kinds import JOBS
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Body, Kind
+from omni_operator.handlers.job_workers import JobWorkers
 from omni_operator.plan import ClusterSettings
+from omni_operator.plan.digest import digest_checked
 from omni_operator.plan.refusals import ANNOTATIONS_BYTES
 from omni_operator.reconcile import spec_cache
+from omni_operator.reconcile.reconciler import ReconcileResult
 from omni_operator.reconcile.spec_cache import KEPT, InvalidSpec, SpecCache, ValidSpec
 
 if TYPE_CHECKING:
     from .conftest import Simulation
-
 KEY = ("team-a", "red")
 SPEC: dict[str, Any] = {
     "model": {"base": "shapes-sd3"},
@@ -85,17 +91,6 @@ async def test_a_generation_is_validated_checked_and_rendered_once(
     assert derived == {**once, **compared}, "the running attempt is compared with the new specification"
 
 
-@pytest.mark.slow
-async def test_the_specification_of_a_deleted_job_is_dropped(
-    simulation: Simulation, new_valid_specs: Callable[[], int]
-) -> None:
-    await start(simulation)
-    assert new_valid_specs() == 1
-    simulation.cluster.remove(JOBS, *KEY)
-    await simulation.settle()
-    assert new_valid_specs() == 0
-
-
 def test_few_specifications_stay_and_each_change_of_a_job_counts(derived: Counter[str]) -> None:
     cache = SpecCache()
     settings = ClusterSettings(image="rollout:1")
@@ -148,3 +143,71 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
     assert f"characters as JSON, with the labels of the job: at most {ANNOTATIONS_BYTES}" in found.refused
     assert derived["_parse"] == 1
     assert new_valid_specs() == 0, "nothing of the generation before is kept either"
+
+
+if TYPE_CHECKING:
+    from .conftest import Simulation
+COUNT = 400  # so many that what other threads allocate meanwhile does not count
+LIMIT = 20 * 1024
+KINDS = (RAYJOBS, RAYCLUSTERS, NETWORK_POLICIES, JOBS)
+POD_LIMIT = 1024
+
+
+@pytest.mark.slow  # it traces every allocation
+async def test_a_cached_job_takes_less_than_20_kib_and_a_deleted_one_nothing(simulation: Simulation) -> None:
+    await simulation.submit_running()
+    simulation.report(step=3, **{"reward/mean": 0.25, "weights/version": 3, "samples": 96})
+    await simulation.settle()
+    texts = [(kind, json.dumps(body)) for kind in (*KINDS, PODS) for body in simulation.cluster.all(kind)]
+
+    def copies(*kinds: Kind) -> Iterator[tuple[Kind, Body]]:
+        """The objects of other jobs, one at a time, as a watch delivers them."""
+        for number in range(COUNT):
+            for kind, text in texts:
+                if kind in kinds:
+                    body = json.loads(text.replace("red", f"job-{number}").replace("uid-", f"uid-{number}-"))
+                    if kind == RAYJOBS:
+                        body["metadata"]["annotations"][CHECKSUM_ANNOTATION] = digest_checked(body)
+                    yield kind, body
+
+    async def reconcile(key: tuple[str, str]) -> ReconcileResult:
+        return ReconcileResult(gone=cache.job(key) is None)
+
+    async def passes() -> int:
+        """Wake all jobs; return the memory in use after the passes."""
+        for number in range(COUNT):
+            workers.wake(("team-a", f"job-{number}"))
+        while workers.depth or workers.tasks:
+            await asyncio.sleep(0)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    cache = ObjectCache()
+    workers = JobWorkers(
+        reconcile,
+        rank=lambda key: 1,
+        revision=lambda key: None,
+        resync=lambda: 3600.0,
+        measured=lambda result, seconds: None,
+        clock=lambda: datetime(2026, 1, 1, tzinfo=UTC),
+        passes=16,
+    )
+    tracemalloc.start()
+    try:
+        empty = await passes()
+        for kind, body in copies(*KINDS):
+            cache.put(kind, body)
+        full = await passes()
+        for kind, body in copies(PODS):
+            cache.put(kind, body)
+        with_pods = await passes()
+        for kind, body in copies(*KINDS, PODS):
+            cache.remove(kind, body)
+        end = await passes()
+    finally:
+        tracemalloc.stop()
+    await workers.stop(10)
+    assert len(cache.jobs()) == 0
+    assert (full - empty) / COUNT < LIMIT
+    assert (with_pods - full) / COUNT < 2 * POD_LIMIT, "a head and a worker"
+    assert end - empty < 0.05 * (full - empty), "the tables of two dictionaries"

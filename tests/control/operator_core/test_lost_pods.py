@@ -1,4 +1,4 @@
-"""Rollout pods that are lost, replaced and scaled while an attempt runs."""
+"""Rollout, reward and scorer pods that are lost, replaced and scaled while an attempt runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.operator_core.pools import CLUSTER, FAILING, KEY, ROLLOUT, Pools
-from omni_operator.cluster.errors import Forbidden
-from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
+from control.operator_core.pools import CLUSTER, FAILING, KEY, READY, ROLLOUT, Pools, spec_of
+from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS
 from omni_operator.status.decisions.scaling import leaving_pods
 from omni_operator.status.decisions.timeouts import Timeouts
 from omni_operator.status.observed.observation import ObservedPod
 
+SCORER = "scorer-sharp"
+
 
 async def test_a_lost_rollout_pod_ends_no_attempt_and_the_conditions_count_pods(simulation: Any, pools: Pools) -> None:
     await pools.run(backoffLimit=0)
-    ready = simulation.condition("Ready")
-    assert (ready.status, ready.reason) == ("True", "TrainerAndRolloutsServing")
+    assert simulation.verdict("Ready") == ("True", "TrainerAndRolloutsServing")
     for number, said in ((2, ("True", "RolloutsMissing")), (3, ("False", "TooFewRollouts"))):
         simulation.cluster.remove(PODS, KEY[0], f"{CLUSTER}-rollout-{number}")
         await simulation.settle()
@@ -175,21 +175,10 @@ def test_as_many_pods_stay_as_are_kept_and_those_are_ready_before_others(found: 
     assert all(rank(stays) <= rank(goes) for stays in staying for goes in chosen)
 
 
-async def test_another_change_of_the_spec_still_waits_for_the_next_attempt(simulation: Any, pools: Pools) -> None:
-    await pools.run()
-    simulation.edit(rollout={**ROLLOUT, "replicas": 4, "samplesPerPrompt": 4})
-    await simulation.settle()
-    assert pools.groups() == [("trainer", 1), ("rollout", 4)]
-    assert simulation.condition("Updated").reason == "NextAttempt"
-
-
 async def test_a_group_that_changed_in_between_is_not_overwritten(simulation: Any, pools: Pools) -> None:
     await pools.run()
     simulation.frozen = {RAYCLUSTERS}
-    body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-    groups = body["spec"]["workerGroupSpecs"]
-    groups[1]["replicas"] = 7
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec={"workerGroupSpecs": groups})
+    pools.change(1, replicas=7)
     simulation.edit(rollout={**ROLLOUT, "replicas": 4})
     simulation.watch()
     await simulation.reconcile()
@@ -202,35 +191,74 @@ async def test_a_group_that_changed_in_between_is_not_overwritten(simulation: An
 async def test_a_negative_number_of_pods_is_corrected_with_one_request(simulation: Any, pools: Pools) -> None:
     """The definition of KubeRay allows it."""
     await pools.run()
-    groups = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
-    groups[1]["replicas"] = -3
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec={"workerGroupSpecs": groups})
+    pools.change(1, replicas=-3)
     before = pools.patches()
     await simulation.after(60)
     assert (pools.groups()[1], pools.patches() - before) == (("rollout", 3), 1)
 
 
-async def test_in_a_queue_the_running_attempt_keeps_the_pods_that_were_admitted(simulation: Any, pools: Pools) -> None:
-    simulation.submit(rollout=ROLLOUT)
-    queue = {"labels": {"kueue.x-k8s.io/queue-name": "q"}}
-    simulation.cluster.change(JOBS, *KEY, metadata=queue)
+async def test_a_lost_reward_pod_ends_no_attempt_and_the_conditions_count_pods(simulation: Any, pools: Pools) -> None:
+    names = await pools.run_both(backoffLimit=0)
+    assert simulation.condition("Ready").reason == "TrainerAndRolloutsServing"
+    simulation.cluster.remove(PODS, KEY[0], names[0])
     await simulation.settle()
-    simulation.run(1)
-    rayjob = simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=rayjob["spec"]["rayClusterSpec"])
-    simulation.edit(rollout={**ROLLOUT, "replicas": 4})
+    assert simulation.verdict("Ready") == ("True", "JudgesMissing")
+    assert simulation.condition("Ready").message == "reward pods 2/3: KubeRay starts the others"
+    for name in names[1:]:
+        simulation.cluster.remove(PODS, KEY[0], name)
     await simulation.settle()
-    assert (pools.groups()[1], pools.patches()) == (("rollout", 3), 0)
-    assert simulation.condition("Updated").reason == "NextAttempt"
+    assert simulation.verdict("Ready") == ("False", "PodsNotReady")
+    said = "head ready, trainer pods 1/1, rollout pods 3/3, reward pods 0/3"
+    assert simulation.condition("Ready").message == said
+    for _ in names:
+        pools.add("reward")
+    await simulation.settle()
+    assert simulation.condition("Ready").reason == "TrainerAndRolloutsServing"
+    assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
 
 
-async def test_an_operator_without_the_right_to_scale_says_so(simulation: Any, pools: Pools) -> None:
-    await pools.run()
-    simulation.cluster.failures = lambda verb, kind, name: (
-        Forbidden("rayclusters is forbidden") if (verb, kind) == ("patch", RAYCLUSTERS) else None
-    )
-    simulation.edit(rollout={**ROLLOUT, "replicas": 4})
+def sharp(replicas: int) -> dict[str, Any]:
+    """The part of a spec with a scorer in pods of its own."""
+    return {"reward": {"scorers": [{"name": "sharp", "builtin": "jpeg", "pool": {"replicas": replicas}}]}}
+
+
+async def test_a_lost_scorer_pod_ends_no_attempt(simulation: Any, pools: Pools) -> None:
+    await pools.run(**sharp(1), backoffLimit=0)
+    name = pools.add(SCORER)
     await simulation.settle()
-    ready = simulation.condition("Ready")
-    assert (ready.status, ready.reason) == ("False", "Forbidden")
-    assert "rayclusters is forbidden" in ready.message
+    assert simulation.condition("Ready").reason == "TrainerAndRolloutsServing"
+    disrupted = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
+    simulation.cluster.change(PODS, KEY[0], name, status={**READY, "conditions": disrupted})
+    await simulation.settle()
+    simulation.cluster.remove(PODS, KEY[0], name)
+    await simulation.settle()
+    assert simulation.verdict("Ready") == ("False", "PodsNotReady")
+    said = f"head ready, trainer pods 1/1, rollout pods 3/3, {SCORER} pods 0/1"
+    assert simulation.condition("Ready").message == said
+    pools.add(SCORER)
+    await simulation.settle()
+    assert simulation.condition("Ready").reason == "TrainerAndRolloutsServing"
+    assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
+
+
+@pytest.mark.parametrize("group", ["reward", SCORER])
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_reward_pod_that_keeps_failing_fails_the_attempt_only_without_another(
+    simulation: Any, pools: Pools, group: str, others: int
+) -> None:
+    spec = spec_of("reward", replicas=1 + others) if group == "reward" else sharp(1 + others)
+    await pools.run(**spec, backoffLimit=0)
+    for _ in range(others):
+        pools.add(group)
+    pools.add(group, FAILING)
+    await simulation.settle()
+    assert [failure.reason for failure in simulation.status().failures] == ([] if others else ["WorkerLost"])
+
+
+async def test_another_number_of_scorer_pods_is_for_the_next_attempt(simulation: Any, pools: Pools) -> None:
+    await pools.run(**sharp(1))
+    pools.add(SCORER)
+    simulation.edit(**sharp(2), rollout=ROLLOUT)
+    await simulation.settle()
+    assert pools.groups() == [("trainer", 1), ("rollout", 3), (SCORER, 1)]
+    assert simulation.attempts() == ["red-a01"]
