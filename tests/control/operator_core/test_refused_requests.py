@@ -243,6 +243,10 @@ async def test_answers_with_500_that_end_are_never_shown(simulation: Any) -> Non
     assert simulation.condition("Ready").reason == "Starting"
     assert {seen[request] for request in ("create networkpolicies", "create rayjobs")} == {3}
     assert simulation.event_reasons() == []
+    seen.clear()
+    simulation.cluster.remove(RAYJOBS, KEY[0], "red-a01")
+    await simulation.after(600)
+    assert (simulation.attempts(), "ServerFailed" in simulation.event_reasons()) == (["red-a02"], False)
     assert shown(simulation) is None
 
 
