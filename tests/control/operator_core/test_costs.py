@@ -26,6 +26,7 @@ from omni_operator.reconcile.spec_cache import KEPT, InvalidSpec, SpecCache, Val
 
 if TYPE_CHECKING:
     from .conftest import Simulation
+
 KEY = ("team-a", "red")
 SPEC: dict[str, Any] = {
     "model": {"base": "shapes-sd3"},
@@ -145,8 +146,6 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
     assert new_valid_specs() == 0, "nothing of the generation before is kept either"
 
 
-if TYPE_CHECKING:
-    from .conftest import Simulation
 COUNT = 400  # so many that what other threads allocate meanwhile does not count
 LIMIT = 20 * 1024
 KINDS = (RAYJOBS, RAYCLUSTERS, NETWORK_POLICIES, JOBS)
