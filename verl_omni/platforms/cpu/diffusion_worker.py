@@ -10,6 +10,7 @@ import torch
 from typing_extensions import override
 from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
 
+from verl_omni.platforms.cpu.lora_sum import use_cheaper_order
 from verl_omni.platforms.cpu.process_tuning import use_phase_threads
 
 
@@ -36,6 +37,7 @@ class CpuDiffusionWorker(DiffusionWorker):
 
     @override
     def load_model(self, load_format: str = "default", custom_pipeline_name: str | None = None, **kwargs: Any) -> None:
+        use_cheaper_order()
         super().load_model(load_format, custom_pipeline_name, **kwargs)
         _order_channels_last(getattr(self.model_runner.pipeline, "vae", None))
 
