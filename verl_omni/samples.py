@@ -73,13 +73,15 @@ class SampleRequests:
     """Whether training tensors stay in the object store, and their references come back."""
     first: int = 0
     """Place of the first request in the batch of the step, from which seeds are derived."""
+    part: int | None = None
+    """Number of the part of a step; the engine generates one part after the other. None: the whole step."""
 
     def parts(self, sizes: Sequence[int]) -> list[SampleRequests]:
         """The requests in parts, one after the other."""
         ends = list(itertools.accumulate(sizes))
         return [
-            replace(self, requests=self.requests[end - size : end], first=self.first + end - size)
-            for size, end in zip(sizes, ends, strict=True)
+            replace(self, requests=self.requests[end - size : end], first=self.first + end - size, part=part)
+            for part, (size, end) in enumerate(zip(sizes, ends, strict=True))
         ]
 
     def prompts(self) -> list[Any]:

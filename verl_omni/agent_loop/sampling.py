@@ -46,6 +46,8 @@ def row_params(
     base["global_steps"] = meta_info["global_steps"]
     if (finished := meta_info.get("finished_steps")) is not None:
         base["finished_steps"] = finished
+    if (part := meta_info.get("step_part")) is not None:
+        base["step_part"] = part
     seed = meta_info.get("rollout_seed")
     params = []
     for row in _whole_batch_rows(size, columns.get("_rollout_seed_global_idx")):

@@ -382,9 +382,11 @@ def parts_of_step(config: DictConfig) -> StepParts:
 
     pads = getattr(training_adapter(config.actor_rollout_ref.model.architecture), "PADS_PROMPTS", False)
     cores = os.cpu_count() or 1
-    threads = os.environ.get(process_tuning.THREADS) or os.environ.get("OMP_NUM_THREADS") or str(cores)
-    own = int(threads.partition(",")[0])  # OMP_NUM_THREADS may list nested levels
-    return step_parts.divide(config, device=_device_name(), cores=cores, threads=own, pads_prompts=pads)
+    if phase := os.environ.get(process_tuning.THREADS):
+        threads = max(1, int(phase) // 2)
+    else:
+        threads = int((os.environ.get("OMP_NUM_THREADS") or str(cores)).partition(",")[0])  # of the first nested level
+    return step_parts.divide(config, device=_device_name(), cores=cores, threads=threads, pads_prompts=pads)
 
 
 def _device_name() -> str:

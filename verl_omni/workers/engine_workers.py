@@ -135,6 +135,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         """
         batch = self._training_tensors(data)
         part = data.meta_info["part"]
+        use_phase_threads(shared=not part["is_last"])
         began = time.perf_counter()
         metrics = self.actor.update_part(batch, **part, **data.meta_info["request"])
         self._part_seconds = (0.0 if part["is_first"] else self._part_seconds) + time.perf_counter() - began

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,6 +104,44 @@ def test_the_manager_joins_results_and_timings_of_its_workers() -> None:
         assert {f"agent_loop/{name}/{kind}" for kind in ("min", "max", "mean")} <= timing.keys()
         assert f"agent_loop/slowest/{name}" in timing
     assert "metrics" not in made.meta_info
+
+
+class Call:
+    """The reply of an actor, which may end before somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.reply: Future[DataProto] = Future()
+
+    def future(self) -> Future[DataProto]:
+        return self.reply
+
+    def __await__(self) -> Any:
+        return asyncio.wrap_future(self.reply).__await__()
+
+
+def test_batches_are_sent_at_once_and_received_one_after_the_other() -> None:
+    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
+
+    calls: list[Call] = []
+
+    def remote(chunk: DataProto) -> Call:
+        calls.append(Call())
+        return calls[-1]
+
+    manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
+    manager.agent_loop_workers = [SimpleNamespace(generate_sequences=Remote(remote))]
+    prompts = [DataProto(batch=None, non_tensor_batch={"score": np.full(1, n, dtype=object)}) for n in range(3)]
+    sent = [manager.send(each) for each in prompts]
+    assert len(calls) == 3
+    for number in (1, 0):  # the second one ends first
+        calls[number].reply.set_result(collate([row(float(number), {"acc": 1.0}, {})], {}))
+    ended = [each.seconds for each in sent]
+    assert ended[0] > ended[1] > 0 == ended[2]
+    assert [manager.receive(each).batch["rm_scores"].item() for each in sent[:2]] == [0, 1]
+    assert [each.seconds for each in sent] == ended, "until a call ends, not until somebody asks"
+    manager.cancel = lambda call: call.reply.cancel()
+    manager.abandon(sent[2:])
+    assert calls[2].reply.cancelled()
 
 
 NOISE = ("seed", "sde_noise_seed", "sde_window_seed")

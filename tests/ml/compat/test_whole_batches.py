@@ -16,8 +16,10 @@ MAX_WAIT_MS = 250.0
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     """vLLM-Omni's scheduler with the patch, and a way to add waiting requests by their extra arguments."""
+    from vllm_omni.diffusion.sched.base_scheduler import BaseScheduler
     from vllm_omni.diffusion.sched.request_scheduler import RequestScheduler
 
+    monkeypatch.setattr(BaseScheduler, "_can_schedule_waiting", BaseScheduler._can_schedule_waiting)
     monkeypatch.setattr(RequestScheduler, "should_end_admission_wait", RequestScheduler.should_end_admission_wait)
     whole_batches.apply()
     whole_batches.apply()
@@ -73,3 +75,28 @@ def test_requests_that_never_come_are_not_awaited_for_long(scheduler: Any) -> No
 def test_requests_of_no_call_are_batched_as_before(scheduler: Any, arguments: Any) -> None:
     add(scheduler, arguments, arguments)
     assert not ends(scheduler, 0.04) and ends(scheduler, 0.06)
+
+
+def part(number: int, size: int) -> list[dict[str, Any]]:
+    return [{whole_batches.PART: (number, size)}] * size
+
+
+def test_a_part_of_a_step_begins_as_soon_as_all_of_it_waits(scheduler: Any) -> None:
+    first = part(0, 3)
+    add(scheduler, *first[:2], *part(1, 3)[:2])
+    assert not ends(scheduler, 0.0)
+    scheduler._waiting.clear()
+    add(scheduler, *first, *part(1, 3)[:1])
+    assert ends(scheduler, 0.0)
+
+
+def test_two_parts_of_a_step_are_two_batches(scheduler: Any) -> None:
+    add(scheduler, *part(0, 2), *part(1, 2), None)
+    states = list(scheduler._request_states.values())
+    scheduler._diffusion_kv_manager = None
+    scheduler._running_sampling_params_key = None
+    for state in states:
+        state.sampling_params_key = "the same for all"
+    assert all(scheduler._can_schedule_waiting(state) for state in states), "nothing runs"
+    scheduler._running = ["r0"]
+    assert [scheduler._can_schedule_waiting(state) for state in states] == [True, True, False, False, False]

@@ -48,22 +48,25 @@ def test_the_threads_of_a_phase_are_those_of_one_thread(monkeypatch: pytest.Monk
     before = torch.get_num_threads()
     found: list[int] = []
 
-    def compute() -> None:
-        process_tuning.use_phase_threads()
+    def compute(shared: bool) -> None:
+        process_tuning.use_phase_threads(shared=shared)
         found.append(torch.get_num_threads())
 
-    def in_a_thread() -> None:
-        thread = threading.Thread(target=compute)
+    def in_a_thread(shared: bool = False) -> None:
+        thread = threading.Thread(target=compute, args=(shared,))
         thread.start()
         thread.join()
 
     monkeypatch.delenv(process_tuning.THREADS, raising=False)
     in_a_thread()
-    monkeypatch.setenv(process_tuning.THREADS, str(found[0] + 1))
+    monkeypatch.setenv(process_tuning.THREADS, "6")
     in_a_thread()
+    in_a_thread(shared=True)
+    monkeypatch.setenv(process_tuning.THREADS, "1")
+    in_a_thread(shared=True)
     monkeypatch.delenv(process_tuning.THREADS)
     in_a_thread()
-    assert found[1:] == [found[0] + 1, found[0]]
+    assert found[1:] == [6, 3, 1, found[0]]
     assert torch.get_num_threads() == before
 
 

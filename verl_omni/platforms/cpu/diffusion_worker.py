@@ -10,6 +10,8 @@ import torch
 from typing_extensions import override
 from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
 
+from verl_omni.compat import whole_batches
+from verl_omni.platforms.cpu.lora_sum import use_cheaper_order
 from verl_omni.platforms.cpu.process_tuning import use_phase_threads
 
 
@@ -17,9 +19,10 @@ def _with_phase_threads(execute: Callable[..., Any]) -> Any:
     """`execute` with the threads of its phase, whichever thread calls it."""
 
     @functools.wraps(execute)
-    def with_threads(*given: Any, **named: Any) -> Any:
-        use_phase_threads()
-        return execute(*given, **named)
+    def with_threads(worker: Any, work: Any, *given: Any, **named: Any) -> Any:
+        new = getattr(work, "scheduled_new_reqs", ())
+        use_phase_threads(shared=any(whole_batches.part_of(each) is not None for each in new))
+        return execute(worker, work, *given, **named)
 
     return with_threads
 
@@ -36,6 +39,7 @@ class CpuDiffusionWorker(DiffusionWorker):
 
     @override
     def load_model(self, load_format: str = "default", custom_pipeline_name: str | None = None, **kwargs: Any) -> None:
+        use_cheaper_order()
         super().load_model(load_format, custom_pipeline_name, **kwargs)
         _order_channels_last(getattr(self.model_runner.pipeline, "vae", None))
 

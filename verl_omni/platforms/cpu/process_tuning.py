@@ -23,22 +23,26 @@ def phase_threads(cpus: int, ranks: int, *, overlapping: bool) -> int:
 
     Args:
         ranks: trainer ranks on this machine; each has an engine.
-        overlapping: whether generation and update run at the same time.
+        overlapping: whether generation and update always run at the same time.
     """
     return 1 if overlapping else max(1, cpus // ranks)
 
 
-def use_phase_threads() -> None:
+def use_phase_threads(*, shared: bool = False) -> None:
     """Let this thread compute with the threads of `THREADS` from here on.
 
     Other threads of the process, whose tensors are small, keep one: when a process has more threads of libgomp than
     CPUs, libgomp no longer lets them wait actively, not even for `GOMP_SPINCOUNT`.
+
+    Args:
+        shared: whether engine and trainer compute at the same time, with half of the threads each.
     """
     if count := os.environ.get(THREADS):
         import torch
 
         torch.get_num_threads()  # the first time, it gives this thread the number of the process
-        ctypes.CDLL("libgomp.so.1").omp_set_num_threads(int(count))  # torch has loaded it
+        threads = max(1, int(count) // 2) if shared else int(count)
+        ctypes.CDLL("libgomp.so.1").omp_set_num_threads(threads)  # torch has loaded it
 
 
 def keep_freed_memory() -> None:

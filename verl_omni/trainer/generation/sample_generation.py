@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from verl_omni.algos import advantages
 from verl_omni.reward_loop.part_settings import only_evaluates
 from verl_omni.reward_loop.scorer_results import TooManyUnscored, failures_allowed, too_many_text
 from verl_omni.samples import SampleRequest, SampleRequests, ScoredSamples
-from verl_omni.trainer.generation import late_scoring, part_stream, verl_batches
+from verl_omni.trainer.generation import late_scoring, verl_batches
 from verl_omni.trainer.settings.reward_settings import NORMALIZED
 from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.seeds import hashed_seed
@@ -106,37 +105,34 @@ def generate_parts(
     agent_loop: Any,
     parts: Sequence[SampleRequests],
     take: Callable[[ScoredSamples], None],
-    at_the_end: Callable[[Callable[[], None]], None],
 ) -> ScoredSamples:
-    """Generate and score the parts of a batch; returns all samples.
+    """Generate and score the parts of a batch, all of which are sent at once; returns all samples.
 
     Args:
         take: gets the samples of each part but the last, while the next ones are generated.
-        at_the_end: as `part_stream.in_order`.
 
     Raises:
-        Exception: as `generate_scored`, and what `take` raises; parts that were sent to the engine are left alone.
+        Exception: as `generate_scored`, and what `take` raises; the other parts are abandoned.
     """
-    began = time.perf_counter()
     whole = replace(parts[0], requests=[request for part in parts for request in part.requests])
     allowed = failures_allowed(len(whole.requests), float(config.reward.max_failed_share))
 
-    def generate(part: SampleRequests) -> Any:
-        output = agent_loop.generate_sequences(verl_batches.requests_to_verl(part, failures_allowed=allowed))
-        if not verl_batches.is_scored(output):
-            raise KeyError(UNSCORED)
-        return output, time.perf_counter() - began
-
-    outputs = []
-    seconds = 0.0
-    with closing(part_stream.in_order(parts, generate, at_the_end)) as stream:
-        for part, (output, seconds) in zip(parts, stream, strict=True):
+    sent = [agent_loop.send(verl_batches.requests_to_verl(part, failures_allowed=allowed)) for part in parts]
+    outputs: list[Any] = []
+    try:
+        for part, batch in zip(parts, sent, strict=True):
+            output = agent_loop.receive(batch)
+            if not verl_batches.is_scored(output):
+                raise KeyError(UNSCORED)
             outputs.append(output)
             if len(outputs) < len(parts):
-                take(verl_batches.samples_from_verl(config, part, output, seconds=seconds, scoring=None))
+                take(verl_batches.samples_from_verl(config, part, output, seconds=batch.seconds, scoring=None))
+    except Exception:
+        agent_loop.abandon(sent[len(outputs) :])
+        raise
     output = verl_batches.joined(outputs)
     scoring = verl_batches.scoring_seconds(output)
-    samples = verl_batches.samples_from_verl(config, whole, output, seconds=seconds, scoring=scoring)
+    samples = verl_batches.samples_from_verl(config, whole, output, seconds=sent[-1].seconds, scoring=scoring)
     _check_failures(samples, allowed)
     return samples
 

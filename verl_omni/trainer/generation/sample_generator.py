@@ -60,7 +60,7 @@ class SampleGenerator:
 
     def generate_parts(self, parts: Sequence[SampleRequests], take: Callable[[ScoredSamples], None]) -> ScoredSamples:
         """As `generate`, in parts; `take` gets each part but the last, while the next ones are generated."""
-        return generate_parts(self._config, self._stack.agent_loop, parts, take, self.before_ray_ends)
+        return generate_parts(self._config, self._stack.agent_loop, parts, take)
 
     def retry_with_others(self, generate: Callable[[], T], version: int) -> T:
         """Retry `generate` after the loss of all replicas, when new ones have joined and received weights `version`.

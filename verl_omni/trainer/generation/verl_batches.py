@@ -48,6 +48,8 @@ def requests_to_verl(batch: SampleRequests, *, failures_allowed: int = 0, score_
         meta["store_samples"] = True
     if score_later:
         meta["score_later"] = True
+    if batch.part is not None:
+        meta["step_part"] = batch.part, len(rows)
     return DataProto(batch=None, non_tensor_batch=columns, meta_info=meta)
 
 

@@ -13,11 +13,9 @@ from verl_omni.workers.actor import precision
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
-# Measured on two cores with examples/colors-grpo.yaml: with two threads each, parts make a step 1.05 times as long;
-# with one each, two parts take 0.75 times as long as one, and four 0.95 times.
-FEWEST_CORES = 4
-PARTS_ON_FEW_CORES = 2
-MOST_PARTS = 4  # the update of the last one is not hidden, and small batches of the engine take longer per sample
+# The update of the last part is not hidden, and small batches of the engine take longer per sample. Measured on two
+# cores with examples/colors-grpo.yaml: a step with two parts takes 1.15 times as long as with four, with eight 1.03.
+MOST_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +36,15 @@ def divide(config: DictConfig, *, device: str, cores: int, threads: int, pads_pr
     Args:
         device: torch's type of the trainer's device.
         cores: logical cores of the machine.
-        threads: of the engine and of the trainer, each.
+        threads: of the engine and of the trainer while both compute, each.
         pads_prompts: whether the embeddings of all prompts have one length, as the model family says.
     """
     prompts = config.data.train_batch_size
     samples = config.actor_rollout_ref.rollout.n
-    compete = cores < FEWEST_CORES and cores < 2 * threads
-    obstacles = _obstacles(config, device=device, compete=compete, pads_prompts=pads_prompts)
+    obstacles = _obstacles(config, device=device, compete=cores < 2 * threads, pads_prompts=pads_prompts)
     if (reason := next(obstacles, None)) is not None:
         return StepParts([prompts * samples], reason)
-    parts = min(MOST_PARTS if cores >= FEWEST_CORES else PARTS_ON_FEW_CORES, prompts)
+    parts = min(MOST_PARTS, prompts)
     return StepParts([samples * (prompts // parts + (part < prompts % parts)) for part in range(parts)], "")
 
 

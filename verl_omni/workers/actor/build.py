@@ -60,6 +60,8 @@ def prepare(
         return made
     from peft import LoraConfig
 
+    from verl_omni.workers.actor.lora_linear import use_cheaper_order
+
     if not model.target_modules:
         raise ValueError("model.lora_rank is positive but model.target_modules is empty")
     made.requires_grad_(False)
@@ -71,6 +73,7 @@ def prepare(
         exclude_modules=model.exclude_modules,
         init_lora_weights=model.lora_init_weights,
     )
+    use_cheaper_order(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]

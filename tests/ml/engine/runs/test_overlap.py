@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,13 +27,20 @@ class Watched:
     stack: Any
     fails_at: int | None = None
     calls: list[tuple[str, float, float]] = field(default_factory=list)
+    sent: list[Any] = field(default_factory=list)
+    """Parts of steps."""
 
     def watching(self) -> Any:
         """The stack, whose calls are recorded; the one for the row `fails_at` fails."""
         workers = self.stack.workers
         return replace(
             self.stack,
-            agent_loop=SimpleNamespace(generate_sequences=self._recorded("generate", self._generate)),
+            agent_loop=SimpleNamespace(
+                generate_sequences=self._recorded("generate", self.stack.agent_loop.generate_sequences),
+                send=self._send,
+                receive=self._receive,
+                abandon=self.stack.agent_loop.abandon,
+            ),
             workers=SimpleNamespace(
                 update_actor=self._recorded("update", workers.update_actor),
                 update_part=self._recorded("part", workers.update_part),
@@ -42,16 +48,20 @@ class Watched:
             ),
         )
 
-    def _generate(self, prompts: Any) -> Any:
-        if self.fails_at in prompts.non_tensor_batch.get("_rollout_seed_global_idx", []):
-            raise RuntimeError("this sample fails")
-        return self.stack.agent_loop.generate_sequences(prompts)
+    def _send(self, prompts: Any) -> Any:
+        self.sent.append(self.stack.agent_loop.send(prompts))
+        return self.sent[-1]
+
+    def _receive(self, sent: Any) -> Any:
+        if self.fails_at is not None and sent is self.sent[self.fails_at]:
+            raise RuntimeError("this part fails")
+        return self.stack.agent_loop.receive(sent)
 
     def _recorded(self, name: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def recorded(request: Any) -> Any:
-            began = time.monotonic()
+            began = time.perf_counter()
             result = call(request)
-            self.calls.append((name, began, time.monotonic()))
+            self.calls.append((name, began, time.perf_counter()))
             return result
 
         return recorded
@@ -110,7 +120,8 @@ def job(start_tiny: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(autouse=True)
 def enough_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """On this machine too, a step has parts."""
-    monkeypatch.setattr("verl_omni.trainer.settings.step_parts.FEWEST_CORES", 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def test_overlap_changes_no_number_of_a_run(job: Job, tmp_path: Path) -> None:
@@ -121,23 +132,23 @@ def test_overlap_changes_no_number_of_a_run(job: Job, tmp_path: Path) -> None:
     assert found == expected and [line["step"] for line in found] == list(range(1, STEPS + 1))
     assert all(line["actor/grad_norm"] > 0 for line in found)
     assert (len(one_after_the_other.of("generate")), len(one_after_the_other.of("update"))) == (STEPS, STEPS)
-    generated = overlapping.of("generate")
     trained = overlapping.of("part")
     parts = len(PROMPTS)
-    assert (len(generated), len(trained), overlapping.of("update")) == (STEPS * parts, STEPS * parts, [])
+    assert (len(overlapping.sent), len(trained), overlapping.of("update")) == (STEPS * parts, STEPS * parts, [])
     for step in range(STEPS):
-        generations = generated[parts * step : parts * (step + 1)]
+        sent = overlapping.sent[parts * step : parts * (step + 1)]
         updates = trained[parts * step : parts * (step + 1)]
-        assert updates[0][0] < generations[-1][1], "the first part is trained on before the last one is generated"
-        for (_, generated_at), (following, _) in pairwise(generations):
-            assert following >= generated_at, "a part is sent when the one before it is there"
-        assert all(began >= ended for (_, ended), (began, _) in zip(generations, updates, strict=True))
+        ended = [each.began + each.seconds for each in sent]
+        assert sent[-1].began < ended[0], "all parts are sent at once"
+        assert ended == sorted(ended) and len(set(ended)) == parts, "the engine generates one after the other"
+        assert updates[0][0] < ended[-1], "the first part is trained on before the last one is generated"
+        assert all(began >= end for end, (began, _) in zip(ended, updates, strict=True))
 
 
 def test_a_step_that_fails_leaves_nothing_in_the_next_one(job: Job, tmp_path: Path) -> None:
     expected = job.train(tmp_path / "whole", Watched(job.stack), overlaps=True)
-    failing = Watched(job.stack, fails_at=SAMPLES * len(PROMPTS) - 1)
-    with pytest.raises(RuntimeError, match="this sample fails"):
+    failing = Watched(job.stack, fails_at=len(PROMPTS) - 1)
+    with pytest.raises(RuntimeError, match="this part fails"):
         job.train(tmp_path / "failed", failing, overlaps=True)
     assert failing.of("part"), "gradients of its first parts are there"
     assert not list((tmp_path / "failed").glob("checkpoints/*"))

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.ml import smallest_job
+from verl_omni.platforms.cpu import process_tuning
 from verl_omni.trainer import startup
 from verl_omni.trainer.settings import step_parts
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
@@ -27,7 +28,7 @@ ON_A_CPU = (
 
 
 def divide(
-    *overrides: str, device: str = "cpu", cores: int = 4, threads: int = 4, pads_prompts: bool = True, **changes: Any
+    *overrides: str, device: str = "cpu", cores: int = 4, threads: int = 2, pads_prompts: bool = True, **changes: Any
 ) -> step_parts.StepParts:
     config = smallest_job.load(*ON_A_CPU, *overrides)
     for name, value in changes.items():
@@ -82,19 +83,26 @@ def test_advantages_per_prompt_and_a_kl_loss_overlap() -> None:
     assert len(divide(f"{ACTOR}.use_kl_loss=true", "algorithm.global_std=false").sizes) == 4
 
 
-@pytest.mark.parametrize(("variables", "sizes"), [({}, [32]), ({"OMP_NUM_THREADS": "1,1"}, [16, 16])])
-def test_two_cores_share_a_step_if_processes_have_one_thread(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sizes: list[int]
+@pytest.mark.parametrize(
+    ("cores", "variables", "parts"),
+    [
+        (2, {process_tuning.THREADS: "2", "OMP_NUM_THREADS": "1"}, 4),
+        (2, {"OMP_NUM_THREADS": "1,1"}, 4),
+        (2, {"OMP_NUM_THREADS": "2"}, 1),
+        (2, {}, 1),
+        (1, {process_tuning.THREADS: "1", "OMP_NUM_THREADS": "1"}, 1),
+    ],
+)
+def test_a_step_has_parts_if_engine_and_trainer_have_cores_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, cores: int, variables: dict[str, str], parts: int
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    for name in (process_tuning.THREADS, "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     config = smallest_job.load(*ON_A_CPU, "data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8")
     config.actor_rollout_ref.model.architecture = "StableDiffusion3Pipeline"
-    assert startup.parts_of_step(config).sizes == sizes
-
-
-def test_a_step_has_one_part_on_few_cores() -> None:
-    parts = divide("data.train_batch_size=2", f"{ACTOR}.ppo_mini_batch_size=2", cores=3)
-    assert parts.sizes == [8] and "few cores" in parts.reason
+    found = startup.parts_of_step(config)
+    assert found.sizes == [32 // parts] * parts
+    assert ("few cores" in found.reason) == (parts == 1)
