@@ -104,7 +104,7 @@ class JudgeServers:
 
         self._replicas = [make(rank) for rank in range(judge_settings.replicas(config))]
         if judge_settings.shared(config):
-            pools = split_resource_pool(trainer_pool, split_size=judge_settings.replica_size(model))
+            pools = split_resource_pool(trainer_pool, split_size=judge_settings.replica_size(model.rollout))
             starting = [each.init_colocated(pool) for each, pool in zip(self._replicas, pools, strict=True)]
         else:
             starting = [each.init_standalone() for each in self._replicas]
