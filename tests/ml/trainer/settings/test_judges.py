@@ -111,7 +111,7 @@ def test_without_an_accelerator_its_engine_has_one_process() -> None:
     four = loaded(ON, PATH, "trainer.n_gpus_per_node=4", f"{RM}.rollout.tensor_model_parallel_size=4")
     assert judge_settings.replicas(four) == 1
     cpu_values.fill_in(four)
-    assert (judge_settings.replicas(four), judge_settings.replica_size(four.reward.reward_model.rollout)) == (4, 1)
+    assert (judge_settings.replicas(four), pool_settings.replica_size(four.reward.reward_model.rollout)) == (4, 1)
 
 
 def test_its_nodes_are_pinned_like_those_of_other_pools() -> None:
