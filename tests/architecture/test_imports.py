@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import operator
 import os
 import subprocess
@@ -90,24 +89,6 @@ def test_the_schema_of_settings_needs_no_library_but_yaml(root: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(root)}
     found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout.strip()) == (0, "True True"), found.stderr[-2000:]
-
-
-@pytest.mark.slow
-def test_the_control_side_loads_without_the_training_stack(root: Path, modules: list[Any]) -> None:
-    names = [module.name for module in modules if module.name.startswith("omni_operator")]
-    names = [name for name in names if not name.endswith("__main__")]
-    if importlib.util.find_spec("kopf") is None:
-        pytest.fail("kopf is not installed: run `make setup`")
-    code = (
-        "import importlib, sys\n"
-        f"for name in {names!r}: importlib.import_module(name)\n"
-        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
-    )
-    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'operator'}"}
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, check=False
-    )
-    assert (found.returncode, found.stdout.strip()) == (0, "[]"), found.stderr[-2000:]
 
 
 @pytest.mark.slow

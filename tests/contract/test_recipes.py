@@ -16,6 +16,7 @@ from omni_operator import plan
 from omni_operator.api import load_job, read_job
 from omni_operator.cli.main import app
 from omni_operator.recipes import convert
+from verl_omni.settings_schema.layout import flat_settings
 
 EACH = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
@@ -160,14 +161,6 @@ def _values(config: Any) -> dict[str, object]:
     """Every setting by its name with dots, with interpolations resolved; a list of one is its element."""
     from omegaconf import OmegaConf
 
-    found: dict[str, object] = {}
-
-    def add(node: object, name: str) -> None:
-        if isinstance(node, dict) and node:
-            for key, value in node.items():
-                add(value, f"{name}.{key}" if name else key)
-        else:
-            found[name] = node[0] if isinstance(node, list) and len(node) == 1 else node
-
-    add(OmegaConf.to_container(config, resolve=True), "")
-    return found
+    flat = flat_settings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    leaves = {name: value for name, value in flat if not (isinstance(value, dict) and value)}
+    return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in leaves.items()}

@@ -127,12 +127,13 @@ def fast_stages(*arguments: str) -> tuple[Stage, ...]:
     """
     quick = f"not slow and {ELSEWHERE}"
     commands = [f"tests/control/{name}" for name in ("cli", "client", "plan")]
-    elsewhere = [f"--ignore={path}" for path in ("tests/ml", "tests/contract", *commands)]
+    meeting = ("tests/contract", "tests/documents")
+    elsewhere = [f"--ignore={path}" for path in ("tests/ml", *meeting, *commands)]
     # Every file of the engine's folder has its mark, and to import them all takes a second.
     others = ("--ignore=tests/ml/trainer", "--ignore=tests/ml/engine")
     with_torch = (
         pytest_stage("fast: ml", quick, *arguments, *others, "tests/ml"),
-        pytest_stage("fast: trainer", quick, *arguments, "tests/ml/trainer", "tests/contract"),
+        pytest_stage("fast: trainer", quick, *arguments, "tests/ml/trainer", *meeting),
     )
     without = (
         pytest_stage("fast: commands", quick, *arguments, *commands),

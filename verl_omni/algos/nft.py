@@ -6,8 +6,6 @@ at random noise levels of their final latents.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 
@@ -62,10 +60,3 @@ def old_decay(updates: int, *, rate: float, most: float, delay: int = 0) -> floa
         delay: updates that are not counted.
     """
     return min(rate * max(updates - delay, 0), most)
-
-
-# Arguments of `old_decay`, by the reference's names; the second is `decay_type` 2 in the code of the paper's authors.
-DECAY_SCHEDULES: dict[str, dict[str, Any]] = {
-    "copy": {"rate": 0.0, "most": 0.0},
-    "delayed_linear_to_0_999": {"rate": 0.0075, "most": 0.999, "delay": 75},
-}

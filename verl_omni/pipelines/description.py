@@ -127,6 +127,8 @@ class FamilyDescription:
             `drl model tiny`. The folder's own name is among them.
         generates: what a sample is, for that table.
         example: what `drl init` begins with; None: with the example of another family.
+        distilled: pattern of the names of its models that were distilled to few steps; empty: there are none, or their
+            names say it.
         guided: whether guidance runs the transformer on a negative prompt as well; otherwise its scale is an input.
         pipeline: fields of `spec.rollout.pipeline` with the family's values, for a job from another one's example.
     """
@@ -137,6 +139,7 @@ class FamilyDescription:
     example: Example | None = None
     generates: str = "images"
     guided: bool = True
+    distilled: str = ""
     pipeline: Mapping[str, float] = field(default_factory=dict)
 
     @property

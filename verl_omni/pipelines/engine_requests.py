@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from verl_omni.algos import window
-from verl_omni.algos.sde import SDE_TYPES
 from verl_omni.pipelines.sde_sampler import Window
+from verl_omni.settings_schema.declarations import SDE_TYPES
 from verl_omni.utils.seeds import hashed_seed
 
 MOST_NOISE = 1e6  # far beyond what a sampler can use; without a limit a sample overflows

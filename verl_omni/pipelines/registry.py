@@ -42,6 +42,13 @@ FAMILIES = Registry(
     "model family", {name: each for folder in FOLDERS.values() for name, each in folder.architectures.items()}
 )
 
+
+def lent_folder(*, videos: bool = False) -> str:
+    """Folder of the family that stands for others with such samples: its example is lent (`description.Example`)."""
+    lent = (name for name, each in FOLDERS.items() if each.example and each.example.lent and each.videos == videos)
+    return next(lent)
+
+
 # Paths of models of the reference's families that do not exist here: the names of their repositories begin so.
 _MISSING = re.compile(r"(?:.*/)?(?P<family>BAGEL|LTX|MiniMax-H3)[^/]*", re.IGNORECASE)
 
@@ -53,7 +60,7 @@ def missing_family(path: str) -> str | None:
 
 
 class TrainingAdapter(Protocol):
-    """Interface of a family for trainer and agent loop: a module such as `sd3/training.py`, or an object.
+    """Interface of a family for trainer and agent loop: the module `training` of its folder, or an object.
 
     Attributes:
         CONDITIONS: names of the per-sample tensors that `velocity` reads from a batch; those for guidance exist only
@@ -202,7 +209,7 @@ def check_encoder(architecture: str | None) -> None:
 
 
 def encoder_class(architecture: str | None) -> Any:
-    """Import the class that encodes prompts and images of a model's family; it has the interface of `SD3Encoder`.
+    """Import the class that encodes prompts and images of a model's family, from the module `encoding` of its folder.
 
     Raises:
         ValueError: no family has this architecture, or its family has no encoder.

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from verl_omni.reward_loop.setting_types import COMBINED, EVALUATION
+from verl_omni.settings_schema.declarations import RAY_RESOURCES
+
 TRAINER = "trainer"  # value of a scorer's `device`: the same device as the trained model
-COMBINED = "combined"  # what the weighted mean or sum is called among the scores
-EVALUATION = "evaluation"  # value of `use`: scored in evaluations only, and in no reward
 USES = ("training", EVALUATION)
-RAY_RESOURCES = ("GPU", "NPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,15 @@ def _pool_problems(where: str, given: Any) -> Iterator[str]:
     for name in ("node_resource", "python"):
         if not isinstance(given.get(name), (str, type(None))) or given.get(name) == "":
             yield f"{where}.{name}: must be a text, or null, not {given[name]!r}"
-    if given.get("ray_resource") not in (None, *RAY_RESOURCES):
-        yield f"{where}.ray_resource: must be GPU, NPU, or null for that of the trainer: {given['ray_resource']}"
+    if problem := ray_resource_problem(given.get("ray_resource")):
+        yield f"{where}.ray_resource: {problem}"
+
+
+def ray_resource_problem(resource: object) -> str | None:
+    """Message about an invalid Ray resource of a pool's accelerators; None if it is valid."""
+    if resource in (None, *RAY_RESOURCES):
+        return None
+    return f"must be {', '.join(RAY_RESOURCES)}, or null for that of the trainer: {resource}"
 
 
 def only_evaluates(given: Mapping[str, Any]) -> bool:

@@ -16,6 +16,8 @@ MODEL = "model_name_or_path"
 PROCESSOR = "processor_name_or_path"
 # Settings of an entry of `reward.reward_functions` that are not the scorer's.
 OWN_SETTINGS = ("path", "name", "weight", "required", "use", "pool")
+COMBINED = "combined"  # what the weighted mean or sum is called among the scores
+EVALUATION = "evaluation"  # value of `use`: scored in evaluations only, and in no reward
 FILE = "file"  # marks a setting that is a file
 FOLDER = "folder"  # marks a setting that is the folder of a model, or a repository of the hub
 # Host, valid port, path. The port is opened in a NetworkPolicy. User and password are not allowed.

@@ -31,7 +31,8 @@ def configuration_of(loss: str, given: Mapping[str, Any]) -> Section:
     """
     flat = dict(_defaults(loss))
     for name, value in given.items():
-        flat |= dict(flat_settings(value, f"{name}.")) if isinstance(value, dict) else {name: value}
+        is_group = isinstance(value, dict) and isinstance(flat.get(name), dict | None)
+        flat |= dict(flat_settings(value, f"{name}.")) if is_group else {name: value}
     config = Section()
     for name, value in flat.items():
         *groups, last = name.split(".")

@@ -48,6 +48,13 @@ NETWORK = "omni_tcp"  # weight updates of standalone replicas
 # verl's backends for standalone replicas. Weights go over the network of `NETWORK` with each of them.
 VERL_BACKENDS = ("nccl", "hccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")
 ESTIMATORS = ("flow_grpo", "dance_grpo", "mix_grpo")
+SDE_TYPES = ("sde", "cps", "dance_sde")
+SEVERAL_SCORERS = "MultiVisualRewardManager"  # reward manager of `reward.reward_functions`
+TRACKERS_WITH_IMAGES = ("wandb", "tensorboard", "mlflow", "trackio")
+RAY_RESOURCES = ("GPU", "NPU")  # what accelerators are to Ray
+ALL_LINEAR = "all-linear"  # value of `model.target_modules`
+NEW_ALPHA = 64  # of an adapter that does not continue another one
+MOST_RANK = 512  # `vllm.config.lora.MaxLoRARanks`
 _FLOAT32 = ("float32", "fp32")
 _DTYPES = (None, "float32", "bfloat16", "fp32", "bf16")
 _SEED_END = 2**32
@@ -74,8 +81,9 @@ SEED = Limit(
     f"must be from 0 to {_SEED_END - 1} (2^32 - 1), because a CPU uses 32 bits of a seed",
     lambda value: 0 <= value < _SEED_END,
 )
-# `vllm.config.lora.MaxLoRARanks`
-LARGEST_RANK = Limit("must be at most 512", lambda value: value <= 512, "the engine has no larger adapters")
+LARGEST_RANK = Limit(
+    f"must be at most {MOST_RANK}", lambda value: value <= MOST_RANK, "the engine has no larger adapters"
+)
 
 
 def _samples(group: str, fields: bool) -> Iterator[Setting]:
@@ -220,10 +228,20 @@ _DECLARED = (
     *_samples(f"{ROLLOUT}.", fields=True),
     *_samples(f"{EVALUATIONS}.", fields=False),
     Setting(f"{PIPELINE}.output_type", values=("image", "pt", "np", "latent"), advice="image, pt and np are pixels"),
-    Setting(f"{ALGO}.sde_type", "spec.rollout.sampler.type"),
+    Setting(
+        f"{ALGO}.sde_type",
+        "spec.rollout.sampler.type",
+        values=SDE_TYPES,
+        advice="Flow-GRPO's, coefficient-preserving sampling, and DanceGRPO's",
+    ),
     Setting(f"{ALGO}.sde_window_size", "spec.rollout.sampler.window.size", Kind.NUMBER),
     Setting(f"{ALGO}.sde_window_range", "spec.rollout.sampler.window", Kind.PAIR, advice="[0,5]"),
-    Setting(f"{ALGO}.sample_strategy", "spec.rollout.sampler.window.placement"),
+    Setting(
+        f"{ALGO}.sample_strategy",
+        "spec.rollout.sampler.window.placement",
+        values=("random", "progressive"),
+        advice="a window has a place for each prompt and step (random), or one that moves (progressive)",
+    ),
     Setting(f"{ALGO}.iters_per_group", "spec.rollout.sampler.window.stepsPerPlace"),
     Setting(f"{ALGO}.sde_window_seed", kind=Kind.NUMBER, limits=(WHOLE,)),
     Setting(f"{EVALUATIONS}.n", values=(1,), advice="an evaluation generates one sample of each prompt"),

@@ -38,7 +38,7 @@ class EngineSetting:
 
 SETTINGS: dict[str, EngineSetting] = {
     "boundary_ratio": EngineSetting(
-        float, "share of the noise levels that the second transformer of Wan 2.2 A14B computes; must be the model's"
+        float, "share of the noise levels that a model's second transformer computes; must be the model's own"
     ),
     "cache_backend": EngineSetting(
         str,
@@ -141,10 +141,10 @@ def read(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     problems: list[str] = []
     for spelled, value in given.items():
         name = python_name(spelled)
-        if value is None:
-            continue
         if name not in SETTINGS:
             problems += _problems_of_others(name, value)
+            continue
+        if value is None:
             continue
         try:
             converted = typed(name, value)
@@ -220,8 +220,13 @@ def _problems_of_others(name: str, value: Any) -> Iterator[str]:
     if isinstance(rule, Rejected) and not rule.accepts(value):
         yield f"{GROUP}.{name}: {refused_choice(value, rule.accepted, rule.advice)}"
     if rule is None:
-        near = difflib.get_close_matches(name, SETTINGS, n=1)
-        yield f"{GROUP}.{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
+        yield describe_unknown(name)
+
+
+def describe_unknown(name: str) -> str:
+    """Message about a name that the engine does not have."""
+    near = difflib.get_close_matches(name, SETTINGS, n=1)
+    return f"{GROUP}.{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def typed(name: str, value: Any) -> Any:

@@ -16,6 +16,7 @@ from verl_omni.settings_schema.setting import Kind, fits, is_number, plain_value
 
 MISSING = "???"  # the default of a setting that must be given
 _FILES = files("verl_omni.trainer.config")
+_COMMON = "diffusion_trainer.yaml"
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _CHECKED_ELSEWHERE = "algorithm.rollout_correction."  # where the message has specific advice
 _ENGINE = f"{engine_settings.GROUP}."
@@ -88,14 +89,27 @@ def defaults(own: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         own: the algorithm's.
     """
-    common = _read("diffusion_trainer.yaml")
+    common = _read(_COMMON)
     del common["defaults"], common["hydra"]
     return _merged(common, own)
 
 
+@cache
+def common_defaults() -> Mapping[str, Any]:
+    """Defaults of the settings and groups that do not depend on the algorithm, by name."""
+    return dict(flat_settings(defaults({})))
+
+
 def default_of(name: str) -> Any:
-    """The default of a setting that all algorithms have the same default of."""
-    return dict(flat_settings(defaults({})))[name]
+    """The default of a setting, or of a group, that does not depend on the algorithm."""
+    return common_defaults()[name]
+
+
+@cache
+def default_algorithm() -> str:
+    """The algorithm of a run that names none."""
+    _, selected = _read(_COMMON)["defaults"]
+    return str(selected["loss"])
 
 
 @cache

@@ -58,7 +58,7 @@ def boundary_ratio(folder: Path) -> float | None:
     if not isinstance(ratio, (int, float)) or not 0 < ratio < 1:
         raise ValueError(
             f"{folder / INDEX}: a model with {SECOND_TRANSFORMER} needs a boundary_ratio between 0 and 1, the share of "
-            f"the noise levels below which that transformer computes, and it is {ratio}; Wan 2.2 A14B has 0.875"
+            f"the noise levels below which that transformer computes, and it is {ratio}; write the released one"
         )
     return float(ratio)
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import override
 
+from verl_omni.settings_schema.layout import default_of
+
 from .base import Rule, StrictModel, Violation, immutable, is_in_store
 from .metadata import Metadata
 from .rules.accelerator_rules import ACCELERATOR_RULES, ACCELERATORS
@@ -71,7 +73,7 @@ class Spec(StrictModel):
     storage: Storage = Field(
         default=Storage.model_construct(), description="Access to S3-compatible stores and the hub."
     )
-    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of all random numbers.")
+    seed: int = Field(default=default_of("trainer.seed"), ge=0, le=2**31 - 1, description="Seed of all random numbers.")
     suspend: bool = Field(
         default=False,
         description="true: save a checkpoint and delete the pods. false: run, or resume from the newest checkpoint.",

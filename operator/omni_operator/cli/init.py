@@ -17,7 +17,7 @@ from omni_operator.api import JobError, read_job
 from omni_operator.api.spec.scorers import asks_judge, builtin_scorers, is_builtin, settings_model
 from verl_omni import pipelines
 from verl_omni.pipelines.description import EXAMPLE_FILE, FamilyDescription
-from verl_omni.pipelines.registry import FOLDERS, family_sizes
+from verl_omni.pipelines.registry import FOLDERS, family_sizes, lent_folder
 from verl_omni.reward_loop.rewards import modality
 
 from . import console
@@ -190,11 +190,7 @@ def _job(family: str, name: str, scorer: dict[str, Any], model: str | None) -> s
 def _example_folder(folder: str) -> str:
     """Folder of the example that a family's job begins with: its own, or one that is lent for such samples."""
     own = FOLDERS[folder]
-    if own.example:
-        return folder
-    return next(
-        name for name, each in FOLDERS.items() if each.example and each.example.lent and each.videos == own.videos
-    )
+    return folder if own.example else lent_folder(videos=own.videos)
 
 
 def _prompts(use: str, *, images: bool) -> str:

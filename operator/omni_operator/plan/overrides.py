@@ -10,11 +10,12 @@ from pydantic.alias_generators import to_snake
 
 from omni_operator.api import DiffusionRLJob, Spec
 from omni_operator.api.overrides.override_names import BYPASS, CORRECTION, limits_older_samples
-from omni_operator.api.spec.model import ALL_LINEAR
+from omni_operator.api.spec.model import NEW_RANK
 from omni_operator.api.spec.reward import Scorer
 from omni_operator.api.spec.rollout import Rollout
 from omni_operator.api.spec.training import ENTRYPOINT, ESTIMATORS, LOSSES
-from verl_omni.settings_schema.declarations import FIELDS
+from verl_omni.reward_loop.setting_types import EVALUATION
+from verl_omni.settings_schema.declarations import ALL_LINEAR, FIELDS, NEW_ALPHA, SETTINGS, SEVERAL_SCORERS
 
 from .hydra import Value, format_assignment
 from .pods.accelerators import ray_resource_of
@@ -46,8 +47,6 @@ STEPS = (
     "adapter_save_freq",
     "max_adapters_to_keep",
 )
-RANK = 32  # default rank of a new adapter
-ALPHA = 64
 SYNC_COMPATIBLE = "trainer.v1.separate_async.sync_compatible"
 
 
@@ -91,8 +90,8 @@ def _model(spec: Spec) -> Settings:
         modules: Value = ALL_LINEAR if lora.target_modules == (ALL_LINEAR,) else lora.target_modules or None
         new = lora.start_from is None
         adapter = {
-            "actor_rollout_ref.model.lora_rank": lora.rank or (RANK if new else 0),
-            "actor_rollout_ref.model.lora_alpha": lora.alpha or (ALPHA if new else None),
+            "actor_rollout_ref.model.lora_rank": lora.rank or (NEW_RANK if new else 0),
+            "actor_rollout_ref.model.lora_alpha": lora.alpha or (NEW_ALPHA if new else None),
             "actor_rollout_ref.model.target_modules": modules,
         }
     if lora.start_from is not None:
@@ -132,7 +131,7 @@ def _rollout(spec: Spec) -> Settings:
     if spec.algorithm.reads_pairs and "samples_per_prompt" not in rollout.model_fields_set:
         samples.clear()  # nothing is sampled, and the trainer would name it as without effect
     settings: Settings = {
-        f"{ROLLOUT}.name": "vllm_omni",
+        f"{ROLLOUT}.name": SETTINGS[f"{ROLLOUT}.name"].values[0],
         **samples,
         **_copied(spec, *(f"{ROLLOUT}.{name}" for name in ENGINE_AND_PIPELINE)),
         f"{ROLLOUT}.algo.sde_type": sampler.type or ("dance_sde" if spec.algorithm.name == "DanceGRPO" else "sde"),
@@ -267,13 +266,13 @@ def _scorers(scorers: Sequence[Scorer]) -> Settings:
                 "reward.custom_reward_function.path": scorer.function.path,
                 "reward.custom_reward_function.name": scorer.function.name,
             }
-    settings: Settings = {"reward.reward_manager.name": "MultiVisualRewardManager"}
+    settings: Settings = {"reward.reward_manager.name": SEVERAL_SCORERS}
     for scorer in scorers:
         function = scorer.function
         which: Settings = {"path": function.path, "name": function.name} if function else {"name": scorer.scorer}
         own: Settings = {"weight": scorer.weight, "required": scorer.required}
         if not scorer.is_trained:
-            own = {"use": "evaluation"}
+            own = {"use": EVALUATION}
         part = {**which, **own, **_arguments(scorer)}
         settings |= {f"reward.reward_functions.{scorer.name}.{name}": value for name, value in part.items()}
     return settings

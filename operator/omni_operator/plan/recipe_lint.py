@@ -5,23 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.base import FieldPath, Violation
+from omni_operator.api.base import Violation
 from omni_operator.api.overrides.override_names import parse_value
-from omni_operator.api.spec.scorers import asks_judge
 from omni_operator.api.spec.training import ENTRYPOINT
+from verl_omni.settings_schema.declarations import FIELDS
 from verl_omni.workers.algorithms import recipe_lint
 
 from .overrides import render_overrides
 from .run_layout import local_layout
-
-_FIELDS: dict[str, FieldPath] = {
-    recipe_lint.SAMPLES: ("rollout", "samplesPerPrompt"),
-    recipe_lint.PROMPTS: ("trainer", "batch", "prompts"),
-    recipe_lint.STEPS: ("rollout", "pipeline", "steps"),
-    recipe_lint.RATE: ("trainer", "learningRate"),
-    recipe_lint.MODEL: ("model", "base"),
-}
-_OVERRIDES: FieldPath = ("algorithm", "overrides")
 
 
 def find_risks(job: DiffusionRLJob) -> list[Violation]:
@@ -36,13 +27,11 @@ def find_risks(job: DiffusionRLJob) -> list[Violation]:
         for scorer in spec.reward.scorers
         if scorer.is_trained
     }
-    judges = frozenset(scorer.scorer for scorer in spec.reward.scorers if asks_judge(scorer.scorer))
-    found = recipe_lint.find_risks(settings.get, judges)
-    return [_locate(risk) for risk in found]
+    return [_locate(risk) for risk in recipe_lint.find_risks(settings.get)]
 
 
 def _locate(risk: recipe_lint.Risk) -> Violation:
     """The risk at its field of a job; what has no field is an override."""
-    if risk.setting in _FIELDS:
-        return Violation(("spec", *_FIELDS[risk.setting]), risk.text)
-    return Violation(("spec", *_OVERRIDES), f"{risk.setting} {risk.text}")
+    if field := FIELDS.get(risk.setting):
+        return Violation(tuple(field.split(".")), risk.text)
+    return Violation(("spec", "algorithm", "overrides"), f"{risk.setting} {risk.text}")

@@ -15,9 +15,10 @@ from omni_operator.api.overrides.override_names import (
     has_no_effect,
     parse_value,
 )
-from omni_operator.api.spec.model import ALL_LINEAR
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
 from verl_omni.pipelines.registry import FAMILIES, missing_family
+from verl_omni.settings_schema.declarations import ALL_LINEAR
+from verl_omni.settings_schema.hydra_options import joined_options
 from verl_omni.settings_schema.layout import default_of
 from verl_omni.settings_schema.reference_settings import target_of
 
@@ -47,7 +48,6 @@ from .fields import (
     defaults,
     interval,
     job_name,
-    joined_options,
     number,
     ratio_of_reference,
     settings_in,

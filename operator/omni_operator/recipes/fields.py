@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api.overrides.override_names import BYPASS, CORRECTION, limits_older_samples, parse_value
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
 from verl_omni.settings_schema.declarations import FIELDS as JOB_FIELDS
+from verl_omni.settings_schema.declarations import SETTINGS as DECLARED
+from verl_omni.settings_schema.declarations import SEVERAL_SCORERS
+from verl_omni.settings_schema.layout import default_of
 
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
@@ -45,10 +48,9 @@ TOGETHER = (
 )
 # Settings that the job sets by itself, with the values that agree with it.
 IMPLIED: dict[str, tuple[Any, ...]] = {
-    f"{ROLLOUT}.name": ("vllm_omni",),
-    "reward.reward_manager.name": ("VisualRewardManager", "MultiVisualRewardManager"),
-    "reward.reward_model.rollout.name": ("vllm",),
-    "reward.reward_manager.module.path": ("pkg://verl_omni.reward_loop.reward_manager",),
+    **{name: DECLARED[name].values for name in (f"{ROLLOUT}.name", "reward.reward_model.rollout.name")},
+    "reward.reward_manager.name": (default_of("reward.reward_manager.name"), SEVERAL_SCORERS),
+    "reward.reward_manager.module.path": (default_of("reward.reward_manager.module.path"),),
 }
 
 
@@ -246,17 +248,6 @@ def defaults(algorithm: str | None, values: Mapping[str, Any]) -> dict[str, str]
 def default_parallel_size(accelerators: Any) -> int:
     """The reference's tensor parallel size, 2; 1 on a node with an odd number of accelerators, as 2 would not fit."""
     return 1 if isinstance(accelerators, int) and accelerators % 2 else 2
-
-
-SHORT_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}  # Hydra's
-
-
-def joined_options(arguments: Iterable[str]) -> Iterator[str]:
-    """The arguments, with each Hydra option and its separate value joined into one argument: `OPTION=VALUE`."""
-    rest = iter(arguments)
-    for each in rest:
-        option = SHORT_OPTIONS.get(each, each)
-        yield f"{option}={next(rest, '')}" if option in SHORT_OPTIONS.values() else each
 
 
 _INTERPOLATION = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)+)\}")

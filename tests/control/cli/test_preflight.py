@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,30 @@ def reward_problems(text: str) -> list[str]:
     """What is wrong with the scorers of a job on this machine."""
     problems = file_problems(read_job(text, "job.yaml").job, Document.parse(text, "job.yaml"))
     return [f"{each.field}: {each.text}" for each in problems if each.field.startswith("spec.reward")]
+
+
+def test_sides_that_a_model_cannot_generate_are_refused_as_by_the_trainer(tmp_path: Path) -> None:
+    files = {
+        "model_index.json": {"_class_name": "WanPipeline"},
+        "transformer/config.json": {"patch_size": [1, 2, 2]},
+        "vae/config.json": {"scale_factor_spatial": 8},
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "red"}\n')
+    width = "actor_rollout_ref.rollout.val_kwargs.pipeline.width"
+    changes = [
+        f"spec.model.base={tmp_path}",
+        f"spec.data={{train: [{tmp_path}/rows.jsonl]}}",
+        "spec.rollout={pipeline: {height: 40, width: 64}}",
+        f"spec.algorithm.overrides=[{width}=72]",
+    ]
+    job = read_job(GOOD, "job.yaml", changes).job
+    document = Document.parse(GOOD, "job.yaml")
+    assert {problem.field: problem.text for problem in file_problems(job, document)} == {
+        "spec.rollout.pipeline.height": "must be a multiple of 16, not 40; write 32",
+        "spec.algorithm.overrides[0]": f"{width}: must be a multiple of 16, not 72; write 64",
+    }
+    (tmp_path / "model_index.json").write_text('{"_class_name": "MyPipeline"}')
+    assert not list(file_problems(job, document))

@@ -14,37 +14,50 @@ import pytest
 pytestmark = pytest.mark.slow  # a new interpreter for each test
 
 ROOT = Path(__file__).parents[3]
-BANNED = {"torch", "ray", "vllm", "vllm_omni", "verl", "kopf", "hydra", "omegaconf", "numpy"}
-DEPENDENCIES = ("psutil", "pydantic", "pyyaml", "rich", "ruamel.yaml", "typer")
+STACK = {"torch", "ray", "vllm", "vllm_omni", "verl", "transformers", "diffusers", "hydra", "omegaconf", "numpy"}
+BANNED = {*STACK, "kopf"}
+PROJECT = "omni-operator"
 
 
-def closure(names: tuple[str, ...]) -> set[str]:
+def requirements(name: str, extra: str | None = None) -> list[str]:
+    """Names of the distributions that one requires, or that an extra of it requires besides."""
+    lines = distribution(name).requires or []
+    of_extra = [line for line in lines if (f'extra == "{extra}"' in line or f"extra == '{extra}'" in line)]
+    chosen = of_extra if extra else [line for line in lines if "extra ==" not in line]
+    return [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in chosen]
+
+
+def closure(names: list[str]) -> set[str]:
     """Distributions and all that they require, extras left out."""
     found: set[str] = set()
     todo = list(names)
     while todo:
         name = todo.pop()
         try:
-            required = distribution(name).requires or []
+            required = requirements(name)
         except PackageNotFoundError:
             continue  # required on another platform only
         if name not in found:
             found.add(name)
-            todo += [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in required if "extra ==" not in line]
+            todo += required
     return found
 
 
-@pytest.fixture(scope="module")
-def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds the command's dependencies and nothing else."""
-    site = tmp_path_factory.mktemp("site")
-    for name in closure(DEPENDENCIES):
+def make_site(site: Path, names: list[str]) -> Path:
+    """A folder that holds these distributions, what they require, and nothing else."""
+    for name in closure(names):
         for file in distribution(name).files or []:
             top = file.parts[0]
             target = Path(str(distribution(name).locate_file(top)))
             if top not in ("..", "__pycache__") and not (site / top).exists() and target.exists():
                 (site / top).symlink_to(target)
     return site
+
+
+@pytest.fixture(scope="module")
+def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install omni-operator` installs."""
+    return make_site(tmp_path_factory.mktemp("site"), requirements(PROJECT))
 
 
 def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -67,6 +80,21 @@ def test_importing_every_command_imports_nothing_of_the_training_stack() -> None
     assert "pydantic" in imported
     assert imported & BANNED == set()
     assert "kubernetes" not in imported  # takes a second
+
+
+def test_operator_and_settings_need_the_operators_extra_and_no_training_stack(tmp_path: Path) -> None:
+    site = make_site(tmp_path, [*requirements(PROJECT), *requirements(PROJECT, "operator")])
+    code = (
+        "import importlib, importlib.util, pkgutil, omni_operator, verl_omni.settings_schema\n"
+        f"print([name for name in {sorted(STACK)!r} if importlib.util.find_spec(name)])\n"
+        "for package in (omni_operator, verl_omni.settings_schema):\n"
+        "    for module in pkgutil.walk_packages(package.__path__, f'{package.__name__}.'):\n"
+        "        if not module.name.endswith('__main__'):\n"
+        "            importlib.import_module(module.name)\n"
+        "print(verl_omni.settings_schema.layout.default_algorithm())"
+    )
+    found = run(site, "-c", code)
+    assert found.stdout.splitlines() == ["[]", "flow_grpo"], found.stderr[-2000:]
 
 
 def test_commands_for_a_cluster_without_its_client_say_what_to_install(slim: Path) -> None:

@@ -109,6 +109,7 @@ FOLDERS = (
     "tests/control/plan",
     "tests/architecture",
     "tests/contract",
+    "tests/documents",
     "tests/ml/trainer",
     "tests/ml/workers",
     "tests/ml/models",

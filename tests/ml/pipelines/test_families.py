@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ from verl_omni.pipelines.qwen_image_edit import images as edit_images
 from verl_omni.pipelines.wan import shapes as wan_shapes
 
 FOLDER = Path(registry.__file__).parent
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("architecture", sorted(registry.FAMILIES))
@@ -85,9 +88,55 @@ def test_every_folder_has_the_parts_that_it_describes_and_a_tiny_model_of_its_na
         assert (FOLDER / folder / EXAMPLE_FILE).exists() == (description.example is not None)
 
 
+# Where the product names a family outside its folder, and why.
+NAMED_IN = {
+    "verl_omni/models/shapes/build.py": "the example model is of one family",
+    "verl_omni/reference_names.py": "names of the reference",
+    "verl_omni/pipelines/qwen_image_dpo.py": "a name in recipes of the reference",
+    "verl_omni/pipelines/sd3_dpo.py": "a name in recipes of the reference",
+}
+
+
+def names_of_families() -> re.Pattern[str]:
+    """Folders, architectures, tiny models and examples of all families, and what their models are called."""
+    names = set(registry.FOLDERS)
+    for each in registry.FOLDERS.values():
+        names |= {*each.tiny_models, *(name.removesuffix("Pipeline") for name in each.architectures)}
+        names |= {each.example.name, each.example.job} if each.example else set()
+        names |= set(re.findall(r"^[A-Za-z]+(?:[ -][A-Z][a-z]+)*", each.models))
+    words = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    return re.compile(rf"(?<![a-z])(?i:{words})(?![a-z]|(?<=[A-Z])[A-Z])")  # not WANDB
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The path, and the names and texts of a module, without its comments and docstrings."""
+    yield path.stem
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Expr(value=ast.Constant() as docstring):
+                docstring.value = None
+            case ast.Constant(value=str(text)):
+                yield text
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
+                yield name
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.ImportFrom(module=str(module)):
+                yield module
+
+
+def test_only_the_folder_of_a_family_names_it() -> None:
+    named = names_of_families()
+    folders = [FOLDER / name for name in registry.FOLDERS]
+    modules = [path for top in ("verl_omni", "operator", "tools") for path in (ROOT / top).rglob("*.py")]
+    outside = [path for path in modules if not any(path.is_relative_to(folder) for folder in folders)]
+    assert len(outside) > 400
+    found = {path.relative_to(ROOT).as_posix() for path in outside if any(map(named.search, texts(path)))}
+    assert found == NAMED_IN.keys()
+
+
 # Where tests on the engine list families by the names of tiny models, and folders that have no case there.
 ENGINE_CASES = {
-    ("runs/test_every_family.py", "test_a_family_trains_in_bfloat16_from_files_in_float32"): {"sd3"},
     ("runs/test_every_family.py", "test_all_linear_layers_that_the_engine_adapts_have_an_effect"): {"qwen_image_edit"},
     ("server/test_schedules.py", "CASES"): set[str](),
     ("server/test_cached_prompts.py", "ENCODERS"): {"qwen_image_edit"},  # its embeddings depend on input images

@@ -13,5 +13,6 @@ FAMILY = FamilyDescription(
     "FLUX.1-dev",
     {"flux": "make_tiny_flux"},
     guided=False,
+    distilled="schnell",
     pipeline={"guidance": 3.5},
 )

@@ -12,5 +12,6 @@ FAMILY = FamilyDescription(
     {"Flux2KleinPipeline": family_in(__name__, "Flux2KleinRolloutPipeline", checks_prompts=False)},
     "FLUX.2-klein-base 4B and 9B",
     {"flux2_klein": "make_tiny_flux2_klein"},
+    distilled="klein(?!-base)",
     pipeline={"guidance": 4.0},
 )

@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 from verl import DataProto
 
-from verl_omni.reward_loop.part_settings import COMBINED, part_problems, pools_of, weight_problem
+from verl_omni.reward_loop.part_settings import part_problems, pools_of, weight_problem
 from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, group_of
 from verl_omni.reward_loop.scorer_parts import Part, load_part
 from verl_omni.reward_loop.scorer_pools import PooledScorer, PooledScorerError, PoolLost, find_processes
@@ -22,6 +22,7 @@ from verl_omni.reward_loop.scorer_results import (
     unscored,
 )
 from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS, Group
+from verl_omni.reward_loop.setting_types import COMBINED
 
 logger = logging.getLogger(__name__)
 AGGREGATIONS = ("weighted_mean", "weighted_sum", "normalized_sum")

@@ -10,6 +10,7 @@ A scorer's module has:
   first paragraph of its docstring is its line in docs/reference/rewards.md.
 - `MODALITY`, if it takes something else: `image` (no videos), `video` (no images), `latent`, or `audio` (of
   `extra_info`).
+- `READS_TEXT = True`, if nothing but the text in an image counts.
 - `conflicts(settings)`, PURE, if settings may not fit together, and `setting_problems(settings)`, if it needs something
   on the machine. Both return messages that begin with a setting's name and a colon.
 
@@ -140,6 +141,11 @@ def modality(name: str) -> str:
 def has_setting(name: str, setting: str) -> bool:
     """Whether `name` is a scorer that has the setting."""
     return name in SCORERS and setting in setting_fields(get_scorer(name))
+
+
+def leaves_much_open(name: str) -> bool:
+    """Whether a policy can please the scorer at the cost of the rest of an image: a judge, or one that reads text."""
+    return has_setting(name, "base_url") or (name in SCORERS and getattr(scorer_module(name), "READS_TEXT", False))
 
 
 def doc_line(name: str) -> str:

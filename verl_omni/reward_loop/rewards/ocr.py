@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODALITY = "image"
+READS_TEXT = True
 LONGEST_SIDE = 960  # pixels; the text detector scales larger images down, and leaves smaller ones as they are
 _READING = threading.Lock()  # scorers run in threads, and a reader keeps state during a call
 

@@ -11,8 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_omni.reward_loop.rewards import SCORERS, get_scorer
 from verl_omni.reward_loop.scorer_signature import takes_groups
 from verl_omni.trainer.data import prompt_files
-from verl_omni.trainer.settings.reference_modules import DATASET
-from verl_omni.trainer.settings.reward_settings import ONE, OWN_MODULE
+from verl_omni.trainer.settings.reference_modules import DATASET, MANAGERS, ONE
 from verl_omni.verl_names import AGENT_LOOP
 
 HELD_OUT = "data.val_files"
@@ -53,7 +52,7 @@ def _rows_decide(config: DictConfig) -> bool:
     reward = config.reward
     agent = config.actor_rollout_ref.rollout.agent
     manager = reward.reward_manager
-    is_own_manager = manager.source == "importlib" and manager.module.path == OWN_MODULE and manager.name == ONE
+    is_own_manager = manager.source == "importlib" and manager.module.path == MANAGERS and manager.name == ONE
     named = reward.scorer is not None or reward.custom_reward_function.path is not None
     return is_own_manager and not named and agent.default_agent_loop == AGENT_LOOP
 

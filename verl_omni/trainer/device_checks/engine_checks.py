@@ -78,13 +78,14 @@ class EngineChecks:
 
     def start_and_generate(self) -> str:
         """Ray, engine and trainer start, and the engine generates an image of each prompt with the first weights."""
-        from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
+        from verl_omni.models.tiny import MAKERS
+        from verl_omni.pipelines.registry import lent_folder
         from verl_omni.trainer import startup
         from verl_omni.trainer.settings import configuration
 
         model = self._folder / "model"
         prompts = self._folder / "prompts.jsonl"
-        make_tiny_sd3(model)
+        MAKERS[lent_folder()](model)
         prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
         own = (f"data.train_files='{prompts}'", f"trainer.default_local_dir='{self._folder / 'run'}'")
         self.config = configuration.load([f"actor_rollout_ref.model.path='{model}'", *own, *SETTINGS])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.algos.agreement import VELOCITY_TOLERANCES
-from verl_omni.pipelines.registry import FOLDERS
+from verl_omni.pipelines.registry import FOLDERS, family_sizes, lent_folder
 from verl_omni.trainer.device_checks import measured_update
 from verl_omni.trainer.device_checks.results import Check, require
 
@@ -24,8 +25,6 @@ CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
 VIDEO = "actor_rollout_ref.rollout.pipeline.num_frames=5"
 SIDE = 512  # side of the multiplied matrices
 MULTIPLICATION = 1e-2  # relative difference of a product in bfloat16 from float64: rounding gives 2e-3
-# On an accelerator: layers as wide as in SD3.5-medium, so that kernels and not their launches dominate the time.
-WIDE = {"attention_head_dim": 64, "num_attention_heads": 24, "caption_projection_dim": 1536, "num_layers": 8}
 WIDE_IMAGES = ("height=512", "width=512")
 ESTIMATE = 0.15  # by how much of the measured peak the estimate may be off
 MIB = 1 << 20
@@ -102,11 +101,12 @@ def velocity(actor: Any, batch: dict[str, Tensor], guidance: float) -> Tensor:
 def update_of_known_size(device: str) -> str:
     """The peak of an update is as `drl fit` estimates it; also says which part of the device's FLOPs was used."""
     settings = [LORA, BFLOAT16, CHECKPOINTING]
-    wide: dict[str, Any] = {}
+    folder = lent_folder()
+    wide: Mapping[str, Any] = {}
     if device != "cpu":
-        wide = WIDE
+        wide = family_sizes(folder).WIDE  # so that kernels and not their launches dominate the time
         settings += [f"actor_rollout_ref.rollout.pipeline.{size}" for size in WIDE_IMAGES]
-    comparison = measured_update.compare("sd3", settings, device, wide)
+    comparison = measured_update.compare(folder, settings, device, wide)
     ratio = comparison["ratio"]
     used = comparison["metrics"]
     measured, estimated = (comparison[name] / MIB for name in ("measured", "estimated"))

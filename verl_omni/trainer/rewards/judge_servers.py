@@ -19,7 +19,7 @@ from verl_omni.trainer.replicas.actor_nodes import start_judge_router
 from verl_omni.trainer.replicas.replica_launcher import ANSWER_SECONDS, RayLauncher
 from verl_omni.trainer.replicas.replica_pool import ReplicaPool
 from verl_omni.trainer.rewards.judge_members import JudgeMembers
-from verl_omni.trainer.settings import judge_settings
+from verl_omni.trainer.settings import judge_settings, pool_settings
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.rollout.vllm_rollout.judge.replica import JudgeReplica
 
@@ -104,7 +104,7 @@ class JudgeServers:
 
         self._replicas = [make(rank) for rank in range(judge_settings.replicas(config))]
         if judge_settings.shared(config):
-            pools = split_resource_pool(trainer_pool, split_size=judge_settings.replica_size(model))
+            pools = split_resource_pool(trainer_pool, split_size=pool_settings.replica_size(model.rollout))
             starting = [each.init_colocated(pool) for each, pool in zip(self._replicas, pools, strict=True)]
         else:
             starting = [each.init_standalone() for each in self._replicas]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.reward_loop.rewards import SCORERS, has_setting
 from verl_omni.workers.algorithms import recipe_lint
 
 
 def describe_risks(config: DictConfig) -> str:
     """What published runs report as harmful, each with its setting; empty if there is nothing."""
-    judges = frozenset(name for name in SCORERS if has_setting(name, "base_url"))
-    risks = recipe_lint.find_risks(lambda name: OmegaConf.select(config, name), judges)
+    risks = recipe_lint.find_risks(lambda name: OmegaConf.select(config, name))
     return "; ".join(f"{risk.setting} {risk.text}" for risk in risks)

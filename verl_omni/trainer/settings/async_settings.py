@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
+from verl_omni.settings_schema.layout import default_of
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 V1 = "trainer.v1"
@@ -13,7 +14,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 ASYNC = "separate_async"
 DROP = "drop"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
-UNUSED = {"num_warmup_batches": 1, "parameter_sync_step": None, "sync_compatible": False}  # the defaults
+OF_ASYNC = ("num_warmup_batches", "parameter_sync_step", "sync_compatible")
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
@@ -22,8 +23,8 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     if v1.trainer_mode == ASYNC:
         yield from _asynchronous(config)
     elif v1.trainer_mode == "sync":
-        for name, default in UNUSED.items():
-            if v1.separate_async[name] != default:
+        for name in OF_ASYNC:
+            if v1.separate_async[name] != default_of(f"{V1}.separate_async.{name}"):
                 yield f"{V1}.separate_async.{name}: is not read with {V1}.trainer_mode=sync; remove it"
     ahead = v1.separate_async.num_warmup_batches
     threshold = v1.sampler.max_off_policy_threshold

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_omni.settings_schema import engine_settings, layout
 from verl_omni.settings_schema.declarations import OPEN_GROUPS
+from verl_omni.settings_schema.hydra_options import joined_options
 from verl_omni.settings_schema.layout import Layout
 from verl_omni.settings_schema.reference_settings import (
     Copied,
@@ -36,7 +37,6 @@ from verl_omni.workers.algorithms.other_names import LOSS, resolve
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 ENGINE = engine_settings.GROUP
-_SHORT_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}
 _KEY = re.compile(r"^(?P<mark>[+~]{0,2})(?P<key>[^=@]+)(?:=(?P<value>.*)|$)", re.DOTALL)
 
 
@@ -51,7 +51,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
         SettingsError: a name is unknown, a value cannot be parsed, is of another kind or is not supported, a required
             setting is missing, or one does not go with the algorithm.
     """
-    loss, others = _loss(_joined(overrides))
+    loss, others = _loss([_spelled(each) for each in joined_options(overrides)])
     config = defaults(loss)
     known = _layout(loss, config)
     own = _translate(others, known.names, loss)
@@ -70,16 +70,6 @@ def load(overrides: Sequence[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(str(error)) from error
     return config
-
-
-def _joined(overrides: Sequence[str]) -> list[str]:
-    """The overrides; the value of a Hydra option in a separate argument is joined to it with `=`."""
-    found = []
-    rest = iter(overrides)
-    for each in rest:
-        option = _SHORT_OPTIONS.get(each, each)
-        found.append(f"{option}={next(rest, '')}" if option in _SHORT_OPTIONS.values() else _spelled(each))
-    return found
 
 
 def _spelled(override: str) -> str:

@@ -7,7 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer.settings import async_settings, pool_settings
+from verl_omni.reward_loop.part_settings import ray_resource_problem
+from verl_omni.trainer.settings import async_settings
+from verl_omni.trainer.settings.pool_settings import places, replica_size
 
 MODEL = "reward.reward_model"
 
@@ -34,7 +36,7 @@ def _own_pool(model: DictConfig) -> Iterator[str]:
         if model[name] < 1:
             yield f"{MODEL}.{name}: must be at least 1 with {MODEL}.enable_resource_pool=true: {model[name]}"
             return
-    if problem := pool_settings.ray_resource_problem(model.ray_resource):
+    if problem := ray_resource_problem(model.ray_resource):
         yield f"{MODEL}.ray_resource: {problem}"
 
 
@@ -71,7 +73,7 @@ def fill_in(config: DictConfig, *, has_accelerator: bool) -> None:
 
 def _check_replicas(config: DictConfig, model: DictConfig) -> None:
     """Not when settings are loaded: a CPU replaces the size of a replica, so that recipes of accelerators run there."""
-    size = replica_size(model)
+    size = replica_size(model.rollout)
     if model.enable_resource_pool and (model.nnodes * model.n_gpus_per_node) % size:
         raise ValueError(
             f"{MODEL}.n_gpus_per_node: {model.nnodes} x {model.n_gpus_per_node} accelerators are no multiple of the "
@@ -103,13 +105,14 @@ def replicas(config: DictConfig) -> int:
     model = config.reward.reward_model
     if not model.enable:
         return 0
-    return int(accelerators(config) or config.trainer.nnodes * config.trainer.n_gpus_per_node) // replica_size(model)
+    count = accelerators(config) or config.trainer.nnodes * config.trainer.n_gpus_per_node
+    return int(count) // replica_size(model.rollout)
 
 
 def elastic(config: DictConfig) -> bool:
     """Whether lost replicas are replaced, and replicas follow the nodes: each has accelerators of one node, its own."""
     model = config.reward.reward_model
-    return accelerators(config) > 0 and model.n_gpus_per_node % replica_size(model) == 0
+    return accelerators(config) > 0 and model.n_gpus_per_node % replica_size(model.rollout) == 0
 
 
 def room(config: DictConfig, nodes: list[Mapping[str, float]], accelerator: str) -> int:
@@ -122,7 +125,7 @@ def room(config: DictConfig, nodes: list[Mapping[str, float]], accelerator: str)
     model = config.reward.reward_model
     if model.node_resource is None:
         return replicas(config)
-    return pool_settings.places(nodes, model.node_resource, model.ray_resource or accelerator, replica_size(model))
+    return places(nodes, model.node_resource, model.ray_resource or accelerator, replica_size(model.rollout))
 
 
 def accelerators(config: DictConfig) -> int:
@@ -144,12 +147,6 @@ def modules(config: DictConfig) -> list[str]:
 
 def describe(config: DictConfig) -> str:
     """Description of what is started, for the output of a run."""
-    size = replica_size(config.reward.reward_model)
+    size = replica_size(config.reward.reward_model.rollout)
     where = "the trainer's" if shared(config) else "its own"
     return f"{replicas(config)} x {size} of {where} accelerators"
-
-
-def replica_size(model: DictConfig) -> int:
-    """Accelerators of one replica."""
-    rollout = model.rollout
-    return int(rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size)

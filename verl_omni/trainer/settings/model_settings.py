@@ -9,12 +9,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.settings_schema.declarations import out_of_range
+from verl_omni.settings_schema.declarations import ALL_LINEAR, NEW_ALPHA, out_of_range
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio, model_folder
 from verl_omni.weight_sync.errors import summarize_names
 
-ALL_LINEAR = "all-linear"
-ALPHA = 64  # default of a new adapter
 ADAPTER_PATH = "actor_rollout_ref.model.lora_adapter_path"
 RANK = "actor_rollout_ref.model.lora_rank"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -72,7 +70,7 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
     if model.lora_adapter_path is not None:
         continue_from_adapter(model, folder, getattr(adapter, "NOT_ADAPTED", None))
     elif model.lora_alpha is None:
-        model.lora_alpha = ALPHA
+        model.lora_alpha = NEW_ALPHA
     if model.target_modules is None:
         model.target_modules = list(adapter.LORA_TARGETS)
     if model.target_modules == ALL_LINEAR and model.exclude_modules is None:

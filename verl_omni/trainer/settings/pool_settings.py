@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from omegaconf import DictConfig
 
-from verl_omni.reward_loop.part_settings import pools_of
+from verl_omni.reward_loop.part_settings import pools_of, ray_resource_problem
 from verl_omni.settings_schema.declarations import COLOCATED, NETWORK, VERL_BACKENDS
 
 ROLLOUT = "actor_rollout_ref.rollout"
 HYBRID = "actor_rollout_ref.hybrid_engine"
-RAY_RESOURCES = ("GPU", "NPU")
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
@@ -85,12 +84,6 @@ def room(rollout: DictConfig, nodes: list[Mapping[str, float]], accelerator: str
     if rollout.node_resource is None:
         return replicas(rollout)
     return places(nodes, rollout.node_resource, rollout.ray_resource or accelerator, replica_size(rollout))
-
-
-def ray_resource_problem(resource: object) -> str | None:
-    """Message about an invalid Ray resource of a pool's accelerators; None if it is valid."""
-    known = (None, *RAY_RESOURCES)
-    return None if resource in known else f"must be GPU, NPU, or null for that of the trainer: {resource}"
 
 
 def places(nodes: list[Mapping[str, float]], resource: str, accelerator: str, size: int) -> int:

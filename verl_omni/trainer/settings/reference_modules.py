@@ -10,15 +10,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_omni.reward_loop.published_scorers import IMPLIED, PUBLISHED, RENAMED, RETRIES, SERVER_SETTINGS
+from verl_omni.settings_schema.declarations import SEVERAL_SCORERS
+from verl_omni.settings_schema.layout import default_of
 
 # A module of the reference's scorers, as a file or by name.
 _SCORER = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]reward_score[./](?P<module>\w+?)(?:\.py)?")
 _MANAGERS = re.compile(r"(?:pkg://|.*/)?verl_omni[./]reward_loop[./]reward_manager(?:[./]\w+?)*?(?:\.py)?")
 _DATASETS = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]dataset[./]\w+?(?:\.py)?")
-DATASET = {"path": "pkg://verl_omni.trainer.data.prompt_dataset", "name": "DiffusionRLDataset"}
-MODULE = "pkg://verl_omni.reward_loop.reward_manager"
-ONE = "VisualRewardManager"
-SEVERAL = "MultiVisualRewardManager"
+DATASET = default_of("data.custom_cls")
+MANAGERS = default_of("reward.reward_manager.module.path")
+ONE = default_of("reward.reward_manager.name")
 OWN_FOLDER = Path(__file__).parents[2] / "utils" / "reward_score"  # the modules of this package at the same paths
 FUNCTION = "reward.custom_reward_function"
 PARTS = "reward.reward_functions"
@@ -65,7 +66,7 @@ def is_placeholder(manager: str, path: Any) -> bool:
     Args:
         manager: name of the reward manager.
     """
-    return manager == SEVERAL and path is not None and bool(_MANAGERS.fullmatch(str(path)))
+    return manager == SEVERAL_SCORERS and path is not None and bool(_MANAGERS.fullmatch(str(path)))
 
 
 def use_own_dataset(data: DictConfig) -> None:
@@ -83,9 +84,9 @@ def use_built_in(reward: DictConfig) -> None:
     function = reward.custom_reward_function
     module = reward.reward_manager.module
     if _MANAGERS.fullmatch(str(module.path)):
-        module.path = MODULE
+        module.path = MANAGERS
     if _names_only_several(reward):
-        reward.reward_manager.name = SEVERAL
+        reward.reward_manager.name = SEVERAL_SCORERS
     if is_placeholder(reward.reward_manager.name, function.path):
         function.path = None
     elif function.path is not None and (name := scorer_name(str(function.path), function.name)) is not None:
@@ -108,12 +109,12 @@ def _names_only_several(reward: DictConfig) -> bool:
     """Whether `reward_functions` are the only scorers, and the manager is the one that is there by default."""
     manager = reward.reward_manager
     path = reward.custom_reward_function.path
-    own = manager.source == "importlib" and manager.module.path == MODULE and manager.name == ONE
+    own = manager.source == "importlib" and manager.module.path == MANAGERS and manager.name == ONE
     return (
         own
         and bool(reward.reward_functions)
         and reward.scorer is None
-        and (path is None or is_placeholder(SEVERAL, path))
+        and (path is None or is_placeholder(SEVERAL_SCORERS, path))
     )
 
 

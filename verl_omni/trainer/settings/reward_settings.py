@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.reward_loop.part_settings import EVALUATION, TRAINER, held_out_scorers, weight_problem
+from verl_omni.reward_loop.part_settings import TRAINER, held_out_scorers, weight_problem
 from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, modality, setting_problems
 from verl_omni.reward_loop.scorer_signature import (
     ScorerNotFound,
@@ -20,15 +20,14 @@ from verl_omni.reward_loop.scorer_signature import (
     signature_of,
     takes_groups,
 )
-from verl_omni.reward_loop.setting_types import OWN_SETTINGS
+from verl_omni.reward_loop.setting_types import EVALUATION, OWN_SETTINGS
+from verl_omni.settings_schema.declarations import SEVERAL_SCORERS
 from verl_omni.trainer.settings.module_source import SourceNotFound, find_source
+from verl_omni.trainer.settings.reference_modules import MANAGERS, ONE
 
 # What a scorer's settings need not have where the run serves a judge itself (reward.reward_model).
 SERVED = {"base_url": "http://reward-router", "model": "reward.reward_model.model_path"}
-OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
 FUNCTION = "reward.custom_reward_function"
-ONE = "VisualRewardManager"
-SEVERAL = "MultiVisualRewardManager"
 NORMALIZED = "normalized_sum"  # value of reward.aggregation
 OF_TEXTS = ("naive", "dapo", "gdpo", "rate_limited", "remote")  # verl's managers, by their registered names
 
@@ -65,11 +64,11 @@ def find_problems(reward: DictConfig) -> list[str]:
     manager = reward.reward_manager
     if manager.source == "register" and manager.name in OF_TEXTS:
         return [f"reward.reward_manager.name: {manager.name} of verl scores texts; write source=importlib and {ONE}"]
-    if manager.source != "importlib" or manager.module.path != OWN_MODULE:
+    if manager.source != "importlib" or manager.module.path != MANAGERS:
         return []
-    if manager.name not in (ONE, SEVERAL):
-        return [f"reward.reward_manager.name: {manager.name} does not exist; write {ONE} or {SEVERAL}"]
-    return list(_of_several(reward) if manager.name == SEVERAL else _of_one(reward))
+    if manager.name not in (ONE, SEVERAL_SCORERS):
+        return [f"reward.reward_manager.name: {manager.name} does not exist; write {ONE} or {SEVERAL_SCORERS}"]
+    return list(_of_several(reward) if manager.name == SEVERAL_SCORERS else _of_one(reward))
 
 
 def normalization_problems(config: DictConfig) -> Iterator[str]:
@@ -79,8 +78,8 @@ def normalization_problems(config: DictConfig) -> Iterator[str]:
     if reward.aggregation != NORMALIZED:
         return
     manager = reward.reward_manager
-    if manager.source != "importlib" or manager.module.path != OWN_MODULE or manager.name != SEVERAL:
-        yield f"{setting} needs the scores of each scorer; write reward.reward_manager.name={SEVERAL}"
+    if manager.source != "importlib" or manager.module.path != MANAGERS or manager.name != SEVERAL_SCORERS:
+        yield f"{setting} needs the scores of each scorer; write reward.reward_manager.name={SEVERAL_SCORERS}"
     if config.actor_rollout_ref.rollout.n < 2:
         yield f"{setting} compares the samples of a prompt; write at least 2 as actor_rollout_ref.rollout.n"
     if config.algorithm.sample_source == "offline":
@@ -135,10 +134,10 @@ def sample_problems(config: DictConfig) -> Iterator[str]:
 def _of_several(reward: DictConfig) -> Iterator[str]:
     for name in ("scorer", "scorer_kwargs", "custom_reward_function.path", "custom_reward_function.reward_kwargs"):
         if OmegaConf.select(reward, name):
-            yield f"reward.{name}: is not read by {SEVERAL}; write the scorer into reward.reward_functions"
+            yield f"reward.{name}: is not read by {SEVERAL_SCORERS}; write the scorer into reward.reward_functions"
     parts: dict[str, Any] = OmegaConf.to_container(reward.reward_functions, resolve=True)  # type: ignore[assignment]
     if not parts:
-        yield f"reward.reward_functions: must have a scorer with {SEVERAL}"
+        yield f"reward.reward_functions: must have a scorer with {SEVERAL_SCORERS}"
     elif problem := weight_problem(parts):
         yield problem
     served = bool(reward.reward_model.enable)
@@ -154,7 +153,7 @@ def _of_several(reward: DictConfig) -> Iterator[str]:
 
 def _of_one(reward: DictConfig) -> Iterator[str]:
     if reward.reward_functions:
-        yield f"reward.reward_functions: is not read by {ONE}; write reward.reward_manager.name={SEVERAL}"
+        yield f"reward.reward_functions: is not read by {ONE}; write reward.reward_manager.name={SEVERAL_SCORERS}"
     kwargs = OmegaConf.to_container(reward.scorer_kwargs, resolve=True)
     function = reward.custom_reward_function
     given = OmegaConf.to_container(function.reward_kwargs, resolve=True)

@@ -41,7 +41,6 @@ TRACKER_PACKAGES: dict[str, str | None] = {
 }
 # Arguments of torch.optim.AdamW without settings of their own, and `eps`.
 ADAMW = ("eps", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
-TRACKERS_WITH_PICTURES = ("wandb", "tensorboard", "mlflow", "trackio")
 # Folders and files; a list is checked item by item.
 PATHS = (
     f"{DATA}.train_files",

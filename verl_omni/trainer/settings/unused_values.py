@@ -9,11 +9,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.algos import window_bounds
 from verl_omni.settings_schema import engine_settings
-from verl_omni.settings_schema.declarations import NETWORK, VERL_BACKENDS
+from verl_omni.settings_schema.declarations import NETWORK, TRACKERS_WITH_IMAGES, VERL_BACKENDS
 from verl_omni.settings_schema.reference_settings import Copied, find_rule
 from verl_omni.settings_schema.setting import is_number
 from verl_omni.trainer.settings.reference_modules import is_placeholder, replaced
-from verl_omni.trainer.settings.supported_values import TRACKERS_WITH_PICTURES
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 MODEL = "actor_rollout_ref.model"
@@ -129,7 +128,7 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
     if ALGORITHMS[settings.actor.diffusion_loss.loss_mode].row == "pair" and "algorithm.global_std" in given:
         yield "algorithm.global_std", f"{settings.actor.diffusion_loss.loss_mode} orders samples without advantages"
     if given.get(PICTURES) and config.trainer.log_val_generations > 0 and not _shows_pictures(config.trainer.logger):
-        yield PICTURES, f"trainer.logger shows no pictures; {', '.join(TRACKERS_WITH_PICTURES)} do"
+        yield PICTURES, f"trainer.logger shows no pictures; {', '.join(TRACKERS_WITH_IMAGES)} do"
     if config.algorithm.sample_source == "offline" and f"{ROLLOUT}.n" in given:
         yield f"{ROLLOUT}.n", "training reads pairs of a data set, and samples nothing"
     if is_placeholder(config.reward.reward_manager.name, given.get(f"{FUNCTION}.path")):
@@ -182,7 +181,7 @@ def _unread_guidance(settings: DictConfig, given: Mapping[str, Any]) -> Iterator
 
 def _shows_pictures(logger: Any) -> bool:
     named = [logger] if isinstance(logger, str) else logger or []
-    return not set(named).isdisjoint(TRACKERS_WITH_PICTURES)
+    return not set(named).isdisjoint(TRACKERS_WITH_IMAGES)
 
 
 def _fills_its_range(rollout: DictConfig) -> bool:

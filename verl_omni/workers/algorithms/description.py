@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_omni.algos import rejection_settings
+from verl_omni.settings_schema.layout import default_of
 from verl_omni.settings_schema.setting import Limit, broken_limit, plain_value
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ MODEL = "actor_rollout_ref.model"
 CORRECTION = "algorithm.rollout_correction"
 # Settings whose value the trainer replaces by the one that the algorithm requires, and says so (`unused_values.py`).
 DROPPED = (f"{ROLLOUT}.calculate_log_probs", f"{ACTOR}.use_kl_loss")
-UNREAD_THRESHOLD = 2.0  # default of rollout_is_threshold
+THRESHOLD = f"{CORRECTION}.rollout_is_threshold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ WITHOUT_LIKELIHOOD = (
     RequiredSetting(f"{CORRECTION}.rollout_is", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{CORRECTION}.rollout_rs", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{CORRECTION}.rollout_rs_threshold", None, "it is not read"),
-    RequiredSetting(f"{CORRECTION}.rollout_is_threshold", UNREAD_THRESHOLD, "it is not read"),
+    RequiredSetting(THRESHOLD, default_of(THRESHOLD), "it is not read"),
 )
 WITHOUT_STEPS = RequiredSetting("algorithm.timestep_fraction", 1.0, "it trains on random noise levels")
 WITHOUT_ADVANTAGES = RequiredSetting("algorithm.adv_estimator", "flow_grpo", "it orders samples without advantages")
@@ -172,7 +173,7 @@ def _correction_conflicts(config: DictConfig) -> Sequence[str]:
             f"{CORRECTION}.rollout_is_threshold: {threshold} is not a positive number; weights above it are reduced to "
             "it, and there is no lower limit"
         )
-    elif level is None and threshold != UNREAD_THRESHOLD:
+    elif level is None and threshold != default_of(THRESHOLD):
         conflicts.append(f"{CORRECTION}.rollout_is_threshold: {threshold} is not read without {CORRECTION}.rollout_is")
     option = settings.get("rollout_rs")
     limit = settings.get("rollout_rs_threshold")

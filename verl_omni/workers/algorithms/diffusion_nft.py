@@ -21,6 +21,7 @@ from verl_omni.workers.algorithms.base import (
     estimate_advantages,
     with_draws,
 )
+from verl_omni.workers.algorithms.registered.diffusion_nft import DECAY_SCHEDULES
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE
 
@@ -49,7 +50,8 @@ class NFTObjective:
         timestep_fraction: share of the sampler's noise levels that each sample is trained on, in (0, 1], as in the
             code of DiffusionNFT's authors; None: `draws` random levels.
         step: training step, from 1, which determines the decay of the old policy.
-        schedule: one of `algos.nft.DECAY_SCHEDULES`; None: the settings `old_decay_rate` and `old_decay_max`.
+        schedule: one of `registered.diffusion_nft.DECAY_SCHEDULES`; None: the settings
+            `old_decay_rate` and `old_decay_max`.
         interval: training steps between two updates of the old policy.
 
     Raises:
@@ -127,7 +129,7 @@ class NFTObjective:
         if self.step % self.interval:
             return
         own = {"rate": self.config.old_decay_rate, "most": self.config.old_decay_max}
-        settings = own if self.schedule is None else nft.DECAY_SCHEDULES[self.schedule]
+        settings = own if self.schedule is None else DECAY_SCHEDULES[self.schedule]
         self.old.follow(self.policy.trained, nft.old_decay(self.step - 1, **settings))
 
 

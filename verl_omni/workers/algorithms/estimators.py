@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from verl_omni.settings_schema import declarations
 from verl_omni.utils.registry import Registry
 
 _GROUP_RELATIVE = "verl_omni.workers.algorithms.base:group_relative"
 # Import paths of functions (rewards, groups, settings) -> advantages.
-ESTIMATORS = Registry(
-    "estimator of advantages",
-    dict.fromkeys(("flow_grpo", "dance_grpo", "mix_grpo"), _GROUP_RELATIVE),
-)
+ESTIMATORS = Registry("estimator of advantages", dict.fromkeys(declarations.ESTIMATORS, _GROUP_RELATIVE))

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from verl_omni.pipelines.registry import FOLDERS
 from verl_omni.reward_loop.part_settings import only_evaluates
+from verl_omni.reward_loop.rewards import leaves_much_open
+from verl_omni.settings_schema.layout import default_algorithm
 from verl_omni.workers.algorithms.description import ACTOR, ROLLOUT, RegisteredAlgorithm
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
@@ -30,13 +33,15 @@ FUNCTIONS = "reward.reward_functions"
 FEWEST_SAMPLES = 8
 FEWEST_PROMPTS = 8
 FEWEST_STEPS = 8
-# Ten times the published rates: Flow-GRPO's for adapters, verl-omni's for all weights of Qwen-Image.
+# Ten times the published rates: Flow-GRPO's for adapters, verl-omni's for all weights.
 HIGHEST_ADAPTER_RATE = 3e-3
 HIGHEST_WHOLE_RATE = 3e-4
-# Names of models that were distilled to few steps. The base models of FLUX.2 klein were not.
-DISTILLED = re.compile(r"turbo|lightning|schnell|distill|[-_.]lcm|[-_.]dmd|klein(?!-base)", re.IGNORECASE)
-# Scorers of the text in an image, which nothing else in the image counts for.
-TEXT_SCORERS = ("ocr", "genrm_ocr")
+# Names of models that were distilled to few steps.
+_NAMED = (
+    r"turbo|lightning|distill|[-_.]lcm|[-_.]dmd",
+    *(each.distilled for each in FOLDERS.values() if each.distilled),
+)
+DISTILLED = re.compile("|".join(_NAMED), re.IGNORECASE)
 FLOW_GRPO = "arXiv:2505.05470"
 
 
@@ -53,17 +58,16 @@ class Risk:
     text: str
 
 
-def find_risks(read: Callable[[str], Any], judges: frozenset[str]) -> list[Risk]:
+def find_risks(read: Callable[[str], Any]) -> list[Risk]:
     """Warnings about a recipe; none for an algorithm of a user's module.
 
     Args:
         read: the value of a setting, or None for one that is not set. Numbers are numbers, not texts.
-        judges: names of the scorers that ask a vision-language model.
     """
-    algorithm = ALGORITHMS.get(str(read(LOSS) or "flow_grpo"))
+    algorithm = ALGORITHMS.get(str(read(LOSS) or default_algorithm()))
     if algorithm is None:
         return []
-    risks = [*_distance_risks(read, algorithm, judges), *_rate_risks(read)]
+    risks = [*_distance_risks(read, algorithm), *_rate_risks(read)]
     if algorithm.row == "sample":
         risks += [*_group_risks(read), *_distilled_risks(read, algorithm)]
         if algorithm.on_recorded_steps and (read(NOISE) or 0) > 0 and (steps := read(STEPS)) < FEWEST_STEPS:
@@ -93,9 +97,7 @@ def _group_risks(read: Callable[[str], Any]) -> Iterator[Risk]:
         )
 
 
-def _distance_risks(
-    read: Callable[[str], Any], algorithm: RegisteredAlgorithm, judges: frozenset[str]
-) -> Iterator[Risk]:
+def _distance_risks(read: Callable[[str], Any], algorithm: RegisteredAlgorithm) -> Iterator[Risk]:
     """Nothing holds the policy to the base model."""
     if algorithm.near_base == "ref_kl_coef":
         setting = f"{ACTOR}.diffusion_loss.{algorithm.near_base}"
@@ -103,10 +105,10 @@ def _distance_risks(
             yield Risk(
                 setting,
                 "is 0: without this distance to the base model the policy collapses easily (NVlabs/DiffusionNFT#9); "
-                "DiffusionNFT's SD3.5 runs use 0.0001",
+                "DiffusionNFT's runs use 0.0001",
             )
     elif algorithm.on_recorded_steps and not read(USE_KL):
-        gamed = sorted(_scorers(read) & (judges | {*TEXT_SCORERS}))
+        gamed = sorted(filter(leaves_much_open, _scorers(read)))
         if gamed:
             yield Risk(
                 USE_KL,
@@ -141,5 +143,5 @@ def _rate_risks(read: Callable[[str], Any]) -> Iterator[Risk]:
     most = HIGHEST_ADAPTER_RATE if adapter else HIGHEST_WHOLE_RATE
     rate = read(RATE)
     if rate > most:
-        usual = f"3e-4 for adapters ({FLOW_GRPO})" if adapter else "3e-5 for all weights of Qwen-Image (verl-omni)"
+        usual = f"3e-4 for adapters ({FLOW_GRPO})" if adapter else "3e-5 for all weights (verl-omni)"
         yield Risk(RATE, f"is {rate:g}: more than ten times what published runs use, {usual}")

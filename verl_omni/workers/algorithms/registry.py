@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.algos import window_bounds
+from verl_omni.settings_schema.layout import default_algorithm
 from verl_omni.workers.actor.setting_checks import SEQUENCE_PARALLEL, sequence_groups
 from verl_omni.workers.algorithms.description import ACTOR, MODEL, ROLLOUT, RegisteredAlgorithm, RequiredSetting
 from verl_omni.workers.algorithms.other_names import OTHER_NAMES
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
-DEFAULT = "flow_grpo"
+DEFAULT = default_algorithm()
 
 
 def _noise_conflicts(config: DictConfig) -> Sequence[str]:

@@ -10,13 +10,18 @@ from typing import Any, ClassVar
 
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.declarations import SETTINGS, field_of
-from verl_omni.settings_schema.layout import common_layout, flat_settings, layout, names_of_algorithms
+from verl_omni.settings_schema.layout import (
+    common_layout,
+    default_algorithm,
+    flat_settings,
+    layout,
+    names_of_algorithms,
+)
 from verl_omni.settings_schema.reference_settings import Rejected, WithoutEffect, find_rule, target_of
 from verl_omni.settings_schema.setting import refused_choice
 from verl_omni.settings_schema.setting_names import describe_unknown, is_in_open_group
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
-DEFAULT_LOSS = "flow_grpo"
 CORRECTION = "algorithm.rollout_correction"
 ENGINE = engine_settings.GROUP
 BYPASS = f"{CORRECTION}.bypass_mode"
@@ -48,11 +53,13 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
     if name == ENGINE and value.lstrip().startswith("{"):
         inner = (describe_unsupported(f"{ENGINE}.{own}", "null", loss) for own in _names_in(value))
         return next((text for text in inner if text), None)
-    known = layout(loss or DEFAULT_LOSS).names
+    known = layout(loss or default_algorithm()).names
     if name in known or find_rule(name) is not None:
         return _describe_value(name, value, loss)
     if _is_open(name) or name in names_of_algorithms():
         return None  # the trainer names a setting that this algorithm does not read
+    if name.startswith(f"{ENGINE}."):
+        return engine_settings.describe_unknown(name.removeprefix(f"{ENGINE}.").partition(".")[0])
     return f"{name}: {describe_unknown(name, known)}"
 
 
@@ -92,7 +99,7 @@ def _describe_value(name: str, value: str, loss: str | None) -> str | None:
     if "${" in value:  # the value of another setting
         return None
     parsed = read_value(value)
-    known = layout(loss or DEFAULT_LOSS)
+    known = layout(loss or default_algorithm())
     if parsed is None and known.groups.get(setting):  # null is an empty group to the trainer
         return None
     accepted, advice = _accepted(setting)
@@ -101,7 +108,9 @@ def _describe_value(name: str, value: str, loss: str | None) -> str | None:
         return f"{name}: {text}"
     if accepted and not Rejected(accepted, advice).accepts(parsed):
         return f"{name}: {refused_choice(parsed, accepted, advice)}"
-    return ALGORITHMS[loss].conflict(setting, parsed, loss) if loss is not None else None
+    if loss is None or known.wrong_value(setting, parsed):  # `find_wrong_values` names that one
+        return None
+    return ALGORITHMS[loss].conflict(setting, parsed, loss)
 
 
 def _accepted(setting: str) -> tuple[tuple[Any, ...], str]:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api.base import Violation
-from omni_operator.api.overrides.override_names import DEFAULT_LOSS, find_wrong_values, read_value, setting_here
+from omni_operator.api.overrides.override_names import find_wrong_values, read_value, setting_here
 from omni_operator.api.spec.rollout import Rollout
 from omni_operator.api.spec.training import ENTRYPOINT, LOSSES, OVERRIDE, SOURCE, Algorithm, Trainer
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.conflicts import configuration_of, find_conflicts
+from verl_omni.settings_schema.layout import default_algorithm
 from verl_omni.settings_schema.setting import is_number
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
@@ -75,7 +76,7 @@ def _as_in_the_trainer(
         f"{ROLLOUT}.tensor_model_parallel_size": rollout.engine.tensor_parallel_size,
         f"{ACTOR}.diffusion_loss.loss_mode": loss,
     }
-    config = configuration_of(loss or DEFAULT_LOSS, {name: one.value for name, one in given.items()} | values)
+    config = configuration_of(loss or default_algorithm(), {name: one.value for name, one in given.items()} | values)
     engine = config.actor_rollout_ref.rollout
     found = [*find_conflicts(config), *engine_settings.conflicts(engine, trains_adapter=trains_adapter)]
     if loss is not None:

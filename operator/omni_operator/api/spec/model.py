@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 from pydantic.alias_generators import to_snake
 
 from omni_operator.api.base import S3_URL, Line, Rule, StrictModel, immutable, is_in_store
+from verl_omni.settings_schema.declarations import ALL_LINEAR, MOST_RANK, NEW_ALPHA
 
 from .pods import ClaimReference, KeyReference
 
@@ -16,7 +17,7 @@ MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 NOT_FETCHED = "has no effect: spec.model.base is not a model id like 'owner/name'; remove this field"
 NOT_CACHED = "has no effect: spec.model.base is a folder, which is not downloaded; remove this field"
-ALL_LINEAR = "all-linear"
+NEW_RANK = 32  # of an adapter that does not continue another one; the trainer has no default
 NOT_ALONE = f"{ALL_LINEAR} is all layers; write it alone, or list suffixes"
 NO_ADAPTER = "has no effect: spec.model.lora.enabled is false; remove this field"
 NO_ADAPTER_URL = "write the path of a folder or file"
@@ -39,13 +40,13 @@ class Lora(StrictModel):
         "targetModules; the base stays the reference of a KL loss. Default: a new adapter.",
     )
     rank: int | None = Field(
-        default=None, ge=1, le=512, description="Rank of the adapter. Default: 32, or that of startFrom."
+        default=None, ge=1, le=MOST_RANK, description=f"Rank of the adapter. Default: {NEW_RANK}, or that of startFrom."
     )
     alpha: int | None = Field(
         default=None,
         ge=1,
         le=65536,
-        description="Scale of the adapter: its output x alpha / rank. Default: 64, or that of startFrom.",
+        description=f"Scale of the adapter: its output x alpha / rank. Default: {NEW_ALPHA}, or that of startFrom.",
     )
     target_modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=(),

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from omni_operator.api.base import ObjectName, Rule, StrictModel
+from verl_omni.settings_schema.layout import default_of
 
 FOLDER_URL = "file://"
 HUB_URL = "hf://"
@@ -82,7 +83,7 @@ class Output(StrictModel):
         default=None, description="PersistentVolumeClaim that is mounted at the folder of a file:// URL. Cluster only."
     )
     deadline_seconds: Annotated[int, Field(ge=10, le=86_400)] = Field(
-        default=600,
+        default=default_of("trainer.output.deadline_s"),
         description="Seconds that sending may take, with retries. After it, a checkpoint's results give a warning, and "
         "those of the end fail the attempt; they stay in the run folder.",
     )

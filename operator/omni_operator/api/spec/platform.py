@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from omni_operator.api.base import LabelKey, NullFree, ObjectName, Rule, StrictModel
+from verl_omni.settings_schema.declarations import TRACKERS_WITH_IMAGES
+from verl_omni.settings_schema.layout import default_of
 
 from .pods import KeyReference
 
 WANDB_UNUSED = "has no effect unless spec.observability.tracking.loggers contains wandb"
 PROJECT_UNUSED = "has no effect unless spec.observability.tracking.loggers names a tracker"
 IMAGES_UNUSED = "has no effect unless spec.observability.tracking.loggers contains tensorboard, wandb or mlflow"
-WITH_IMAGES = ("tensorboard", "wandb", "mlflow", "trackio")
 VALUE_WITH_EXISTS = "needs operator: Equal; Exists, the default, tolerates any value"
 EQUAL_WITHOUT_KEY = "must be given with operator Equal"
 ONE_LEVEL = "must not be given with topology.required: choose one of them"
@@ -143,7 +144,8 @@ class Tracking(StrictModel):
         description="Held-out samples of each evaluation that trackers show. Default: 8.",
     )
     project: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = Field(
-        default=None, description="Project that the tracker files the run under. Default: omni-operator."
+        default=None,
+        description=f"Project that the tracker files the run under. Default: {default_of('trainer.project_name')}.",
     )
     wandb_secret_ref: KeyReference | None = Field(
         default=None,
@@ -172,7 +174,7 @@ class Tracking(StrictModel):
     @property
     def shown_images(self) -> int:
         """Held-out samples that trackers show; 0 where none can."""
-        if not set(self.loggers) & set(WITH_IMAGES):
+        if not set(self.loggers) & set(TRACKERS_WITH_IMAGES):
             return 0
         return 8 if self.images is None else self.images
 

@@ -1,10 +1,11 @@
 """Resources, accelerators, image and head of a job's pods. Most have no effect in a local run."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
 from omni_operator.api.base import AbsolutePath, DataKey, NullFree, ObjectName, Quantity, Rule, StrictModel
+from verl_omni.settings_schema.declarations import RAY_RESOURCES
 
 from .pod_template import PodTemplate
 
@@ -17,6 +18,10 @@ CPU_HAS_NO_RESOURCE = (
 VENDOR_NEEDED = "must be given with accelerator.resourceName: NVIDIA, Ascend or Mock"
 RAY_VERSION_NEEDED = "must be given with spec.runtime.image: probes and token authentication depend on it"
 Preset: TypeAlias = Literal["NVIDIA", "Atlas-A2", "Atlas-A3"]
+if TYPE_CHECKING:
+    RayResource = str
+else:
+    RayResource = Literal[RAY_RESOURCES]
 
 
 class PodReplacement(StrictModel):
@@ -78,7 +83,7 @@ class Accelerator(StrictModel):
         default=None,
         description="Runtime class, environment, labels and node selector of a node type. Default: none. Cluster only.",
     )
-    ray_resource: Literal["GPU", "NPU"] | None = Field(
+    ray_resource: RayResource | None = Field(
         default=None,
         description="Ray resource that the accelerators count as. Default: NPU for Ascend and the Atlas presets, else "
         "GPU. "

@@ -11,8 +11,10 @@ from typing_extensions import override
 from omni_operator.api.base import Line, NullFree, Rule, StrictModel, Violation
 from omni_operator.api.suggestions import did_you_mean
 from omni_operator.api.validation_messages import describe_errors
-from verl_omni.reward_loop.rewards import UNAVAILABLE
-from verl_omni.reward_loop.setting_types import OWN_SETTINGS, SERVER_URL
+from verl_omni.reward_loop.rewards import UNAVAILABLE, get_scorer
+from verl_omni.reward_loop.scorer_signature import setting_fields
+from verl_omni.reward_loop.setting_types import COMBINED, OWN_SETTINGS, SERVER_URL, Attempts, Backoff, Seconds
+from verl_omni.settings_schema.layout import default_of
 
 from .judge import JudgeModel
 from .scorer_pool import ScorerPool
@@ -29,7 +31,7 @@ from .scorers import (
 
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
-COMBINED = "combined"  # the trainer's name of the reward of several scorers
+SERVER = {name: default for name, (_, default) in setting_fields(get_scorer("http")).items()}
 RESERVED_SETTINGS = frozenset({*OWN_SETTINGS, "url", "timeout", "attempts"})
 NO_REWARD = "must not be given with use Evaluation, whose scores are in no reward; remove it"
 NO_SCORER = "has no effect without a scorer with use Evaluation; remove it, or add one"
@@ -92,10 +94,11 @@ class Http(StrictModel):
     url: Annotated[str, StringConstraints(max_length=2048, pattern=SERVER_URL)] = Field(
         description="The server's URL: http:// or https://, host, optional port and path, without user and password."
     )
-    timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
-    attempts: int = Field(default=3, ge=1, le=100, description="Attempts while the server is unreachable or busy.")
-    retry_backoff_seconds: float = Field(
-        default=1.0, ge=0, le=3600, description="Pause before the second attempt; later ones are longer, up to 10 s."
+    timeout_seconds: Seconds = SERVER["timeout"]
+    attempts: Attempts = SERVER["attempts"]
+    retry_backoff_seconds: Backoff = Field(
+        default=SERVER["retry_backoff"],
+        description="Pause before the second attempt; later ones are longer, up to 10 s.",
     )
     batched: bool = Field(
         default=False,
@@ -265,7 +268,8 @@ class Reward(StrictModel):
         ge=0,
         le=1,
         description="Share of the samples of a step or an evaluation, rounded up, that may have no score: they are not "
-        "trained on. With more, or without any reward, the run stops. Default: 0.1. See docs/reference/rewards.md.",
+        "trained on. With more, or without any reward, the run stops. "
+        f"Default: {default_of('reward.max_failed_share')}. See docs/reference/rewards.md.",
     )
     early_stopping_patience: int | None = Field(
         default=None,

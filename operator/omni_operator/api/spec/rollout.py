@@ -1,17 +1,23 @@
 """`spec.rollout`: how samples are generated."""
 
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from omni_operator.api.base import Rule, SeparateOnly, StrictModel
+from verl_omni.settings_schema.declarations import ALGO, PIPELINE, ROLLOUT, SDE_TYPES
+from verl_omni.settings_schema.layout import default_of
 
 from .autoscaling import AutoscalingRules, RolloutAutoscaling
 from .platform import PoolScheduling
 from .pod_template import PodTemplate
 from .pods import Accelerator, PodReplacement, Resources, SharedMemory
 
+if TYPE_CHECKING:
+    SdeType = str
+else:
+    SdeType = Literal[SDE_TYPES]
 _NO_MOST = "is a field of spec.rollout.autoscaling"
 AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
 OF_OWN_PODS = SeparateOnly(
@@ -46,16 +52,21 @@ class Engine(StrictModel):
 
     type: Literal["vLLMOmni"] = Field(default="vLLMOmni", description="Inference engine.")
     tensor_parallel_size: int = Field(
-        default=1,
+        default=default_of(f"{ROLLOUT}.tensor_model_parallel_size"),
         ge=1,
         le=64,
         description="Accelerators that share one copy of the model. They must be in one pod, and their number must "
-        "divide the attention heads of the model's transformer, for Wan also its ffn_dim.",
+        "divide the attention heads of the model's transformer, and in some families its feed-forward layers.",
     )
     dtype: Literal["bfloat16", "float32"] | None = Field(
         default=None, description="Dtype of the engine's weights. Default: bfloat16 with accelerators, float32 without."
     )
-    max_batch_size: int = Field(default=64, ge=1, le=4096, description="Maximum samples in one engine batch.")
+    max_batch_size: int = Field(
+        default=default_of(f"{ROLLOUT}.max_num_seqs"),
+        ge=1,
+        le=4096,
+        description="Maximum samples in one engine batch.",
+    )
     max_concurrent_requests: int | None = Field(
         default=None,
         ge=1,
@@ -90,14 +101,34 @@ class AgentLoop(StrictModel):
 class Pipeline(StrictModel):
     """Settings of the diffusion pipeline, the same for every sample."""
 
-    height: int = Field(default=512, ge=8, le=8192, multiple_of=8, description="Height of an image, in pixels.")
-    width: int = Field(default=512, ge=8, le=8192, multiple_of=8, description="Width of an image, in pixels.")
-    steps: int = Field(default=10, ge=1, le=1000, description="Denoising steps.")
+    height: int = Field(
+        default=default_of(f"{PIPELINE}.height"),
+        ge=8,
+        le=8192,
+        multiple_of=8,
+        description="Height of an image, in pixels.",
+    )
+    width: int = Field(
+        default=default_of(f"{PIPELINE}.width"),
+        ge=8,
+        le=8192,
+        multiple_of=8,
+        description="Width of an image, in pixels.",
+    )
+    steps: int = Field(
+        default=default_of(f"{PIPELINE}.num_inference_steps"), ge=1, le=1000, description="Denoising steps."
+    )
     guidance: float = Field(
-        default=1.0, ge=0, le=100, description="Classifier-free guidance scale. Default: 1, no guidance."
+        default=default_of(f"{PIPELINE}.guidance_scale"),
+        ge=0,
+        le=100,
+        description="Classifier-free guidance scale. Default: 1, no guidance.",
     )
     max_sequence_length: int = Field(
-        default=256, ge=1, le=8192, description="Maximum tokens of a prompt in the longest text encoder."
+        default=default_of(f"{PIPELINE}.max_sequence_length"),
+        ge=1,
+        le=8192,
+        description="Maximum tokens of a prompt in the longest text encoder.",
     )
 
 
@@ -118,7 +149,10 @@ class Window(StrictModel):
         "with MixGRPO, Random otherwise.",
     )
     steps_per_place: int = Field(
-        default=25, ge=1, le=10_000_000, description="Training steps before a Progressive window moves on."
+        default=default_of(f"{ALGO}.iters_per_group"),
+        ge=1,
+        le=10_000_000,
+        description="Training steps before a Progressive window moves on.",
     )
 
     cel = (
@@ -138,7 +172,7 @@ class Window(StrictModel):
 class Sampler(StrictModel):
     """How the sampler adds noise between denoising steps."""
 
-    type: Literal["sde", "cps", "dance_sde"] | None = Field(
+    type: SdeType | None = Field(
         default=None,
         description="sde: Flow-GRPO (arXiv:2505.05470). cps: coefficient-preserving sampling. dance_sde: DanceGRPO. "
         "Default: dance_sde with DanceGRPO, sde otherwise.",
@@ -239,7 +273,10 @@ class Rollout(StrictModel):
         "variables merge by name. Separate and cluster only.",
     )
     samples_per_prompt: int = Field(
-        default=8, ge=1, le=1024, description="Samples of one prompt, which the algorithm compares with each other."
+        default=default_of(f"{ROLLOUT}.n"),
+        ge=1,
+        le=1024,
+        description="Samples of one prompt, which the algorithm compares with each other.",
     )
     batches_ahead: int = Field(
         default=0,

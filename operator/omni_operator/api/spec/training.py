@@ -15,7 +15,8 @@ from omni_operator.api.overrides.override_names import (
     find_repeated,
     parse_value,
 )
-from verl_omni.settings_schema.declarations import FIELDS, OF_THE_ALGORITHM
+from verl_omni.settings_schema.declarations import FIELDS, OF_THE_ALGORITHM, OPTIM
+from verl_omni.settings_schema.layout import default_of
 from verl_omni.workers.algorithms.registered import job_names
 
 from .pod_template import PodTemplate
@@ -131,7 +132,7 @@ class Batch(StrictModel):
     """Size of a training step and how it is split."""
 
     prompts: int = Field(
-        default=8,
+        default=default_of("data.train_batch_size"),
         ge=1,
         le=65536,
         description="Prompts in one training step; each is sampled rollout.samplesPerPrompt times.",
@@ -179,9 +180,9 @@ class Trainer(StrictModel):
         description="Dtype that the model computes in, and of its frozen weights. Trained weights, sums of gradients "
         "and the optimizer state are always float32. Default: bfloat16 with accelerators, float32 without.",
     )
-    learning_rate: float = Field(default=1e-4, ge=0, le=1, description="Learning rate of AdamW.")
+    learning_rate: float = Field(default=default_of(f"{OPTIM}.lr"), ge=0, le=1, description="Learning rate of AdamW.")
     eval_every_steps: int = Field(
-        default=20,
+        default=default_of("trainer.test_freq"),
         ge=0,
         le=10_000_000,
         description="Training steps between evaluations on data.validation. 0: only before and after training.",
@@ -211,17 +212,30 @@ class Checkpoint(StrictModel):
     """Checkpoints of a run, and where they are kept."""
 
     every_steps: int = Field(
-        default=20, ge=0, le=10_000_000, description="Training steps between checkpoints. 0: only at the end."
+        default=default_of("trainer.save_freq"),
+        ge=0,
+        le=10_000_000,
+        description="Training steps between checkpoints. 0: only at the end.",
     )
-    keep: int = Field(default=3, ge=0, le=1000, description="Number of newest checkpoints to keep. 0: all.")
+    keep: int = Field(
+        default=default_of("trainer.max_actor_ckpt_to_keep"),
+        ge=0,
+        le=1000,
+        description="Number of newest checkpoints to keep. 0: all.",
+    )
     adapter_every_steps: int = Field(
-        default=0,
+        default=default_of("trainer.adapter_save_freq"),
         ge=0,
         le=10_000_000,
         description="Training steps between adapters that are saved without the rest of a checkpoint, ready for "
         "inference, in the run folder's adapters/. 0: none.",
     )
-    keep_adapters: int = Field(default=5, ge=0, le=1000, description="Number of newest of these to keep. 0: all.")
+    keep_adapters: int = Field(
+        default=default_of("trainer.max_adapters_to_keep"),
+        ge=0,
+        le=1000,
+        description="Number of newest of these to keep. 0: all.",
+    )
     resume: Literal["Auto", "Never"] = Field(
         default="Auto", description="Auto: resume from the newest checkpoint. Never: start over."
     )

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import FieldPath, is_in_store
 from omni_operator.api.files.yaml_document import Document, Problem
-from omni_operator.api.spec.model import ALL_LINEAR
 from omni_operator.api.spec.reward import Function, Scorer
 from omni_operator.api.spec.training import ENTRYPOINT
 from omni_operator.api.validation_messages import format_path
-from omni_operator.cli import console, sample_size
+from omni_operator.cli import console
 from omni_operator.cli.machine.training_stack import missing_stack, missing_text, run_module
 from omni_operator.plan.overrides import PYTHONS, render_overrides
 from omni_operator.plan.pods.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_problem, is_offline
 from omni_operator.plan.run_layout import local_layout
+from verl_omni.pipelines.registry import lent_folder
+from verl_omni.pipelines.sample_shapes import SizeCheck, size_check
+from verl_omni.settings_schema.declarations import ALL_LINEAR
 
 if TYPE_CHECKING:
     from omni_operator.cli.machine.machine_facts import Accelerators
@@ -156,8 +158,9 @@ def _model(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
         word = shlex.quote(folder)
         yield (
             at,
-            f"no model in {folder} (no model_index.json); to create one offline: `drl model tiny sd3 {word}` "
-            f"(random weights) or `drl model shapes {word}` (trained, takes minutes)",
+            f"no model in {folder} (no model_index.json); to create one offline: "
+            f"`drl model tiny {lent_folder()} {word}` (random weights) or "
+            f"`drl model shapes {word}` (trained, takes minutes)",
         )
 
 
@@ -168,16 +171,26 @@ def _sizes(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     algorithm = job.spec.algorithm
     if not model.base_is_folder or algorithm.entrypoint != ENTRYPOINT:
         return
-    sides: list[tuple[FieldPath, str, int]] = [
-        (("spec", "rollout", "pipeline", side), "", getattr(pipeline, side)) for side in SIDES
+    sides: list[tuple[FieldPath, str, str, int]] = [
+        (("spec", "rollout", "pipeline", side), "", side, getattr(pipeline, side)) for side in SIDES
     ]
     for place, text in enumerate(algorithm.overrides):
         name, _, value = text.lstrip("+").partition("=")
         if name in EVALUATED_SIDES and value.strip().isdecimal():
-            sides.append((("spec", "algorithm", "overrides", place), f"{name}: ", int(value)))
-    for at, name, pixels in sides:
-        if problem := sample_size.find_problem(Path(model.base), pixels):
-            yield at, f"{name}{problem}"
+            sides.append((("spec", "algorithm", "overrides", place), f"{name}: ", name.rpartition(".")[2], int(value)))
+    check = _size_check(Path(model.base))
+    for at, name, side, pixels in sides:
+        if problem := check(*(pixels if each == side else None for each in SIDES)):
+            yield at, f"{name}{problem.removeprefix(f'{side} ')}"
+
+
+def _size_check(model: Path) -> SizeCheck:
+    """The trainer's check of the sides of samples, which accepts all where the model's files cannot be read."""
+    try:
+        index = json.loads((model / "model_index.json").read_text(encoding="utf-8"))
+        return size_check(index["_class_name"], model)
+    except (OSError, ValueError, LookupError, TypeError):  # the trainer names the file
+        return lambda height, width: None
 
 
 def _prompts(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:

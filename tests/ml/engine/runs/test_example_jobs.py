@@ -16,9 +16,7 @@ import pytest
 import yaml
 
 from contract.recipes import RECIPES
-from omni_operator import plan
-from omni_operator.api import load_job
-from tests.ml.engine import small_recipes
+from tests.ml.engine import small_jobs, small_recipes
 from tests.ml.engine.shared_ray import SharedRay
 from verl_omni.pipelines.registry import FAMILIES
 
@@ -26,23 +24,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 STEPS = 3
-HELD_OUT = 2
 ENTRY_POINTS = {"main_diffusion": [], "main_diffusion_v1": ["trainer.use_v1=true"]}  # what they add to the arguments
-# What differs from the example: model, resolution, batch, accelerators, length of the run, and a stand-in for the judge
-# (tests/ml/engine/pools/test_pools.py has a run that serves one).
-SMALLER: dict[str, Any] = {
-    "trainer.replicas": 1,
-    "trainer.accelerator": {"vendor": "CPU"},
-    "trainer.totalSteps": STEPS,
-    "trainer.batch.prompts": 2,
-    "rollout.replicas": 1,
-    "rollout.samplesPerPrompt": 4,
-    "rollout.pipeline.height": 64,
-    "rollout.pipeline.width": 64,
-}
-FEWER_IF_GIVEN = {"trainer.batch.miniBatchPrompts": 1, "trainer.batch.microBatchSamples": 4}
-FRAMES = "actor_rollout_ref.rollout.pipeline.num_frames"
-# The trainer's settings for these fields.
+# The trainer's settings that differ from the example's: model, resolution, batch, accelerators, length of the run, and
+# a stand-in for the judge (tests/ml/engine/pools/test_pools.py has a run that serves one).
 SHRUNK = {
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.rollout.n",
@@ -54,7 +38,7 @@ SHRUNK = {
     "data.val_max_samples",
     "trainer.n_gpus_per_node",
     "trainer.total_training_steps",
-    FRAMES,
+    small_jobs.FRAMES,
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
     "reward.scorer_kwargs.base_url",
     "reward.scorer_kwargs.model",
@@ -128,42 +112,24 @@ def judge(shared_ray: SharedRay) -> Iterator[ThreadingHTTPServer]:
         thread.join()
 
 
-def shrink(name: str, model: Path, server: str) -> dict[str, Any]:
-    """The document of an example, with the tiny model and the values above."""
+def small_example(name: str, model: Path, server: str) -> dict[str, Any]:
+    """The document of an example, with the tiny model, and with a server that answers for its judge."""
     document: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     spec = document["spec"]
-    given = {
-        path: value for path, value in FEWER_IF_GIVEN.items() if path.rpartition(".")[2] in spec["trainer"]["batch"]
-    }
-    spec["model"] = {"base": str(model), "lora": spec["model"]["lora"]}  # without what is for repositories of the hub
-    for path, value in {**SMALLER, **given}.items():
-        *groups, last = path.split(".")
-        node = spec
-        for group in groups:
-            node = node[group]
-        node[last] = value
+    small_jobs.shrink(spec, model, trainer__totalSteps=STEPS)
     if name in PAIRS:
         spec["data"]["train"] = [PAIRS[name]]
-    spec["rollout"].get("engine", {}).pop("tensorParallelSize", None)  # one process has one accelerator
     (scorer,) = spec["reward"]["scorers"]
     if spec["reward"].pop("model", None) or "server" not in scorer["settings"]:
         scorer["settings"] = {"model": "judge", **scorer.get("settings", {}), "base_url": f"{server}/v1"}
     else:
         scorer["settings"] |= {"server": f"{server}/score"}
-    overrides = [f"{FRAMES}=5" if line.startswith(f"{FRAMES}=") else line for line in spec["algorithm"]["overrides"]]
-    spec["algorithm"]["overrides"] = [*overrides, f"data.val_max_samples={HELD_OUT}"]
     return document
 
 
 def settings_of(path: Path) -> dict[str, str]:
     """The trainer's overrides of a job, by name, with the paths of the examples."""
-    return dict(line.split("=", 1) for line in overrides_of(path, EXAMPLES, Path("/runs")))
-
-
-def overrides_of(path: Path, folder: Path, runs: Path) -> list[str]:
-    """What `drl run` gives the trainer for a job whose paths start at a folder."""
-    job = plan.resolve_paths(load_job(path).job, str(folder))
-    return plan.render_overrides(job, plan.local_layout(job, str(runs)))
+    return dict(line.split("=", 1) for line in small_jobs.overrides_of(path, EXAMPLES, Path("/runs")))
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -175,7 +141,7 @@ def test_an_example_trains_with_its_own_settings(
     model = tmp_path / "model"
     MAKERS[JOBS[name]](model)
     job = tmp_path / f"{name}.yaml"
-    job.write_text(yaml.safe_dump(shrink(name, model, f"http://127.0.0.1:{judge.server_address[1]}")))
+    job.write_text(yaml.safe_dump(small_example(name, model, f"http://127.0.0.1:{judge.server_address[1]}")))
     for folder in ("prompts", "rewards"):
         (tmp_path / folder).symlink_to(EXAMPLES / folder)
     if name in PAIRS:
@@ -186,7 +152,7 @@ def test_an_example_trains_with_its_own_settings(
     differing = {setting for setting in own.keys() | shrunk.keys() if own.get(setting) != shrunk.get(setting)}
     assert differing <= SHRUNK | ({"data.train_files"} if name in PAIRS else set()), "everything else is the example's"
 
-    shared_ray.train(overrides_of(job, tmp_path, tmp_path / "runs"))
+    shared_ray.train(small_jobs.overrides_of(job, tmp_path, tmp_path / "runs"))
     lines = [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
     assert [line["weights/version"] for line in lines] == list(range(STEPS + 1))
     assert all(line["actor/optimizer_steps"] > 0 for line in lines[1:])
@@ -194,7 +160,7 @@ def test_an_example_trains_with_its_own_settings(
     scored = [math.isfinite(line["reward/mean"]) for line in lines[1:] if "reward/mean" in line]
     assert scored == ([] if name in PAIRS else [True] * STEPS), "pairs of a data set are not scored"
     # Training samples, two evaluations, and samples next to a training sample of each prompt of the last step.
-    assert len(Judge.asked) == len(scored) * 2 * 4 + 2 * HELD_OUT + (2 if scored else 0)
+    assert len(Judge.asked) == len(scored) * 2 * 4 + 2 * small_jobs.HELD_OUT + (2 if scored else 0)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -204,7 +170,7 @@ def test_a_recipe_trains_with_its_own_settings(
     """The command line of the recipe, and after it what is smaller."""
     recipe = RECIPES[name]
     server = f"http://127.0.0.1:{judge.server_address[1]}"
-    arguments, prompts = small_recipes.arguments(recipe, tmp_path, server, STEPS, HELD_OUT)
+    arguments, prompts = small_recipes.arguments(recipe, tmp_path, server, STEPS, small_jobs.HELD_OUT)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     shared_ray.train([*ENTRY_POINTS[recipe.module], *arguments])
@@ -219,8 +185,8 @@ def test_a_recipe_trains_with_its_own_settings(
     if prompts:
         # Each of the recipe's agent-loop workers evaluates as many: a batch is padded to a multiple of them.
         workers = int(recipe.given["actor_rollout_ref.rollout.agent.num_workers"])
-        evaluated = max(HELD_OUT, workers) + (0 if of_latents else max(2, workers))  # samples, and previews of pictures
+        evaluated = max(small_jobs.HELD_OUT, workers) + (0 if of_latents else max(2, workers))  # the last: previews
         assert len(Judge.asked) == prompts * (STEPS * 2 * 4 + evaluated)
     if of_latents:  # latents are scored, and 1 + 0.1 * score; pictures are kept all the same
         assert all(1 <= line["reward/mean"] <= 1.1 for line in trained)
-        assert len(list((tmp_path / "run").rglob("*.png"))) >= HELD_OUT
+        assert len(list((tmp_path / "run").rglob("*.png"))) >= small_jobs.HELD_OUT

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from tests.ml import smallest_job
+from verl_omni.settings_schema.declarations import TRACKERS_WITH_IMAGES
 from verl_omni.trainer.metrics.step_recorder import StepRecorder
 from verl_omni.trainer.run import trackers
 from verl_omni.trainer.run.run_folder import PREVIEW, RunFolder, Sample
-from verl_omni.trainer.settings import configuration, supported_values
+from verl_omni.trainer.settings import configuration
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_trackio_gets_each_picture_under_a_name_of_its_own() -> None:
 
 
 def test_every_tracker_that_is_accepted_for_pictures_shows_them() -> None:
-    assert set(trackers.SHOW) == set(supported_values.TRACKERS_WITH_PICTURES)
+    assert set(trackers.SHOW) == set(TRACKERS_WITH_IMAGES)
 
 
 @pytest.mark.parametrize("logger", ["[]", "[console]"])

@@ -11,6 +11,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from tests.ml import smallest_job
+from verl_omni.settings_schema.layout import flat_settings
 from verl_omni.settings_schema.reference_settings import find_rule
 from verl_omni.trainer.settings import configuration, cpu_values, judge_settings, pool_settings, reward_settings
 
@@ -110,7 +111,7 @@ def test_without_an_accelerator_its_engine_has_one_process() -> None:
     four = loaded(ON, PATH, "trainer.n_gpus_per_node=4", f"{RM}.rollout.tensor_model_parallel_size=4")
     assert judge_settings.replicas(four) == 1
     cpu_values.fill_in(four)
-    assert (judge_settings.replicas(four), judge_settings.replica_size(four.reward.reward_model)) == (4, 1)
+    assert (judge_settings.replicas(four), pool_settings.replica_size(four.reward.reward_model.rollout)) == (4, 1)
 
 
 def test_its_nodes_are_pinned_like_those_of_other_pools() -> None:
@@ -129,20 +130,12 @@ def test_a_scorer_without_base_url_asks_it_and_without_it_must_name_a_server() -
 
 def test_its_settings_have_the_names_and_defaults_of_verl() -> None:
     file = Path(str(distribution("verl").locate_file("verl/trainer/config/reward/reward.yaml")))
-    upstream = yaml.safe_load(file.read_text())["reward_model"]
+    every = flat_settings(yaml.safe_load(file.read_text())["reward_model"])
+    leaves = {name: value for name, value in every if not (isinstance(value, dict) and value)}
+    upstream = {name: value for name, value in leaves.items() if not name.endswith("_target_")}
     config = loaded()
-    values = {name: OmegaConf.select(config, f"{RM}.{name}", default="absent") for name in flat(upstream)}
+    values = {name: OmegaConf.select(config, f"{RM}.{name}", default="absent") for name in upstream}
     missing = [name for name, value in values.items() if value == "absent"]
     assert [name for name in missing if find_rule(f"{RM}.{name}") is None] == []
-    differing = {name: value for name, value in flat(upstream).items() if name not in missing and values[name] != value}
+    differing = {name: value for name, value in upstream.items() if name not in missing and values[name] != value}
     assert differing == {"rollout.name": "???"}
-
-
-def flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            found |= flat(value, f"{prefix}{name}.")
-        elif name != "_target_":
-            found[prefix + name] = value
-    return found

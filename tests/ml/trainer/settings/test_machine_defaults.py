@@ -170,11 +170,6 @@ def test_on_a_cpu_the_engine_gets_settings_that_it_can_start_with(tmp_path: Path
     assert read(kept) == (2, 2, "FLASH_ATTN", True)
 
 
-def test_settings_that_do_not_go_together_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"fsdp_size: 3 does not divide the 4 ranks"):
-        fitted(tmp_path, "WanPipeline", f"{FSDP}.fsdp_size=3", "trainer.n_gpus_per_node=4")
-
-
 @pytest.mark.parametrize(
     ("architecture", "size", "overrides", "message"),
     [
@@ -253,22 +248,6 @@ def test_engines_that_cannot_divide_the_model_are_refused_before_anything_starts
     assert refused is None or str(refused.value).startswith(f"{setting}: {size} does not divide the ")
 
 
-def test_compiled_layers_are_refused_with_sequence_parallelism(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"use_torch_compile: true is not supported with .*=2: .*; write false"):
-        fitted(
-            tmp_path,
-            "WanPipeline",
-            "trainer.n_gpus_per_node=4",
-            f"{FSDP}.ulysses_sequence_parallel_size=2",
-            f"{FSDP}.use_torch_compile=true",
-        )
-
-
-def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="No model family for architecture 'MyPipeline'"):
-        fitted(tmp_path, "MyPipeline")
-
-
 def test_a_second_transformer_is_refused_where_it_could_not_be_trained(tmp_path: Path) -> None:
     """Diffusers writes [null, null] for a part that a pipeline may have and this model has not."""
     second = {"transformer_2": ["diffusers", "WanTransformer3DModel"]}
@@ -286,22 +265,41 @@ def test_tokenizers_whose_ids_the_family_does_not_read_are_not_loaded(tmp_path: 
     assert fitted(tmp_path, "StableDiffusion3Pipeline", extra).model.extra_tokenizers == {}
 
 
-def test_the_executor_mp_is_refused_without_an_accelerator(tmp_path: Path) -> None:
-    executor = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.distributed_executor_backend=mp"
-    with pytest.raises(ValueError, match=r"write uni, or set actor_rollout_ref\.rollout\.step_execution=true"):
-        fitted(tmp_path, "QwenImagePipeline", executor)
+EXECUTOR = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.distributed_executor_backend=mp"
+STEPS = "actor_rollout_ref.rollout.step_execution=true"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides", "said"),
+    [
+        ("MyPipeline", [], r"No model family for architecture 'MyPipeline'"),
+        ("WanPipeline", [f"{FSDP}.fsdp_size=3", "trainer.n_gpus_per_node=4"], r"fsdp_size: 3 does not divide the 4 ra"),
+        (
+            "WanPipeline",
+            [
+                "trainer.n_gpus_per_node=4",
+                f"{FSDP}.ulysses_sequence_parallel_size=2",
+                f"{FSDP}.use_torch_compile=true",
+            ],
+            r"use_torch_compile: true is not supported with .*=2: .*; write false",
+        ),
+        ("QwenImagePipeline", [EXECUTOR], r"write uni, or set actor_rollout_ref\.rollout\.step_execution=true"),
+        *(
+            (name, [STEPS], rf"step_execution: {name} is generated as whole requests only; write")
+            for name in ("WanPipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline")
+        ),
+    ],
+)
+def test_what_model_and_machine_rule_out_is_refused_before_anything_starts(
+    tmp_path: Path, architecture: str, overrides: list[str], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        fitted(tmp_path, architecture, *overrides)
 
 
 def test_the_executor_mp_is_allowed_with_step_execution(tmp_path: Path) -> None:
-    executor = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.distributed_executor_backend=mp"
-    made = fitted(tmp_path, "QwenImagePipeline", executor, "actor_rollout_ref.rollout.step_execution=true")
+    made = fitted(tmp_path, "QwenImagePipeline", EXECUTOR, STEPS)
     assert made.rollout.engine_kwargs.vllm_omni.distributed_executor_backend == "mp"
-
-
-@pytest.mark.parametrize("architecture", ["WanPipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline"])
-def test_step_execution_is_refused_for_a_family_of_whole_requests(tmp_path: Path, architecture: str) -> None:
-    with pytest.raises(ValueError, match=rf"step_execution: {architecture} is generated as whole requests only; write"):
-        fitted(tmp_path, architecture, "actor_rollout_ref.rollout.step_execution=true")
 
 
 @pytest.mark.parametrize(("architecture", "rows"), [("StableDiffusion3Pipeline", 177), ("WanPipeline", 100)])

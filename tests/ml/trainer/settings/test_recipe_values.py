@@ -160,23 +160,6 @@ def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str],
 @pytest.mark.parametrize(
     "given",
     [
-        [SD3, f"{ROLLOUT}.pipeline.guidance_scale=4.0"],
-        [QWEN, f"{ROLLOUT}.pipeline.guidance_scale=4.0"],
-        [SD3, f"{ROLLOUT}.pipeline.guidance_scale=4.0", f"{ROLLOUT}.pipeline.true_cfg_scale=4.0"],
-        [QWEN, f"{ROLLOUT}.pipeline.true_cfg_scale=4.0"],
-        [f"{ROLLOUT}.pipeline.true_cfg_scale=4.0"],
-        [QWEN, f"{ROLLOUT}.pipeline.true_cfg_scale=4.0", f"++{ROLLOUT}.val_kwargs.pipeline.guidance_scale=4.0"],
-    ],
-    ids=str,
-)
-def test_a_guidance_that_samples_have_is_not_named(given: list[str]) -> None:
-    given = [*JOB, *given]
-    assert configuration.without_effect(given, configuration.load(given)) == {}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
         f"{ROLLOUT}.tensor_model_parallel_size=2",
         f"{ROLLOUT}.rollout_attn_backend=FLASH_ATTN",
         f"{ROLLOUT}.enable_sleep_mode=true",
@@ -257,6 +240,12 @@ def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason
         [f"{MODEL}.lora_alpha=128"],
         [NFT, "algorithm.global_std=False"],
         [f"{MODEL}.lora_rank=0", f"{MODEL}.target_modules=null"],
+        [SD3, f"{ROLLOUT}.pipeline.guidance_scale=4.0"],
+        [QWEN, f"{ROLLOUT}.pipeline.guidance_scale=4.0"],
+        [SD3, f"{ROLLOUT}.pipeline.guidance_scale=4.0", f"{ROLLOUT}.pipeline.true_cfg_scale=4.0"],
+        [QWEN, f"{ROLLOUT}.pipeline.true_cfg_scale=4.0"],
+        [f"{ROLLOUT}.pipeline.true_cfg_scale=4.0"],
+        [QWEN, f"{ROLLOUT}.pipeline.true_cfg_scale=4.0", f"++{ROLLOUT}.val_kwargs.pipeline.guidance_scale=4.0"],
     ],
     ids=str,
 )

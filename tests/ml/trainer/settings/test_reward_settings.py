@@ -110,24 +110,6 @@ def test_a_reward_that_would_fail_is_refused_by_the_name_of_its_setting(override
     assert any(problem.startswith(said) for problem in problems(*overrides)), problems(*overrides)
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("reward.batch_size=0", "reward.batch_size: must be an integer of at least 1: 0"),
-        ("reward.batch_size=1.5", "reward.batch_size: must be an integer of at least 1: 1.5"),
-        ("reward.deadline_seconds=0", "reward.deadline_seconds: must be a positive number of seconds: 0"),
-        ("reward.deadline_seconds=null", "reward.deadline_seconds: null is not supported; write a number"),
-        ("reward.reward_model.deadline_seconds=nan", "reward.reward_model.deadline_seconds: must be a positive number"),
-        ("reward.reward_functions={jpeg: null}", "reward.reward_functions.jpeg: must be a group of settings, such as"),
-        ("reward.reward_functions.jpeg.weight=x", "reward.reward_functions.jpeg.weight: must be a finite number, not"),
-    ],
-)
-def test_numbers_and_parts_of_the_reward_are_checked_when_they_are_loaded(override: str, said: str) -> None:
-    with pytest.raises(configuration.SettingsError) as caught:
-        problems(override)
-    assert str(caught.value).startswith(said)
-
-
 def test_a_setting_of_a_scorer_may_refer_to_another_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def compute_score(solution_image, **_): ...\n")

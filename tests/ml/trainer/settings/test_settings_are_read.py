@@ -11,15 +11,13 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
+from verl_omni.settings_schema import layout
 from verl_omni.settings_schema.declarations import SETTINGS
 
 ROOT = Path(__file__).parents[4]
-CONFIG = ROOT / "verl_omni" / "trainer" / "config"
 # Without the rooms that read settings of runs other than their own.
 ROOMS = ("settings", "data", "generation", "replicas", "rewards", "run", "output", "metrics")
 TRAINER = ("verl_omni/trainer/*.py", *(f"verl_omni/trainer/{room}/*.py" for room in ROOMS))
@@ -96,20 +94,11 @@ EXCEPTIONS = {
 }
 
 
-def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in node.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        elif key != "_target_":
-            yield f"{prefix}{key}"
-
-
 def all_settings() -> list[str]:
-    found: set[str] = set()
-    for file in (CONFIG / "diffusion_trainer.yaml", *(CONFIG / "loss").glob("*.yaml")):
-        tree = yaml.safe_load(file.read_text())
-        found |= set(leaves({key: value for key, value in tree.items() if key not in ("defaults", "hydra")}))
-    return sorted(found)
+    every = (layout.defaults(layout.algorithm_defaults(loss)) for loss in layout.algorithms())
+    flat = {name: value for each in every for name, value in layout.flat_settings(each)}
+    groups = {name for name, value in flat.items() if isinstance(value, dict) and value}
+    return sorted(name for name in flat.keys() - groups if not name.endswith("._target_"))
 
 
 def files(patterns: Sequence[str]) -> Iterator[Path]:

@@ -14,61 +14,7 @@ from verl_omni.trainer.data.prompt_dataset import epoch_order
 from verl_omni.trainer.settings import supported_values
 from verl_omni.utils.seeds import hashed_seed
 
-NOTHING = frozenset[str]()
 ROLLOUT = "actor_rollout_ref.rollout"
-FSDP = "actor_rollout_ref.actor.fsdp_config"
-
-
-OTHERS = {
-    "algorithm.rollout_correction.bypass_mode": "maybe",
-    "algorithm.rollout_correction.loss_type": "reinforce",
-    "algorithm.rollout_correction.rollout_is": "geometric",
-    "algorithm.rollout_correction.rollout_is_batch_normalize": "true",
-    "algorithm.adv_estimator": "gae",
-    "actor_rollout_ref.hybrid_engine": "maybe",
-    "data.return_raw_chat": "false",
-    "algorithm.sample_source": "replay",
-    "data.truncation": "left",
-    "actor_rollout_ref.model.lora": "{rank: 8}",
-    "actor_rollout_ref.model.lora_dtype": "bfloat16",
-    "actor_rollout_ref.model.lora_init_weights": "pissa",
-    f"{FSDP}.model_dtype": "float16",
-    f"{FSDP}.mixed_precision.param_dtype": "float16",
-    f"{FSDP}.mixed_precision.reduce_dtype": "bfloat16",
-    "actor_rollout_ref.actor.optim.lr_scheduler_type": "linear",
-    f"{FSDP}.mixed_precision.buffer_dtype": "float64",
-    f"{ROLLOUT}.dtype": "float16",
-    "actor_rollout_ref.actor.strategy": "megatron",
-    f"{ROLLOUT}.name": "sglang",
-    f"{ROLLOUT}.mode": "sync",
-    f"{ROLLOUT}.pipeline.output_type": "video",
-    f"{ROLLOUT}.load_format": "gguf",
-    f"{ROLLOUT}.disaggregation.enabled": "true",
-    f"{ROLLOUT}.prometheus.enable": "true",
-    f"{ROLLOUT}.checkpoint_engine.backend": "rsync",
-    f"{ROLLOUT}.val_kwargs.n": "2",
-    "reward.reward_model.rollout.name": "sglang",
-    "reward.aggregation": "product",
-    "trainer.resume_mode": "never",
-    "trainer.v1.trainer_mode": "colocate_async",
-    "trainer.v1.sampler.max_off_policy_strategy": "discard",
-}
-
-
-@pytest.mark.parametrize(
-    ("override", "range_"),
-    [
-        ("data.train_batch_size=0", "positive"),
-        ("actor_rollout_ref.actor.grad_clip=-1", "positive: -1; for gradients that are not clipped, write inf"),
-        ("actor_rollout_ref.actor.diffusion_loss.clip_ratio=-1", "positive: -1"),
-        ("actor_rollout_ref.actor.optim.lr=nan", "not be negative: nan"),
-        (f"{ROLLOUT}.n=0", "positive: 0"),
-        (f"{ROLLOUT}.pipeline.guidance_scale=nan", "not be negative: nan"),
-        (f"{ROLLOUT}.val_kwargs.seed=null", "be a number: every evaluation"),
-    ],
-)
-def test_a_number_out_of_its_range_is_refused(override: str, range_: str) -> None:
-    assert f"{override.partition('=')[0]}: must {'be ' if range_[0] == 'p' else ''}{range_}" in refusal(override)
 
 
 @pytest.mark.parametrize(("loss", "refused"), [("flow_grpo", True), ("diffusion_nft", True), ("diffusion_dpo", False)])
@@ -121,101 +67,25 @@ def test_an_adapter_without_effect_is_refused_and_gradients_may_be_unlimited() -
     assert "lora_alpha: must be positive: 0" in refusal(*overrides, "actor_rollout_ref.model.lora_rank=8")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["override_optimizer_config={epsilon: 1}"], "override_optimizer_config.epsilon: is not one of eps, amsgrad"),
-        (["override_optimizer_config.lr=1"], "override_optimizer_config.lr: is not one of eps, amsgrad"),
-        (["lr_warmup_steps_ratio=1.5"], "lr_warmup_steps_ratio: must be from 0 to 1: 1.5"),
-        (["min_lr_ratio=-1"], "min_lr_ratio: must be from 0 to 1: -1"),
-        (
-            ["lr_warmup_steps=3", "lr_warmup_steps_ratio=0.5"],
-            "lr_warmup_steps_ratio: is not read with lr_warmup_steps=3",
-        ),
-    ],
-)
-def test_wrong_settings_of_the_optimizer_are_refused(overrides: list[str], said: str) -> None:
-    optim = "actor_rollout_ref.actor.optim"
-    assert refusal(*(f"{optim}.{each}" for each in overrides)).startswith(f"{optim}.{said}")
-
-
 def test_the_arguments_of_the_optimizer_are_those_of_torch() -> None:
     separate = {"params", "lr", "betas", "weight_decay"}  # with settings of their own
     assert set(supported_values.ADAMW) == inspect.signature(torch.optim.AdamW).parameters.keys() - separate
 
 
-def test_the_defaults_are_supported_and_every_restricted_setting_is_tried() -> None:
-    smallest_job.load()
-    assert OTHERS.keys() == {name for name, setting in SETTINGS.items() if setting.values}
-
-
-@pytest.mark.parametrize(("name", "value"), OTHERS.items())
-def test_another_value_is_refused_with_what_to_write(name: str, value: str) -> None:
-    message = refusal(f"++{name}={value}")
+@pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if setting.values])
+def test_another_value_is_refused_with_what_to_write(name: str) -> None:
+    message = refusal(f"++{name}={'{neither: 1}' if isinstance(SETTINGS[name].values[0], dict) else 'neither'}")
     assert message.startswith(f"{name}: ")
     assert "is not supported; write " in message
     assert SETTINGS[name].advice in message
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "data.train_files=gs://bucket/train.jsonl",
-        "data.val_files=[a.jsonl,hf://datasets/x]",
-        "actor_rollout_ref.model.path=hf://stabilityai/sd3",
-        "trainer.default_local_dir=gs://bucket/runs",
-        "actor_rollout_ref.model.tokenizer_path=https://host/tokenizer",
-    ],
-)
-def test_a_url_is_refused_instead_of_made_into_a_folder(setting: str) -> None:
-    name = setting.partition("=")[0]
-    assert refusal(setting).startswith(f"{name}: ")
-    assert "is a URL, and the trainer reads files" in refusal(setting)
-
-
-def test_results_are_sent_to_a_store_or_a_folder_of_a_repository() -> None:
+def test_a_store_and_trackers_are_accepted() -> None:
     assert smallest_job.load("trainer.output.url=hf://owner/name/a-job").trainer.output.url
-    assert "write s3://BUCKET/PREFIX, hf://OWNER/NAME/FOLDER or file:///FOLDER" in refusal(
-        "trainer.output.url=gs://b/a"
-    )
-    assert "is no folder of a repository; write hf://OWNER/NAME/FOLDER" in refusal("trainer.output.url=hf://owner/name")
-
-
-def test_a_tracker_must_exist_and_be_installed() -> None:
-    assert "trainer.logger: unknown tracker tensorbord; did you mean tensorboard?" in refusal(
-        "trainer.logger=[tensorbord]"
-    )
-    assert "trainer.logger: mlflow needs the Python package mlflow, which is not installed" in refusal(
-        "trainer.logger=[console,mlflow]"
-    )
-    assert smallest_job.load("trainer.logger=[console,tensorboard]").trainer.logger == [
-        "console",
-        "tensorboard",
-    ]
+    assert smallest_job.load("trainer.logger=[console,tensorboard]").trainer.logger == ["console", "tensorboard"]
 
 
 def test_every_tracker_of_verl_is_known() -> None:
     from verl.utils.tracking import Tracking
 
     assert set(supported_values.TRACKER_PACKAGES) == set(Tracking.supported_backend)
-
-
-def test_resume_path_and_its_path_go_together() -> None:
-    assert "trainer.resume_from_path: must be given" in refusal("trainer.resume_mode=resume_path")
-    assert "is not read with trainer.resume_mode=auto; write resume_path" in refusal(
-        "trainer.resume_from_path=x/step_000001"
-    )
-
-
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        (f"{ROLLOUT}.val_kwargs.pipeline.num_inference_step=4", "did you mean num_inference_steps?"),
-        (f"{ROLLOUT}.val_kwargs.algo.noise=0", "unknown setting; did you mean noise_level?"),
-        ("actor_rollout_ref.model.extra_tokenizers.t5={pat: x}", "unknown setting; did you mean path?"),
-        (f"{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=4", "unknown setting"),
-    ],
-)
-def test_a_misspelt_name_in_an_open_group_is_refused(setting: str, said: str) -> None:
-    assert refusal(setting).startswith(f"{setting.partition('=')[0].removesuffix('.t5')}")
-    assert said in refusal(setting)

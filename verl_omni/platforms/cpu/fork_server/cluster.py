@@ -46,7 +46,12 @@ WORKERS_NEED = (
     "verl_omni.workers.engine_workers",
     "verl_omni.workers.rollout.vllm_rollout.training_worker.replica_worker",
     "verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server",
-    "vllm_omni.diffusion.models.sd3.pipeline_sd3",
+    # What the engine's pipelines of all families import.
+    "vllm_omni.diffusion.attention.layer",
+    "vllm_omni.diffusion.cache.cachedit",
+    "vllm_omni.diffusion.distributed.autoencoders.autoencoder_kl",
+    "vllm_omni.diffusion.distributed.cfg_parallel",
+    "vllm_omni.diffusion.model_loader.diffusers_loader",
 )
 # The stack imports these if it can: kernels of accelerators, torch's compiler, resampling of audio, and the language
 # models whose experts verl patches. Nothing on a CPU needs them, and they are a tenth of all modules.

@@ -18,9 +18,7 @@ BASE = "Qwen/Qwen2-VL-2B-Instruct"
 METRICS = ("visual_quality", "motion_quality", "text_alignment")
 WEIGHTS_OF_METRICS = ("vq_weight", "mq_weight", "ta_weight")
 Template = Annotated[File, Field(description="prompt_template.py of https://github.com/KwaiVGI/VideoAlign.")]
-FramesPerSecond = Annotated[
-    float, Field(gt=0, le=1000, description="Frames per second of the videos, such as 16 of Wan 2.1.")
-]
+FramesPerSecond = Annotated[float, Field(gt=0, le=1000, description="Frames per second of the videos, such as 16.")]
 
 
 def compute_score(

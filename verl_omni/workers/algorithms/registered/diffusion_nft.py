@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_omni.settings_schema.declarations import COUNT, NOT_NEGATIVE, POSITIVE
-from verl_omni.settings_schema.setting import Limit, plain_value
+from verl_omni.settings_schema.setting import Limit
 from verl_omni.workers.algorithms.description import (
     MODEL,
     ONLINE,
@@ -23,17 +23,22 @@ if TYPE_CHECKING:
 
 
 BELOW_ONE = Limit("must be at least 0 and less than 1", lambda value: 0 <= value < 1)
-DECAY_SCHEDULES = (None, "copy", "delayed_linear_to_0_999")  # verl_omni/algos/nft.py
+# Arguments of `algos.nft.old_decay`, by the reference's names; the second is `decay_type` 2 in the code of the paper's
+# authors.
+DECAY_SCHEDULES: dict[str, dict[str, Any]] = {
+    "copy": {"rate": 0.0, "most": 0.0},
+    "delayed_linear_to_0_999": {"rate": 0.0075, "most": 0.999, "delay": 75},
+}
 
 
 def _conflicts(config: DictConfig) -> Sequence[str]:
     conflicts = []
     schedule = config.algorithm.old_policy_decay_schedule
     interval = config.algorithm.old_policy_update_interval
-    if schedule not in DECAY_SCHEDULES:
+    if schedule not in (None, *DECAY_SCHEDULES):
         conflicts.append(
-            f"algorithm.old_policy_decay_schedule: {schedule} is not supported; write "
-            f"{' or '.join(map(plain_value, DECAY_SCHEDULES))}"
+            f"algorithm.old_policy_decay_schedule: {schedule} is not supported; write null or "
+            f"{' or '.join(DECAY_SCHEDULES)}"
         )
     if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
         conflicts.append(f"algorithm.old_policy_update_interval: must be a whole number from 1: {interval}")

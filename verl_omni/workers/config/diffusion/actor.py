@@ -122,10 +122,10 @@ class DiffusionOptimizerConfig(BaseConfig):
     min_lr_ratio: float = FROM_FILE
     num_cycles: float = FROM_FILE
     clip_grad: float | None = None
-    optimizer: str = "AdamW"
-    optimizer_impl: str = "torch.optim"
-    warmup_style: str | None = None
-    zero_indexed_step: bool = True
+    optimizer: str = FROM_FILE
+    optimizer_impl: str = FROM_FILE
+    warmup_style: str | None = FROM_FILE
+    zero_indexed_step: bool = FROM_FILE
 
     def __post_init__(self) -> None:
         reference_fields.check(self, f"{ACTOR}.optim")
@@ -185,8 +185,8 @@ class DiffusionFSDPConfig(BaseConfig):
     optimizer_offload: bool = FROM_FILE
     dtype: str | None = None
     strategy: str | None = None
-    forward_only: bool = False
-    full_determinism: bool = False
+    forward_only: bool = FROM_FILE
+    full_determinism: bool = FROM_FILE
     offload_policy: bool = False
     seed: int = 42
     use_orig_params: bool = False
@@ -276,10 +276,10 @@ class DiffusionActorConfig(BaseConfig):
     rollout_n: int | None = None
     rollout_correction: dict[str, Any] | None = None
     data_loader_seed: int = 42
-    use_distill_loss: bool = False
+    use_distill_loss: bool = FROM_FILE
     distill_loss_coef: float = 1.0
     distill_loss_mode: str = "distill_kl"
-    loss_scale_factor: float | None = None
+    loss_scale_factor: float | None = FROM_FILE
     profiler: Any = None
     veomni_config: dict[str, Any] | None = None
 

@@ -1,17 +1,17 @@
 """Defaults of typed settings, read from the trainer's settings files, so that each stands in one place.
 
-A field of a settings class whose default is `FROM_FILE` has the default of `trainer/config`. Other fields have one of
-their own: an object that is made without the trainer has no machine, model or other settings to derive it from, or the
-field is the reference's.
+A field of a settings class whose default is `FROM_FILE` has the default of `trainer/config`, or if it is one of the
+reference's that is refused, the value that asks for nothing. Other fields have a default of their own: an object that
+is made without the trainer has no machine, model or other settings to derive it from, or the field has no effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, TypeVar
 
 from verl_omni.settings_schema import layout
+from verl_omni.settings_schema.reference_settings import Rejected, rules
 
 Settings = TypeVar("Settings")
 FROM_FILE: Any = object()
@@ -46,10 +46,7 @@ def fill_defaults(kind: type[Any], defaults: Mapping[str, Any]) -> None:
         setattr(kind, name, tuple(default) if isinstance(default, list) else default)
 
 
-@cache
-def _all() -> Mapping[str, Any]:
-    return dict(layout.flat_settings(layout.defaults({})))
-
-
 def _group(group: str) -> dict[str, Any]:
-    return {name: value for name, value in _all().items() if name.rpartition(".")[0] == group}
+    refused = {name: rule.accepted[0] for name, rule in rules().items() if isinstance(rule, Rejected)}
+    every = {**refused, **layout.common_defaults()}
+    return {name: value for name, value in every.items() if name.rpartition(".")[0] == group}

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from verl.base_config import BaseConfig
 
+from verl_omni.settings_schema.declarations import NEW_ALPHA
 from verl_omni.utils.model_layout import plain_folder
 from verl_omni.utils.registry import import_modules
 from verl_omni.workers.algorithms import registry
@@ -66,7 +67,7 @@ class DiffusionModelConfig(BaseConfig):
     }
 
     path: str = ""
-    algorithm: str = "flow_grpo"
+    algorithm: str = registry.DEFAULT
     architecture: str | None = FROM_FILE
     tokenizer_path: str | None = FROM_FILE
     local_path: str | None = None
@@ -76,7 +77,7 @@ class DiffusionModelConfig(BaseConfig):
     extra_tokenizers: dict[str, dict[str, Any]] | None = field(default_factory=dict)
     attn_backend: str = FROM_FILE
     lora_rank: int = FROM_FILE
-    lora_alpha: int = 64
+    lora_alpha: int = NEW_ALPHA
     lora_dtype: str | None = FROM_FILE
     lora_init_weights: str = FROM_FILE
     lora_adapter_path: str | None = FROM_FILE
@@ -92,11 +93,11 @@ class DiffusionModelConfig(BaseConfig):
     algo: dict[str, Any] | None = None
     pipeline: dict[str, Any] | None = None
     model_type: str = "diffusion_model"
-    config_path: str | None = None
-    target_parameters: list[str] | None = None
-    transformer_subfolder: str = "transformer"
+    config_path: str | None = FROM_FILE
+    target_parameters: list[str] | None = FROM_FILE
+    transformer_subfolder: str = FROM_FILE
     mtp: dict[str, Any] | None = None
-    use_shm: bool = False
+    use_shm: bool = FROM_FILE
 
     def __post_init__(self) -> None:
         reference_fields.check(self, "actor_rollout_ref.model")

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from verl_omni.settings_schema.declarations import out_of_range
 from verl_omni.settings_schema.engine_settings import full_name
+from verl_omni.settings_schema.layout import default_of
 from verl_omni.settings_schema.reference_settings import (
     GROUP,
     Copied,
@@ -28,16 +29,6 @@ from verl_omni.workers.algorithms.registered import ALGORITHMS
 logger = logging.getLogger(__name__)
 SETTINGS = "actor_rollout_ref."
 ALGORITHM = "algorithm."
-# Copies of settings outside `actor_rollout_ref`, with the values that ask for nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "bypass_mode": (False,),
-    "loss_type": ("ppo_clip",),
-    "rollout_is": (None,),
-    "rollout_is_batch_normalize": (False,),
-    "rollout_is_threshold": (None, 2.0),
-    "rollout_rs": (None,),
-    "rollout_rs_threshold": (None,),
-}
 
 
 def check(config: Any, section: str) -> None:
@@ -63,9 +54,7 @@ def check(config: Any, section: str) -> None:
                 problems.append(f"{name}: {value} is not supported; write {accepted}: {rule.advice}")
             case WithoutEffect(reason=reason):
                 unused[name] = reason
-            case Copied(name=target) if (
-                target.startswith(ALGORITHM) and value not in NEUTRAL[target.rpartition(".")[2]]
-            ):
+            case Copied(name=target) if target.startswith(ALGORITHM) and value not in (None, default_of(target)):
                 problems.append(f"{name}: {value} is not read here; write {target}, a setting of the trainer")
             case None if group := copied_group(name):
                 problems.append(f"{name}: {value} is not a group of settings; write {group}")

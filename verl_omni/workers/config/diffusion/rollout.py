@@ -11,15 +11,16 @@ from typing import Any
 from verl.base_config import BaseConfig
 from verl.workers.config import RolloutConfig
 
-from verl_omni.algos.sde import SDE_TYPES
 from verl_omni.algos.window_bounds import SCATTERED_PROGRESSIVE
 from verl_omni.settings_schema import engine_settings
+from verl_omni.settings_schema.declarations import SETTINGS
 from verl_omni.workers.config.diffusion import reference_fields
 from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE, with_defaults
 
-ROLLOUT_ADAPTERS = ("default", "old")
 ROLLOUT = "actor_rollout_ref.rollout"
-SAMPLE_STRATEGIES = ("random", "progressive")
+ROLLOUT_ADAPTERS = ("default", "old")
+SAMPLE_STRATEGIES = SETTINGS[f"{ROLLOUT}.algo.sample_strategy"].values
+SDE_TYPES = SETTINGS[f"{ROLLOUT}.algo.sde_type"].values
 
 
 @dataclass
@@ -48,8 +49,8 @@ class DiffusionPipelineConfig(BaseConfig):
     num_frames: int = FROM_FILE
     output_type: str = FROM_FILE
     pixel_dtype: str = FROM_FILE
-    aspect_ratio: str | None = None
-    frame_rate: float = 24.0
+    aspect_ratio: str | None = FROM_FILE
+    frame_rate: float = FROM_FILE
     video_flow_shift: float | None = FROM_FILE
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ PYTHON = [block for page in PAGES for block in blocks(page) if block.language ==
 RUN = {
     "docs/reference/algorithms.md": "tests/ml/trainer/data/test_preferences.py",
     "docs/reference/cli.md": "tests/control/client/test_documented_client.py",
-    "docs/guides/own-family.md": "tests/contract/test_own_family.py",
+    "docs/guides/own-family.md": "tests/documents/test_own_family.py",
     "docs/start/own-reward.md": "tests/contract/test_own_reward.py",
 }
 # Those of which a test only does the same.
