@@ -6,12 +6,13 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from verl_omni.pipelines.registry import family
+
+if TYPE_CHECKING:  # `drl` checks sizes where torch is not installed
+    import torch
+    from torch import Tensor
 
 Configs = Mapping[str, Mapping[str, Any]]  # a component's config.json, by the component's name
 # Height and width in pixels, None where the model has its own, to why no sample has them; None if one has.
@@ -42,7 +43,7 @@ class SampleShapes(Protocol):
     def sequence_length(self, configs: Configs, pipeline: Any) -> int:
         """Number of tokens of one sample's latents in the transformer; only where `SPLITS_SEQUENCE`."""
 
-    def decoder_input(self, configs: Configs, pipeline: Any) -> torch.Size:
+    def decoder_input(self, configs: Configs, pipeline: Any) -> tuple[int, ...]:
         """Shape of the latents of one sample that the VAE decodes, without a batch dimension."""
 
     # A family whose samples have sides of some sizes only also has `size_step(configs) -> int`: height and width in
@@ -50,8 +51,8 @@ class SampleShapes(Protocol):
     # A family whose engine divides its transformer over accelerators also has `DIVIDED_BY_ENGINES`: the keys of the
     # transformer's config.json whose numbers the tensor parallel size must divide, and what they count.
     # A family whose prompts are split over ranks too, and must not be padded for it, also has `SPLITS_PROMPT = True`.
-    # A family with input images also has `encoder_input(configs, pipeline) -> torch.Size`: the shape of the pixels of
-    # one sample that the VAE encodes, without a batch dimension.
+    # A family with input images also has `encoder_input(configs, pipeline) -> tuple[int, ...]`: the shape of the pixels
+    # of one sample that the VAE encodes, without a batch dimension.
 
 
 def sample_shapes(architecture: str | None) -> SampleShapes:
@@ -102,6 +103,8 @@ def size_check(architecture: str | None, folder: Path) -> SizeCheck:
     return check
 
 
-def example(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor without data."""
-    return torch.empty(shape, dtype=dtype, device="meta")
+def example(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor without data; float32 unless another dtype is given."""
+    import torch
+
+    return torch.empty(shape, dtype=dtype or torch.float32, device="meta")

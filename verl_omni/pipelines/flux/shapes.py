@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from verl_omni.pipelines.sample_shapes import Configs, example
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPLITS_SEQUENCE = True
 SPLITS_PROMPT = True
@@ -16,6 +16,8 @@ DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
     """See `sample_shapes.SampleShapes`; latents are packed, 2 x 2 in a patch."""
+    import torch
+
     transformer = configs["transformer"]
     _, height, width = decoder_input(configs, pipeline)
     return {
@@ -33,10 +35,10 @@ def sequence_length(configs: Configs, pipeline: Any) -> int:
     return (height // 2) * (width // 2)
 
 
-def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
+def decoder_input(configs: Configs, pipeline: Any) -> tuple[int, ...]:
     """See `sample_shapes.SampleShapes`."""
     factor = size_step(configs) // 2
-    return torch.Size((configs["vae"]["latent_channels"], pipeline.height // factor, pipeline.width // factor))
+    return (configs["vae"]["latent_channels"], pipeline.height // factor, pipeline.width // factor)
 
 
 def size_step(configs: Configs) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from verl_omni.pipelines.flux.shapes import decoder_input, sequence_length, size_step
 from verl_omni.pipelines.sample_shapes import Configs, example
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "DIVIDED_BY_ENGINES",
@@ -27,6 +27,8 @@ DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
     """See `sample_shapes.SampleShapes`; latents are packed, 2 x 2 in a patch."""
+    import torch
+
     transformer = configs["transformer"]
     _, height, width = decoder_input(configs, pipeline)
     embeds = example(prompt_rows, transformer["joint_attention_dim"])

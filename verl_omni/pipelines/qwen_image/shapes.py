@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from verl_omni.pipelines.sample_shapes import Configs, example
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPLITS_SEQUENCE = True
 DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
@@ -15,6 +15,8 @@ DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
     """See `sample_shapes.SampleShapes`; latents are packed, 2 x 2 in a patch."""
+    import torch
+
     transformer = configs["transformer"]
     (_, _, height, width) = decoder_input(configs, pipeline)
     embeds = example(prompt_rows, transformer["joint_attention_dim"])
@@ -34,10 +36,10 @@ def sequence_length(configs: Configs, pipeline: Any) -> int:
     return sample(configs, pipeline, 1)["latents"].shape[0]
 
 
-def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
+def decoder_input(configs: Configs, pipeline: Any) -> tuple[int, ...]:
     """See `sample_shapes.SampleShapes`."""
     factor = size_step(configs) // 2
-    return torch.Size((configs["vae"]["z_dim"], 1, pipeline.height // factor, pipeline.width // factor))
+    return (configs["vae"]["z_dim"], 1, pipeline.height // factor, pipeline.width // factor)
 
 
 def size_step(configs: Configs) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from verl_omni.pipelines.qwen_image.shapes import decoder_input, size_step
 from verl_omni.pipelines.qwen_image.shapes import sample as without_image
 from verl_omni.pipelines.qwen_image_edit import images
 from verl_omni.pipelines.sample_shapes import Configs, example
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "DIVIDED_BY_ENGINES",
@@ -28,6 +28,8 @@ DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
     """See `sample_shapes.SampleShapes`."""
+    import torch
+
     tensors = without_image(configs, pipeline, prompt_rows)
     (rows, columns) = image_patches(configs, pipeline)
     return {
@@ -37,11 +39,11 @@ def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tenso
     }
 
 
-def encoder_input(configs: Configs, pipeline: Any) -> torch.Size:
+def encoder_input(configs: Configs, pipeline: Any) -> tuple[int, ...]:
     """See `sample_shapes.SampleShapes`: the input image."""
     limit = images.processor_limit(configs["processor"]) if "processor" in configs else images.LATENT_PIXELS
     width, height = images.resized((pipeline.width, pipeline.height), min(images.LATENT_PIXELS, limit))
-    return torch.Size((3, 1, height, width))
+    return (3, 1, height, width)
 
 
 def image_patches(configs: Configs, pipeline: Any) -> tuple[int, int]:

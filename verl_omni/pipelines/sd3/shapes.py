@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from verl_omni.pipelines.sample_shapes import Configs, example
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPLITS_SEQUENCE = False
 POSITIONS = 96  # default of SD3Transformer2DModel
@@ -29,7 +29,7 @@ def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tenso
     }
 
 
-def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
+def decoder_input(configs: Configs, pipeline: Any) -> tuple[int, ...]:
     """See `sample_shapes.SampleShapes`."""
     return sample(configs, pipeline, 1)["latents"].shape
 

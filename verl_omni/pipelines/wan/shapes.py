@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from verl_omni.pipelines.sample_shapes import Configs, example
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPLITS_SEQUENCE = True
 # In Stable Diffusion 3 and Qwen-Image, the feed-forward width is a multiple of the number of attention heads.
@@ -28,15 +28,13 @@ def sequence_length(configs: Configs, pipeline: Any) -> int:
     return math.prod(size // part for size, part in zip(decoder_input(configs, pipeline)[1:], patch, strict=True))
 
 
-def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
+def decoder_input(configs: Configs, pipeline: Any) -> tuple[int, ...]:
     """See `sample_shapes.SampleShapes`."""
     vae = configs["vae"]
     space = vae.get("scale_factor_spatial", 8)
     time = vae.get("scale_factor_temporal", 4)
     frames = pipeline.num_frames // time + 1  # the engine makes 9 frames of 8: a multiple of `time`, and one
-    return torch.Size(
-        (configs["transformer"]["in_channels"], frames, pipeline.height // space, pipeline.width // space)
-    )
+    return (configs["transformer"]["in_channels"], frames, pipeline.height // space, pipeline.width // space)
 
 
 def size_step(configs: Configs) -> int:

@@ -18,11 +18,12 @@ from omni_operator.api.spec.model import ALL_LINEAR
 from omni_operator.api.spec.reward import Function, Scorer
 from omni_operator.api.spec.training import ENTRYPOINT
 from omni_operator.api.validation_messages import format_path
-from omni_operator.cli import console, sample_size
+from omni_operator.cli import console
 from omni_operator.cli.machine.training_stack import missing_stack, missing_text, run_module
 from omni_operator.plan.overrides import PYTHONS, render_overrides
 from omni_operator.plan.pods.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_problem, is_offline
 from omni_operator.plan.run_layout import local_layout
+from verl_omni.pipelines.sample_shapes import size_check
 
 if TYPE_CHECKING:
     from omni_operator.cli.machine.machine_facts import Accelerators
@@ -175,9 +176,14 @@ def _sizes(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
         name, _, value = text.lstrip("+").partition("=")
         if name in EVALUATED_SIDES and value.strip().isdecimal():
             sides.append((("spec", "algorithm", "overrides", place), f"{name}: ", int(value)))
+    try:
+        index = json.loads((Path(model.base) / "model_index.json").read_text(encoding="utf-8"))
+        check = size_check(index["_class_name"], Path(model.base))
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # the trainer names the file
     for at, name, pixels in sides:
-        if problem := sample_size.find_problem(Path(model.base), pixels):
-            yield at, f"{name}{problem}"
+        if problem := check(pixels, None):
+            yield at, f"{name}{problem.removeprefix('height ')}"
 
 
 def _prompts(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
