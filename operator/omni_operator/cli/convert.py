@@ -27,8 +27,8 @@ def convert_recipe(
     recipe: Annotated[
         Path,
         typer.Argument(
-            help="Shell script that starts verl-omni's trainer, or YAML of a RayJob, of pods or of compose with its "
-            "command; - is standard input.",
+            help="Shell script that starts verl-omni's trainer, or YAML of a RayJob or of pods with its command; - is "
+            "standard input.",
             metavar="RECIPE",
         ),
     ],

@@ -1,4 +1,4 @@
-"""PURE: the commands in a YAML file: the entry point of a RayJob, containers of pods, services of a compose file."""
+"""PURE: the commands in a YAML file: the entry point of a RayJob, and containers of pods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ _BEGINNING = re.compile(
     r"""(?:\s|\#[^\n]*\n)*(?:---|%YAML|\{\{|-[ ]|\{\s*"|["']?[A-Za-z_][\w./-]*["']?:(?:\s|\Z))""", re.VERBOSE
 )
 _OF_KUBERNETES = re.compile(r"\$\$|\$\(([A-Za-z_]\w*)\)")
-_OF_COMPOSE = re.compile(r"\$\$|\$\{([A-Za-z_]\w*):?-([^{}]*)\}")
 _SHELL = re.compile(r"(?:.*/)?(?:bash|sh)")
 _SHELL_OPTION = re.compile(r"-\w*c")
 
@@ -84,12 +83,6 @@ class _RuntimeEnvironment(_Part):
     env_vars: dict[str, str] = {}
 
 
-class _Service(_Part):
-    command: str | list[str] | None = None
-    entrypoint: str | list[str] | None = None
-    environment: list[str] | dict[str, str | bool | None] = {}
-
-
 def commands_in(text: str) -> tuple[Command, ...]:
     """The commands of a YAML file; none of a text that may be a shell script.
 
@@ -112,14 +105,14 @@ def commands_in(text: str) -> tuple[Command, ...]:
         raise RecipeError(f"not a shell script; as YAML, {where} cannot be read: {first['msg']}") from error
     if not commands:
         raise RecipeError(
-            "not a shell script; of YAML, the entry point of a RayJob, the commands of containers and of the services "
-            "of a compose file are read: copy the command into a shell script"
+            "not a shell script; of YAML, the entry point of a RayJob and the commands of containers are read: copy "
+            "the command into a shell script"
         )
     return commands
 
 
 def _commands(node: Any, path: str) -> Iterator[Command]:
-    """Commands of a document, wherever its pods and services are."""
+    """Commands of a document, wherever its pods are."""
     if isinstance(node, list):
         for place, item in enumerate(node):
             yield from _commands(item, f"{path}[{place}]")
@@ -131,9 +124,6 @@ def _commands(node: Any, path: str) -> Iterator[Command]:
             at = f"{path}.{key}".lstrip(".")
             if key == "containers" and isinstance(value, list):
                 yield from _containers(_PodSpec.model_validate({"containers": value}), at)
-            elif at == "services" and isinstance(value, dict):
-                for name, service in value.items():
-                    yield from _service(_Service.model_validate(service), f"{at}.{name}")
             else:
                 yield from _commands(value, at)
 
@@ -173,35 +163,6 @@ def _expanded(text: str, environment: Mapping[str, str | None]) -> str:
         return f"${{{match[1]}}}" if known is None else known
 
     return _OF_KUBERNETES.sub(value, text)
-
-
-def _service(service: _Service, name: str) -> Iterator[Command]:
-    if isinstance(service.environment, list):
-        pairs = (variable.partition("=") for variable in service.environment)
-        environment = {key: _interpolated(value) if is_set else None for key, is_set, value in pairs}
-    else:
-        given = service.environment.items()
-        environment = {key: None if value is None else _interpolated(str(value)) for key, value in given}
-    words = [*_words(service.entrypoint), *_words(service.command)]
-    if words:
-        yield _command(f"{name}.command", words, environment)
-
-
-def _words(command: str | Sequence[str] | None) -> list[str]:
-    """The words of a compose command. Compose substitutes variables of the shell in which it runs."""
-    if command is None:
-        return []
-    if isinstance(command, str):
-        try:
-            return shlex.split(_interpolated(command))
-        except ValueError as error:
-            raise RecipeError(f"not a command: {error}: {command.strip()}") from error
-    return [_interpolated(word) for word in command]
-
-
-def _interpolated(text: str) -> str:
-    """A text with compose's defaults; other variables stay."""
-    return _OF_COMPOSE.sub(lambda match: match[2] if match[1] else "$", text)
 
 
 def _command(name: str, words: Sequence[str], environment: Mapping[str, str | None]) -> Command:
