@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -58,7 +58,7 @@ def convert_recipe(
             f"the script sets environment variables, and a job does not: {', '.join(call.environment)}; set them "
             "before drl run, or as env in the podTemplate of spec.head, spec.trainer and spec.rollout"
         )
-    for url in _local_urls(conversion.document):
+    for url in dict.fromkeys(_LOCAL.findall(json.dumps(conversion.document))):
         console.note(f"{url} is in each pod on a cluster: write the server's address there, or run it in these pods")
     if conversion.without_effect:
         console.note(f"left out, because they have no effect here: {', '.join(conversion.without_effect)}")
@@ -119,11 +119,6 @@ def _texts(node: object) -> Iterator[str]:
     elif isinstance(node, list):
         for value in node:
             yield from _texts(value)
-
-
-def _local_urls(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Localhost URLs in a job, without duplicates; on a cluster, each pod would reach only itself."""
-    return tuple(dict.fromkeys(_LOCAL.findall(json.dumps(document))))
 
 
 def _text(recipe: Path, made: Conversion) -> str:

@@ -106,25 +106,21 @@ class Algorithm(StrictModel):
                 continue  # a rule refuses it
             if self.name == "Custom" and (match[2] in OF_THE_ALGORITHM or match[2].startswith(LOSS_GROUP)):
                 continue  # a module of the user's may register it (docs/guides/own-family.md)
-            if text := describe_reserved(match[2]) or self._unsupported(match[2], match[3]):
+            text = describe_reserved(match[2])
+            if text is None and self.entrypoint == ENTRYPOINT:
+                text = describe_unsupported(match[2], match[3], LOSSES.get(self.name))
+            if text is not None:
                 yield Violation(("overrides", place), text)
-        yield from self._repeated()
+        if self.entrypoint == ENTRYPOINT:
+            yield from self._repeated()
 
     def _repeated(self) -> Iterator[Violation]:
-        """Of the project's trainer only. CEL would compare each pair of names, which costs more than a rule may."""
-        if self.entrypoint != ENTRYPOINT:
-            return
+        """CEL would compare each pair of names, which costs more than a rule may."""
         matches = {place: match for place, line in enumerate(self.overrides) if (match := OVERRIDE.match(line))}
         places = list(matches)
         for place, earlier, name in find_repeated([(match[2], match[3]) for match in matches.values()]):
             text = f"{name}: already set by overrides[{places[earlier]}]; remove one of the two"
             yield Violation(("overrides", places[place]), text)
-
-    def _unsupported(self, name: str, value: str) -> str | None:
-        """For the project's trainer only, not for another entry point."""
-        if self.entrypoint != ENTRYPOINT:
-            return None
-        return describe_unsupported(name, value, LOSSES.get(self.name))
 
 
 class Batch(StrictModel):

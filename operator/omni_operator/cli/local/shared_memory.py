@@ -38,7 +38,7 @@ class Snapshot:
         if not new:
             return []
         names = _names_in_use(folder)
-        inodes = _mapped_inodes(folder)
+        inodes = {inode for pid in psutil.pids() for inode in mapped_files(pid, folder)}
         unused = [name for name in sorted(new) if name not in names and new[name] not in inodes]
         return [name for name in unused if _remove(folder / name)]
 
@@ -48,11 +48,6 @@ def _names_in_use(folder: Path) -> frozenset[str]:
     prefix = f"{folder}/"
     opened = (path for process in psutil.process_iter() for path in open_paths(process))
     return frozenset(path.removeprefix(prefix) for path in opened if path.startswith(prefix))
-
-
-def _mapped_inodes(folder: Path) -> frozenset[int]:
-    """Inodes of the files in `folder` that a process has mapped."""
-    return frozenset(inode for pid in psutil.pids() for inode in mapped_files(pid, folder))
 
 
 def _files(folder: Path) -> list[tuple[str, int]]:
