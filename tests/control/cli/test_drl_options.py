@@ -145,7 +145,6 @@ def test_completion_suggests_commands_options_families_and_scorers(words: str, s
     [
         (("render", CPU_JOB, "--image", "i"), "--image has no effect without --cluster"),
         (("render", CPU_JOB, "--settings", "s.yaml"), "--settings has no effect without --cluster"),
-        (("render", CPU_JOB, "--attempt", "1"), "--attempt has no effect without --cluster"),
         (("render", CPU_JOB, "--cluster", "--runs", "runs"), "--runs has no effect with --cluster"),
         (("render", CPU_JOB, "--cluster", "--command"), "--command has no effect with --cluster"),
         (("render", CPU_JOB, "--json", "--command"), "--command has no effect with --json"),
