@@ -43,8 +43,7 @@ def test_a_job_of_a_local_model_is_refused_with_the_field(tmp_path: Path) -> Non
     assert {problem.field: problem.text for problem in found} == {
         "spec.rollout.pipeline.height": "must be a multiple of 16, not 40; write 32",
         "spec.algorithm.overrides[0]": (
-            "actor_rollout_ref.rollout.val_kwargs.pipeline.width: must be a multiple of 16, not 72; "
-            "write 64"
+            "actor_rollout_ref.rollout.val_kwargs.pipeline.width: must be a multiple of 16, not 72; write 64"
         ),
     }
     (tmp_path / "model_index.json").write_text('{"_class_name": "MyPipeline"}')

@@ -28,9 +28,7 @@ TEXTS = ("Open", "Second Chance", "Slow Down", "Summer Sale", "The Long Road", "
 SCENES = {"train": ("a shop sign that says", "a birthday cake with the words"), "validation": ("a book cover titled",)}
 INPUT_IMAGE = "input.png"
 # Folders by the names of the families: those of their examples' models, or of the folders.
-FAMILIES = {
-    each.example.name if each.example else folder.replace("_", "-"): folder for folder, each in FOLDERS.items()
-}
+FAMILIES = {each.example.name if each.example else folder.replace("_", "-"): folder for folder, each in FOLDERS.items()}
 
 
 def _rewards() -> list[str]:

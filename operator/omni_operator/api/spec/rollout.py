@@ -1,6 +1,5 @@
 """`spec.rollout`: how samples are generated."""
 
-from types import MappingProxyType
 from typing import Literal
 
 from pydantic import Field
@@ -12,7 +11,6 @@ from .platform import PoolScheduling
 from .pod_template import PodTemplate
 from .pods import Accelerator, PodReplacement, Resources, SharedMemory
 
-_NO_MOST = "is a field of spec.rollout.autoscaling"
 AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
 OF_OWN_PODS = SeparateOnly(
     (
@@ -39,10 +37,6 @@ WINDOW_DOES_NOT_FIT = "must not be more than the steps between start and end of 
 
 class Engine(StrictModel):
     """The inference engine that generates samples."""
-
-    not_yet = MappingProxyType(
-        {"metricsPort": "the engine has no fixed port for metrics yet; Ray's metrics are scraped"}
-    )
 
     type: Literal["vLLMOmni"] = Field(default="vLLMOmni", description="Inference engine.")
     tensor_parallel_size: int = Field(
@@ -175,8 +169,6 @@ class Staleness(StrictModel):
 
 class Rollout(StrictModel):
     """How samples are generated: several images for each prompt."""
-
-    not_yet = MappingProxyType({"maxReplicas": _NO_MOST})
 
     placement: Literal["Colocated", "Separate"] = Field(
         default="Colocated",

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -59,8 +58,6 @@ def _none_begins(stems: set[str]) -> str:
 
 class Algorithm(StrictModel):
     """Training algorithm, and overrides of trainer settings that have no field."""
-
-    not_yet = MappingProxyType({"configRef": "recipes in ConfigMaps do not exist yet: write their lines in overrides"})
 
     name: AlgorithmName = Field(
         default="FlowGRPO",
