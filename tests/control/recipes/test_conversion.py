@@ -76,26 +76,6 @@ def test_the_defaults_are_those_of_the_reference() -> None:
     assert {name: theirs[name] for name in REFERENCE_DEFAULTS} == REFERENCE_DEFAULTS
 
 
-def test_fields_and_overrides() -> None:
-    found = spec(
-        f"{ROLLOUT}.algo.sde_window_size=2",
-        f"{ROLLOUT}.algo.sde_window_range=[0,5]",
-        f"{ACTOR}.optim.lr=3e-4",
-        "data.train_batch_size=32",
-        f"{ACTOR}.ppo_mini_batch_size=16",
-        f"{ACTOR}.fsdp_config.param_offload=True",
-        "trainer.test_freq=-1",
-        'trainer.logger=["console", "wandb"]',
-        "trainer.log_val_generations=8",
-    )
-    assert found["rollout"]["sampler"]["window"] == {"size": 2, "start": 0, "end": 5}
-    assert found["trainer"]["batch"] == {"prompts": 32, "miniBatchPrompts": 16}
-    assert found["trainer"]["learningRate"] == 3e-4 and found["trainer"]["evalEverySteps"] == 0
-    assert found["trainer"]["accelerator"] == {"count": 4, "vendor": "NVIDIA"} and found["rollout"]["replicas"] == 4
-    assert f"{ACTOR}.fsdp_config.param_offload=True" in found["algorithm"]["overrides"]
-    assert found["observability"]["tracking"]["images"] == 8
-
-
 def test_algorithms_without_recorded_steps_draw_without_noise_unless_it_is_given() -> None:
     for loss in ("diffusion_nft", "dpo"):
         algorithm = (ADAPTER, f"{ACTOR}.diffusion_loss.loss_mode={loss}")
