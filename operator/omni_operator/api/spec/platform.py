@@ -88,8 +88,7 @@ class Security(StrictModel):
     ray_auth: Literal["Token", "Disabled"] = Field(
         default="Token",
         description="Token: Ray's dashboard and ports require a token, which KubeRay creates. Disabled: anyone who "
-        "can reach "
-        "them can run code.",
+        "can reach them can run code.",
     )
     network_policy: Literal["DefaultDeny", "DenyIngress", "Disabled"] = Field(
         default="DenyIngress",

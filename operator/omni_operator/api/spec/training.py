@@ -161,8 +161,7 @@ class Trainer(StrictModel):
         ge=1,
         le=1024,
         description="Number of trainer pods, each with the accelerators below. In a local run, all accelerators are "
-        "of one "
-        "machine.",
+        "of one machine.",
     )
     accelerator: Accelerator = Field(default=Accelerator.model_construct(), description="Accelerators of one replica.")
     total_steps: int = Field(ge=1, le=10_000_000, description="Training steps of the whole run, over all attempts.")
@@ -182,8 +181,7 @@ class Trainer(StrictModel):
     resources: Resources = Field(
         default=Resources.model_construct(),
         description="Requests and limits of a trainer pod; accelerators and sharedMemory are added. Default: requests "
-        "of 1 "
-        "CPU and 4Gi, no limits. Cluster only.",
+        "of 1 CPU and 4Gi, no limits. Cluster only.",
     )
     shared_memory: SharedMemory = Field(
         default=SharedMemory.model_construct(), description="/dev/shm of a trainer pod. Cluster only."
@@ -221,8 +219,7 @@ class Checkpoint(StrictModel):
     claim_name: ObjectName | None = Field(
         default=None,
         description="PersistentVolumeClaim for checkpoints and results. Without it they are deleted with the pods. "
-        "Several "
-        "trainer pods need ReadWriteMany. Cluster only.",
+        "Several trainer pods need ReadWriteMany. Cluster only.",
     )
     path: AbsolutePath = Field(
         default="/runs",
