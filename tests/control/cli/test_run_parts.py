@@ -21,7 +21,7 @@ from omni_operator.cli.local import failure, run_folder, run_summary, run_text
 from omni_operator.cli.local.json_lines import JsonLinesReader, MalformedLine, read_records
 from omni_operator.cli.local.run import trainer_environment
 from omni_operator.cli.local.run_state import RunState, apply_event
-from omni_operator.cli.local.shared_memory import Snapshot
+from omni_operator.cli.local.shared_memory import remove_newer, segments
 from omni_operator.cli.local.supervisor import StopEscalation
 from omni_operator.cli.machine.doctor import diagnose
 from omni_operator.cli.machine.machine_facts import Accelerators, Machine
@@ -187,7 +187,7 @@ def test_a_log_excerpt_is_the_last_traceback() -> None:
 
 def test_only_new_unused_segments_of_the_stack_are_removed(tmp_path: Path) -> None:
     (tmp_path / "psm_old").touch()
-    before = Snapshot.take(tmp_path)
+    before = segments(tmp_path)
     for name in ("psm_new", "torch_1_2_3", "verl_omni_weights_1", "someone_elses", "psm_used", "psm_mapped", "made"):
         (tmp_path / name).write_bytes(b"x")
     with (tmp_path / "psm_used").open(), (tmp_path / "psm_mapped").open("rb") as file:
@@ -197,7 +197,7 @@ def test_only_new_unused_segments_of_the_stack_are_removed(tmp_path: Path) -> No
             semaphore = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
         os.link(tmp_path / "made", tmp_path / "sem.mp-used")  # as sem_open does
         os.unlink(tmp_path / "made")
-        removed = before.remove_newer(tmp_path)
+        removed = remove_newer(before, tmp_path)
         mapped.close()
         semaphore.close()
     assert removed == ["psm_new", "torch_1_2_3", "verl_omni_weights_1"]

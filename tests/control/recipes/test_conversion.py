@@ -12,7 +12,7 @@ from control.recipes.recipe_arguments import ACTOR, REQUIRED, ROLLOUT, refused
 from omni_operator import plan
 from omni_operator.api import load_job, read_job
 from omni_operator.recipes import convert
-from omni_operator.recipes.fields import FIELDS, IMPLIED, REFERENCE_DEFAULTS, SCORERS, TOGETHER
+from omni_operator.recipes.fields import CONVERSIONS, IMPLIED, REFERENCE_DEFAULTS, SCORERS, TOGETHER
 from verl_omni.settings_schema.reference_settings import target_of
 
 ROOT = Path(__file__).parents[3]
@@ -60,7 +60,7 @@ def test_every_setting_is_somewhere() -> None:
         named |= {argument.partition("=")[0] for argument, _ in made.refused}
         here = target_of(name)
         placed = (
-            here in FIELDS
+            here in CONVERSIONS
             or here in TOGETHER
             or here in IMPLIED
             or here == "trainer.experiment_name"

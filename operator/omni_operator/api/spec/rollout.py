@@ -4,31 +4,28 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_operator.api.base import Rule, SeparateOnly, StrictModel
+from omni_operator.api.base import Rule, StrictModel, separate_only
 
-from .autoscaling import AutoscalingRules, RolloutAutoscaling
+from .autoscaling import RolloutAutoscaling, autoscaling_rules
 from .platform import PoolScheduling
 from .pod_template import PodTemplate
 from .pods import Accelerator, PodReplacement, Resources, SharedMemory
 
 AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
-OF_OWN_PODS = SeparateOnly(
-    (
-        "minReplicas",
-        "autoscaling",
-        "drainSeconds",
-        "updateStrategy",
-        "accelerator",
-        "resources",
-        "sharedMemory",
-        "scheduling",
-        "podTemplate",
-    ),
-    "must not be given with placement Colocated: engines run in the trainer's pods; write Separate",
+COLOCATED = "must not be given with placement Colocated: engines run in the trainer's pods; write Separate"
+OF_OWN_PODS = (
+    "minReplicas",
+    "autoscaling",
+    "drainSeconds",
+    "updateStrategy",
+    "accelerator",
+    "resources",
+    "sharedMemory",
+    "scheduling",
+    "podTemplate",
 )
 MORE_THAN_ALL = "must not be more than spec.rollout.replicas"
 WOULD_WAIT = "must not be less than spec.rollout.minReplicas, with fewer than which the trainer waits"
-AUTOSCALED = AutoscalingRules("spec.rollout", "kubectl scale or a HorizontalPodAutoscaler")
 NOTHING_CACHED = "needs spec.rollout.engine.promptCache: true: every batch would move the text encoders otherwise"
 WINDOW_TOO_LONG = "must not be more than spec.rollout.pipeline.steps"
 NOTHING_TO_TRAIN = "must be at least 2 without spec.rollout.sampler.window: the last step adds no noise to train on"
@@ -284,14 +281,14 @@ class Rollout(StrictModel):
             f"is {{self.autoscaling.min_replicas}}: {WOULD_WAIT}, which is {{self.min_replicas}}",
             "autoscaling",
         ),
-        *AUTOSCALED.rules(),
+        *autoscaling_rules("spec.rollout", "kubectl scale or a HorizontalPodAutoscaler"),
         Rule(
             "self.batches_ahead == 0 or self.placement == 'Separate'",
             "batchesAhead",
             AHEAD_NEEDS_PODS,
             f"is {{self.batches_ahead}}: {AHEAD_NEEDS_PODS}",
         ),
-        *OF_OWN_PODS.rules(),
+        *separate_only(COLOCATED, *OF_OWN_PODS),
     )
 
     @property
