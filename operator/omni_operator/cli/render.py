@@ -90,4 +90,4 @@ def _print_objects(loaded: LoadedJob, view: ClusterView, *, as_json: bool) -> No
     if as_json:
         console.say_json({"apiVersion": "v1", "kind": "List", "items": objects})
     else:
-        console.write(plan.dump_yaml(*objects))
+        typer.echo(plan.dump_yaml(*objects), nl=False)
