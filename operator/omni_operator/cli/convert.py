@@ -26,11 +26,7 @@ _LOCAL = re.compile(r"https?://(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1
 def convert_recipe(
     recipe: Annotated[
         Path,
-        typer.Argument(
-            help="Shell script that starts verl-omni's trainer, or YAML of a RayJob or of pods with its command; - is "
-            "standard input.",
-            metavar="RECIPE",
-        ),
+        typer.Argument(help="Shell script that starts verl-omni's trainer; - is standard input.", metavar="RECIPE"),
     ],
 ) -> None:
     """Convert a recipe of verl-omni to a job.
@@ -85,9 +81,7 @@ def _find_script(path: str, caller: Path) -> OtherScript | None:
 
 
 def _read(call: TrainerCall) -> Iterator[str]:
-    """A line for each part of a file, or other script, that was read or should have been."""
-    if call.command:
-        yield f"only {call.command} and its environment are read: images, resources and volumes are not in the job"
+    """A line for the other scripts that were read, and one for those that should have been."""
     if call.read:
         yield f"read too, because the script calls it: {', '.join(call.read)}"
     if call.missing:

@@ -13,8 +13,15 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from .manifest_commands import Command, RecipeError
-from .script_calls import FindScript, OtherScript, ScriptCall, find_script, runs_module, variables_set_by
+from .script_calls import (
+    FindScript,
+    OtherScript,
+    RecipeError,
+    ScriptCall,
+    find_script,
+    runs_module,
+    variables_set_by,
+)
 from .shell_conditions import TESTS, evaluate
 from .shell_variables import ASSIGNMENT, MARK, Value, Variables, merged
 from .shell_words import Operator, Output, ScriptSyntaxError, Word, split_script
@@ -42,7 +49,6 @@ class Script:
         self.environment: dict[str, None] = {}  # exported, or in front of the call
         self.variables = Variables()
         self.texts: list[str] = []
-        self.command = ""  # the name of the one that has the last call
         self.read: dict[str, None] = {}  # paths of other scripts
         self.not_found: dict[str, None] = {}
         self.not_sourced: dict[str, None] = {}  # not found, and may set variables
@@ -60,21 +66,13 @@ class Script:
         self._ends: list[dict[str, Value]] | None = None  # variables at each `return` of it; None outside of functions
         self._negated = False
 
-    def run_command(self, command: Command) -> None:
-        """Run one of the commands of a file.
+    def run_recipe(self, text: str) -> None:
+        """Run the recipe itself.
 
         Raises:
             RecipeError: a quote is not closed, or it starts another trainer.
         """
-        calls = len(self.calls)
-        values = {
-            name: Value((f"{MARK}$({name}){MARK}" if text is None else text,), 0)
-            for name, text in command.environment.items()
-        }
-        self.environment = {}
-        self._run_shell(command.name, command.text, "", values)
-        if len(self.calls) > calls:
-            self.command = command.name
+        self._run_text(SCRIPT, text, "")
 
     def place(self, line: int) -> str:
         """A line, as messages call it."""
