@@ -85,7 +85,7 @@ def _resumed(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _ranks(given: dict[str, Any], trainer: Trainer) -> Iterator[tuple[str, str]]:
     ranks = trainer.accelerators
     for name in DIVISORS:
-        size = given.get(name)
+        size: Any = given.get(name)
         if name == FSDP_SIZE and (size == -1 or (is_number(size) and size > ranks)):
             continue  # all ranks
         if is_number(size) and (size < 1 or ranks % size):
@@ -130,7 +130,7 @@ def _ahead(given: dict[str, Any], rollout: Rollout) -> Iterator[tuple[str, str]]
         yield SOURCE, "nothing is generated, so nothing ahead: remove spec.rollout.batchesAhead"
     name = f"{V1}.sampler.max_off_policy_threshold"
     strategy = f"{V1}.sampler.max_off_policy_strategy"
-    most = given.get(name)
+    most: Any = given.get(name)
     if is_number(most) and 0 < most <= ahead and given.get(strategy) != "drop":
         yield (
             name,

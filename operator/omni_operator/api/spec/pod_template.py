@@ -100,6 +100,8 @@ def _wrong(value: Any, schema: dict[str, Any], at: Path) -> Iterator[Violation]:
             yield from _wrong_list(value, schema, at)
         case "object", dict():
             yield from _wrong_mapping(value, schema, at)
+        case _:
+            pass
 
 
 def _wrong_mapping(value: dict[str, Any], schema: dict[str, Any], at: Path) -> Iterator[Violation]:
