@@ -62,7 +62,7 @@ def always_checked(node: Any) -> Any:
         return [always_checked(item) for item in node]
     if not isinstance(node, dict):
         return node
-    told = str(node.get("message", ""))
+    told = str(node.get("messageExpression", ""))
     if any(rule in told for rule in (SPEC_RULE, PART_RULE)) and "oldSelf" not in node["rule"]:
         rule = f"({node['rule']}) && (oldSelf.hasValue() || !oldSelf.hasValue())"
         return {**node, "rule": rule, "optionalOldSelf": True}
@@ -70,9 +70,9 @@ def always_checked(node: Any) -> Any:
 
 
 def without_rule(node: Any, rule: str) -> Any:
-    """A part of a definition without a rule."""
+    """A part of a definition without a rule, and without the rules of the same object that are joined with it."""
     if isinstance(node, list):
-        found = [item for item in node if isinstance(item, dict) and rule in item.get("message", "")]
+        found = [item for item in node if isinstance(item, dict) and rule in item.get("messageExpression", "")]
         return [without_rule(item, rule) for item in node if item not in found]
     return {name: without_rule(part, rule) for name, part in node.items()} if isinstance(node, dict) else node
 

@@ -17,6 +17,7 @@ from omni_operator.api.job import API_VERSION, KIND, DiffusionRLJob, Spec
 from omni_operator.api.metadata import DNS_1035, NAME_LIMIT
 from omni_operator.api.status import UNSEEN, Status
 
+from .joined_rules import join_rules
 from .stored_jobs import spare_stored
 from .structural import structural
 
@@ -76,7 +77,7 @@ def _version() -> dict[str, Any]:
         "name": VERSION,
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": spare_stored(schema())},
+        "schema": {"openAPIV3Schema": spare_stored(join_rules(schema()))},
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path, "description": text, **({"priority": 1} if wide else {})}
             for name, kind, path, text, wide in COLUMNS

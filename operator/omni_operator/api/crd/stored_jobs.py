@@ -10,20 +10,19 @@ The API server evaluates an object's rules on each change, so such a job could n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from omni_operator.api.base import VALIDATIONS
 
-Schema = dict[str, Any]
-Rule = Mapping[str, str]
-OLD = "oldSelf"
+from .joined_rules import OLD, Rule, Schema
+
 STORED = "has(self.status)"
 _SELF = re.compile(r"\bself\b")
+_NAMED = re.compile(r"\[self\.")
 
 
 def spare_stored(schema: Schema) -> Schema:
-    """The schema of jobs with each rule of the spec split for creations and changes.
+    """The schema of jobs, with already joined rules, after each rule of the spec is split for creations and changes.
 
     The job's other rules are about its name, which never changes: they become rules for creations.
     """
@@ -31,7 +30,7 @@ def spare_stored(schema: Schema) -> Schema:
     rules = spec.get(VALIDATIONS, ())
     kept = {**spec, VALIDATIONS: [_for_changes(rule) if is_present(rule) else rule for rule in rules]}
     for_job = [_for_creations(rule, rule["rule"]) if is_present(rule) else rule for rule in schema.get(VALIDATIONS, ())]
-    moved = [_of_the_job(rule) for rule in rules if is_present(rule)]
+    moved = [_for_creations(_moved(rule), _in_spec(rule["rule"])) for rule in rules if is_present(rule)]
     return {**schema, "properties": {**schema["properties"], "spec": kept}, VALIDATIONS: [*for_job, *moved]}
 
 
@@ -48,7 +47,14 @@ def _for_creations(rule: Rule, condition: str) -> dict[str, str]:
     return {**rule, "rule": f"{STORED} || ({condition})"}
 
 
-def _of_the_job(rule: Rule) -> dict[str, str]:
-    """A rule of the spec as one of the job's creation."""
-    moved = {**rule, "fieldPath": f".spec{rule.get('fieldPath', '')}"}
-    return _for_creations(moved, _SELF.sub("self.spec", rule["rule"]))
+def _in_spec(condition: str) -> str:
+    """A condition of the spec as one of the job. What has names is looked up in the spec, which is looked up once."""
+    return f"[self.spec].all(spec, {_SELF.sub('self.spec', _NAMED.sub('[spec.', condition))})"
+
+
+def _moved(rule: Rule) -> dict[str, Any]:
+    """A rule of the spec with its field path and messages rewritten for a rule of the job."""
+    moved_rule = {**rule, "fieldPath": f".spec{rule.get('fieldPath', '')}"}
+    return {
+        name: _SELF.sub("self.spec", text) if name == "messageExpression" else text for name, text in moved_rule.items()
+    }
