@@ -9,7 +9,7 @@ fields in full, as `spec.model.lora.enabled`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from string import Formatter
@@ -184,7 +184,6 @@ class StrictModel(BaseModel):
     )
 
     cel: ClassVar[tuple[Cel | Rule, ...]] = ()
-    not_yet: ClassVar[Mapping[str, str]] = {}  # fields that do not exist (yet), and why
 
     def violations(self) -> Iterator[Violation]:
         """Broken rules between the fields of this model."""
@@ -198,10 +197,7 @@ class StrictModel(BaseModel):
         """Null in a known field means that it is absent, and 3.0 is a whole number."""
         if isinstance(value, dict):
             known = names_of(cls)
-            value = {key: whole(item) for key, item in value.items() if item is not None or key not in known}
-        if isinstance(value, dict) and (asked := [name for name in value if name in cls.not_yet]):
-            context: dict[str, Any] = {"violations": [Violation((name,), cls.not_yet[name]) for name in asked]}
-            raise PydanticCustomError(RULE, "fields that do not exist yet", context)
+            return {key: whole(item) for key, item in value.items() if item is not None or key not in known}
         return value
 
     @model_validator(mode="after")
@@ -220,22 +216,10 @@ class StrictModel(BaseModel):
         return schema
 
 
-@dataclass(frozen=True, slots=True)
-class SeparateOnly:
-    """The rule that fields of a model with `placement` are for Separate.
-
-    Attributes:
-        names: the fields' names in YAML.
-        text: the message.
-    """
-
-    names: tuple[str, ...]
-    text: str
-
-    def rules(self) -> Iterator[Rule]:
-        """A rule for each field."""
-        for name in self.names:  # first what most jobs lack: to look up a field costs more than anything else in a rule
-            yield Rule(f"self.{to_snake(name)} is None or self.placement == 'Separate'", name, self.text)
+def separate_only(text: str, *names: str) -> Iterator[Rule]:
+    """Rules that fields of a model with `placement` are for Separate, which say this text; by the names in YAML."""
+    for name in names:  # first what most jobs lack: to look up a field costs more than anything else in a rule
+        yield Rule(f"self.{to_snake(name)} is None or self.placement == 'Separate'", name, text)
 
 
 @cache

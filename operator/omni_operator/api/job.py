@@ -1,7 +1,6 @@
 """`DiffusionRLJob`, the custom resource."""
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -49,14 +48,6 @@ NO_ADAPTERS = "must be 0 where spec.model.lora.enabled is false: there is no ada
 
 class Spec(StrictModel):
     """A training run."""
-
-    not_yet = MappingProxyType(
-        {
-            "weightSync": "there is nothing to choose yet: weights reach the engines over IPC (with "
-            "spec.rollout.placement Separate over TCP first), as an adapter where spec.model.lora.enabled is true and "
-            "whole where it is false"
-        }
-    )
 
     model: Model = Field(description="Model to train.")
     data: Data = Field(description="Prompts to train on and to evaluate with.")

@@ -161,12 +161,13 @@ def _model_at(root: type[BaseModel], path: FieldPath) -> type[BaseModel] | None:
             if model
             else []
         )
-        model = next(_models_in(annotations[0]), None) if annotations else None
+        model = next(models_in(annotations[0]), None) if annotations else None
     return model
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Models in an annotation, such as `Model | None` or `tuple[Model, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
-        yield from _models_in(inner)
+        yield from models_in(inner)

@@ -36,23 +36,12 @@ def user_environment() -> dict[str, str]:
 
 def say(text: str) -> None:
     """Print a line to standard output."""
-    write(f"{without_control(text)}\n")
+    typer.echo(without_control(text))
 
 
 def say_json(value: object) -> None:
     """Print a value as JSON to standard output."""
     say(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def write(text: str) -> None:
-    """Write to standard output. Where that fails, e.g. on a full disk, print why and exit."""
-    try:
-        typer.echo(text, nl=False)
-    except BrokenPipeError:
-        raise  # typer ends the program quietly: the reader has seen enough
-    except OSError as error:
-        discard_output()
-        refuse(f"cannot write to standard output: {error.strerror}", FAILED)
 
 
 def print_any_text() -> None:
@@ -62,11 +51,6 @@ def print_any_text() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def discard_output() -> None:
-    """Let standard output end in nothing. Python writes what is left in its buffer once more when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:

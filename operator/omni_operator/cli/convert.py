@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -26,11 +26,7 @@ _LOCAL = re.compile(r"https?://(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1
 def convert_recipe(
     recipe: Annotated[
         Path,
-        typer.Argument(
-            help="Shell script that starts verl-omni's trainer, or YAML of a RayJob, of pods or of compose with its "
-            "command; - is standard input.",
-            metavar="RECIPE",
-        ),
+        typer.Argument(help="Shell script that starts verl-omni's trainer; - is standard input.", metavar="RECIPE"),
     ],
 ) -> None:
     """Convert a recipe of verl-omni to a job.
@@ -58,7 +54,7 @@ def convert_recipe(
             f"the script sets environment variables, and a job does not: {', '.join(call.environment)}; set them "
             "before drl run, or as env in the podTemplate of spec.head, spec.trainer and spec.rollout"
         )
-    for url in _local_urls(conversion.document):
+    for url in dict.fromkeys(_LOCAL.findall(json.dumps(conversion.document))):
         console.note(f"{url} is in each pod on a cluster: write the server's address there, or run it in these pods")
     if conversion.without_effect:
         console.note(f"left out, because they have no effect here: {', '.join(conversion.without_effect)}")
@@ -85,9 +81,7 @@ def _find_script(path: str, caller: Path) -> OtherScript | None:
 
 
 def _read(call: TrainerCall) -> Iterator[str]:
-    """A line for each part of a file, or other script, that was read or should have been."""
-    if call.command:
-        yield f"only {call.command} and its environment are read: images, resources and volumes are not in the job"
+    """A line for the other scripts that were read, and one for those that should have been."""
     if call.read:
         yield f"read too, because the script calls it: {', '.join(call.read)}"
     if call.missing:
@@ -119,11 +113,6 @@ def _texts(node: object) -> Iterator[str]:
     elif isinstance(node, list):
         for value in node:
             yield from _texts(value)
-
-
-def _local_urls(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Localhost URLs in a job, without duplicates; on a cluster, each pod would reach only itself."""
-    return tuple(dict.fromkeys(_LOCAL.findall(json.dumps(document))))
 
 
 def _text(recipe: Path, made: Conversion) -> str:

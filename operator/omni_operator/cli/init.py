@@ -16,7 +16,7 @@ import typer
 from omni_operator.api import JobError, read_job
 from omni_operator.api.spec.scorers import asks_judge, builtin_scorers, is_builtin, settings_model
 from verl_omni import pipelines
-from verl_omni.pipelines.description import EXAMPLE_FILE, FamilyDescription
+from verl_omni.pipelines.description import EXAMPLE_FILE
 from verl_omni.pipelines.registry import FOLDERS, family_sizes, lent_folder
 from verl_omni.reward_loop.rewards import modality
 
@@ -26,17 +26,9 @@ JUDGE = "Qwen/Qwen3-VL-8B-Instruct"
 PROMPTS = {"train": "prompts.jsonl", "validation": "heldout.jsonl"}
 TEXTS = ("Open", "Second Chance", "Slow Down", "Summer Sale", "The Long Road", "Fresh Bread")
 SCENES = {"train": ("a shop sign that says", "a birthday cake with the words"), "validation": ("a book cover titled",)}
-
-
 INPUT_IMAGE = "input.png"
-
-
-def _family_name(folder: str, description: FamilyDescription) -> str:
-    return description.example.name if description.example else folder.replace("_", "-")
-
-
 # Folders by the names of the families: those of their examples' models, or of the folders.
-FAMILIES = {_family_name(folder, each): folder for folder, each in FOLDERS.items()}
+FAMILIES = {each.example.name if each.example else folder.replace("_", "-"): folder for folder, each in FOLDERS.items()}
 
 
 def _rewards() -> list[str]:
@@ -72,7 +64,7 @@ def init(
     """
     if family not in FAMILIES:
         console.refuse(f"no model family {family!r}; choose {', '.join(sorted(FAMILIES))}")
-    scorer = _scorer(reward or _default_reward(family), family)
+    scorer = _scorer(reward or ("ocr" if "image" in modalities(family) else "pickscore"), family)
     name = f"{family}-{scorer['name']}".replace("_", "-")
     path = out or Path(f"{name}.yaml")
     if path.is_dir():
@@ -121,10 +113,6 @@ def _scorer(reward: str, family: str) -> dict[str, Any]:
             problem = f"the scorer {reward} needs {', '.join(_required_settings(reward))}: write it into the job later"
         console.refuse(f"{problem}; choose {', '.join(offered)}, or a file that ends with .py")
     return {"name": reward}
-
-
-def _default_reward(family: str) -> str:
-    return "ocr" if "image" in modalities(family) else "pickscore"
 
 
 def _from_folder(folder: Path, path: str) -> str:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from omni_operator import plan
 from omni_operator.api import JobError, LoadedJob
 from omni_operator.api.base import Violation
+from omni_operator.api.files.job_loader import read_text, source_name
 from omni_operator.api.files.yaml_document import Document, Problem
 from omni_operator.api.spec.pods import IMAGE_NAME, LONGEST_IMAGE_NAME
 from omni_operator.api.validation_messages import describe_errors, format_path
@@ -120,12 +121,7 @@ def read_settings(path: Path) -> plan.ClusterSettings:
     Raises:
         JobError: the file cannot be read or is not valid.
     """
-    try:
-        document = Document.parse(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise JobError([Problem(str(path), f"cannot be read: {error.strerror}")]) from error
-    except UnicodeDecodeError as error:
-        raise JobError([Problem(str(path), "not a text file in UTF-8")]) from error
+    document = Document.parse(read_text(path, "settings"), source_name(path))
     try:
         return plan.ClusterSettings.model_validate(document.plain())
     except ValidationError as error:

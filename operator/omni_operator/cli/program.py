@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import gc
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -94,8 +93,6 @@ class Program(TyperGroup):
 
     @override
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        if sys.stdout is None:  # `>&-`: what is printed would be lost without an error
-            console.refuse("standard output is closed: redirect it, e.g. to /dev/null")
         os.environ.setdefault(*console.NO_PLUGINS)
         gc.set_threshold(GARBAGE_THRESHOLD)
         with _explained():
@@ -128,14 +125,5 @@ def _explained() -> Iterator[None]:
     except OSError as error:
         if error.errno not in console.NO_ROOM:
             raise
-        _drop_output_without_room()
         file = "" if error.filename is None else f" to {error.filename}"
         console.refuse(f"cannot write{file}: {error.strerror}", console.FAILED)
-
-
-def _drop_output_without_room() -> None:
-    """Discard what standard output could not write: Python would write it once more when it exits."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        console.discard_output()

@@ -38,21 +38,18 @@ def render(
     cluster: Cluster = False,
     settings: Settings = None,
     image: Image = None,
-    attempt: Annotated[
-        int, typer.Option(help="With --cluster: number of the attempt.", min=1, max=99, metavar="N")
-    ] = 1,
 ) -> None:
     """Print what a job becomes: overrides, or Kubernetes objects.
 
-    Example: drl render job.yaml --cluster --attempt 2
+    Example: drl render job.yaml --cluster
 
     Without --cluster, prints the overrides that the trainer gets, one per line. With --cluster, prints the objects
-    that the operator applies.
+    that the operator applies for the first attempt.
     """
     if cluster:
         console.refuse_given(context, ("runs", "command"), "with --cluster")
     else:
-        console.refuse_given(context, ("settings", "image", "attempt"), CLUSTER_ONLY)
+        console.refuse_given(context, ("settings", "image"), CLUSTER_ONLY)
     if as_json:
         console.refuse_given(context, ("command",), "with --json, which prints overrides and command")
     loaded = console.load_or_refuse(job_file, assignments or ())
@@ -61,7 +58,7 @@ def render(
             console.refuse_given(
                 context, ("image",), "because the job names an image; use --set spec.runtime.image=IMAGE"
             )
-        _print_objects(loaded, cluster_view(settings, image), attempt, as_json=as_json)
+        _print_objects(loaded, cluster_view(settings, image), as_json=as_json)
     else:
         _print_overrides(loaded, job_folder(job_file), runs, command=command, as_json=as_json)
 
@@ -77,10 +74,10 @@ def _print_overrides(loaded: LoadedJob, folder: Path, runs: Path, *, command: bo
         console.say(shlex.join(arguments) if command else "\n".join(overrides))
 
 
-def _print_objects(loaded: LoadedJob, view: ClusterView, attempt: int, *, as_json: bool) -> None:
+def _print_objects(loaded: LoadedJob, view: ClusterView, *, as_json: bool) -> None:
     if problems := tuple(view.problems(loaded)):
         console.refuse(console.format_problems(problems))
-    objects = plan.render_objects(loaded.job, attempt, view.settings)
+    objects = plan.render_objects(loaded.job, 1, view.settings)
     if view.lacks_image(loaded):
         console.note(
             f"{PLACEHOLDER_IMAGE} is a placeholder, because neither the job nor an option names an image; "
@@ -93,4 +90,4 @@ def _print_objects(loaded: LoadedJob, view: ClusterView, attempt: int, *, as_jso
     if as_json:
         console.say_json({"apiVersion": "v1", "kind": "List", "items": objects})
     else:
-        console.write(plan.dump_yaml(*objects))
+        typer.echo(plan.dump_yaml(*objects), nl=False)

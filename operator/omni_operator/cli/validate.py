@@ -81,7 +81,8 @@ def _check(path: Path, assignments: Sequence[str], view: ClusterView | None) -> 
         return Verdict(source_name(path), None, error.problems)
     job = loaded.job
     problems = tuple(view.problems(loaded) if view else _local_problems(loaded, path))
-    notes = (*console.notes_on_file(loaded), *(view.notes(loaded) if view else _risks(loaded)))
+    risks = (f"{format_path(found.at)} {found.text}" for found in plan.find_risks(job))
+    notes = (*console.notes_on_file(loaded), *(view.notes(loaded) if view else risks))
     return Verdict(source_name(path), job.metadata.name, problems, notes, has_image=job.spec.runtime.image is not None)
 
 
@@ -92,11 +93,6 @@ def _local_problems(loaded: LoadedJob, path: Path) -> list[Problem]:
         *preflight.variable_problems(job, loaded.document, os.environ),
     ]
     return problems or preflight.input_problems(job, loaded.document)
-
-
-def _risks(loaded: LoadedJob) -> list[str]:
-    """Warnings about the recipe; with --cluster they are among the cluster's."""
-    return [f"{format_path(found.at)} {found.text}" for found in plan.find_risks(loaded.job)]
 
 
 def _print(verdicts: list[Verdict]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
@@ -18,7 +19,7 @@ def render_pod_monitor(job: DiffusionRLJob) -> Object | None:
     if not wanted.enabled:
         return None
     relabelings = [
-        {"sourceLabels": [f"__meta_kubernetes_pod_label_{_escaped(label)}"], "targetLabel": target}
+        {"sourceLabels": [f"__meta_kubernetes_pod_label_{re.sub('[^a-z0-9]', '_', label)}"], "targetLabel": target}
         for label, target in RELABELLED.items()
     ]
     endpoints = [{"port": "metrics", "interval": wanted.interval, "relabelings": relabelings}]
@@ -28,8 +29,3 @@ def render_pod_monitor(job: DiffusionRLJob) -> Object | None:
         "metadata": {"name": job.metadata.name, "labels": dict(wanted.labels)},
         "spec": {"selector": {"matchLabels": {JOB_LABEL: job.metadata.name}}, "podMetricsEndpoints": endpoints},
     }
-
-
-def _escaped(label: str) -> str:
-    """The name of a Kubernetes label in Prometheus."""
-    return "".join(letter if letter.isalnum() else "_" for letter in label)

@@ -1,8 +1,7 @@
 """PURE: shell scripts that start the reference's trainer, converted to jobs."""
 
 from .conversion import Conversion, convert
-from .manifest_commands import RecipeError
-from .script_calls import OtherScript
+from .script_calls import OtherScript, RecipeError
 from .trainer_call import TrainerCall, read_script
 
 __all__ = ["Conversion", "OtherScript", "RecipeError", "TrainerCall", "convert", "read_script"]

@@ -17,7 +17,7 @@ from omni_operator.api.overrides.override_names import (
 )
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
 from verl_omni.pipelines.registry import FAMILIES, missing_family
-from verl_omni.settings_schema.declarations import ALL_LINEAR
+from verl_omni.settings_schema.declarations import ALL_LINEAR, FIELDS
 from verl_omni.settings_schema.hydra_options import joined_options
 from verl_omni.settings_schema.layout import default_of
 from verl_omni.settings_schema.reference_settings import target_of
@@ -27,8 +27,8 @@ from .fields import (
     ALGORITHM_NAMES,
     ARGUMENTS,
     BUILTIN,
+    CONVERSIONS,
     ESTIMATOR,
-    FIELDS,
     IMPLIED,
     LORA,
     LOSS,
@@ -238,9 +238,9 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         made.without_effect.append(f"{name}={text}")
     elif name == f"{MODEL}.path" and not made.extended and (missing := missing_family(str(value))):
         raise Refusal(f"the model family {missing} is not supported; write a model of another")
-    elif name in FIELDS:
+    elif name in CONVERSIONS:
         if value is not None or name == "trainer.max_actor_ckpt_to_keep":
-            made.put(FIELDS[name].path, FIELDS[name].convert(value))
+            made.put(FIELDS[name].removeprefix("spec."), CONVERSIONS[name](value))
     elif name == RESUMED and value is not None:
         raise Refusal("a job starts from checkpoints of its own run folder; write spec.checkpoint.resume")
     elif name == DEVICE and value not in ("cuda", "gpu", "npu", "cpu", None):

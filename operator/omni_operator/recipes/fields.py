@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api.overrides.override_names import BYPASS, CORRECTION, limits_older_samples, parse_value
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
-from verl_omni.settings_schema.declarations import FIELDS as JOB_FIELDS
 from verl_omni.settings_schema.declarations import SETTINGS as DECLARED
 from verl_omni.settings_schema.declarations import SEVERAL_SCORERS
 from verl_omni.settings_schema.layout import default_of
@@ -112,19 +110,6 @@ class Refusal(ValueError):
         self.setting = setting
 
 
-@dataclass(frozen=True, slots=True)
-class FieldOf:
-    """The field that a setting goes to.
-
-    Attributes:
-        path: in the spec, with dots.
-        convert: the setting's value to the field's; it raises `Refusal`.
-    """
-
-    path: str
-    convert: Callable[[Any], Any]
-
-
 def number(value: Any) -> Any:
     """A number as it is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -160,8 +145,8 @@ def one_of(**names: str) -> Callable[[Any], Any]:
     return convert
 
 
-# What a recipe's value becomes in the setting's field.
-_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+# What a recipe's value becomes in the setting's field, by the setting; it raises `Refusal`.
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     f"{MODEL}.path": text,
     "data.train_files": texts,
     "data.val_files": texts,
@@ -202,7 +187,6 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     f"{ALGO}.sde_type": text,
     f"{ALGO}.noise_level": number,
 }
-FIELDS = {name: FieldOf(JOB_FIELDS[name].removeprefix("spec."), convert) for name, convert in _CONVERSIONS.items()}
 # Defaults of the reference, as a recipe would write them, where a job or the trainer here has another one and a run
 # would learn something else or be saved elsewhere. docs/figures/reference-settings.tsv has all of them.
 REFERENCE_DEFAULTS = {
@@ -283,7 +267,7 @@ def settings_in(name: str, text: str) -> Iterator[tuple[str, str]]:
     is_mapping = text.lstrip().startswith("{")
     spaced = _KEY.sub(lambda found: f"{found['key']} " if found["key"] else found[0], text)
     values = parse_value(spaced if is_mapping else text)
-    above = any(each.startswith(f"{name}.") for each in (*FIELDS, *TOGETHER, *IMPLIED))
+    above = any(each.startswith(f"{name}.") for each in (*CONVERSIONS, *TOGETHER, *IMPLIED))
     is_group = above or f"{name}.".startswith((f"{SCORERS}.", f"{SETTINGS}.", f"{ARGUMENTS}."))
     if not (is_group and isinstance(values, dict) and values):
         yield name, text

@@ -18,6 +18,10 @@ _IN_FRONT = ("exec", "nohup", "setsid", "command", "env")  # words that may prec
 _MODULE_OPTION = re.compile(r"-\w*m|--module")  # in front of a module that a program runs
 
 
+class RecipeError(ValueError):
+    """A file that does not start the trainer, or starts another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class OtherScript:
     """A script that another one calls."""

@@ -13,8 +13,15 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from .manifest_commands import Command, RecipeError
-from .script_calls import FindScript, OtherScript, ScriptCall, find_script, runs_module, variables_set_by
+from .script_calls import (
+    FindScript,
+    OtherScript,
+    RecipeError,
+    ScriptCall,
+    find_script,
+    runs_module,
+    variables_set_by,
+)
 from .shell_conditions import TESTS, evaluate
 from .shell_variables import ASSIGNMENT, MARK, Value, Variables, merged
 from .shell_words import Operator, Output, ScriptSyntaxError, Word, split_script
@@ -42,7 +49,6 @@ class Script:
         self.environment: dict[str, None] = {}  # exported, or in front of the call
         self.variables = Variables()
         self.texts: list[str] = []
-        self.command = ""  # the name of the one that has the last call
         self.read: dict[str, None] = {}  # paths of other scripts
         self.not_found: dict[str, None] = {}
         self.not_sourced: dict[str, None] = {}  # not found, and may set variables
@@ -60,21 +66,13 @@ class Script:
         self._ends: list[dict[str, Value]] | None = None  # variables at each `return` of it; None outside of functions
         self._negated = False
 
-    def run_command(self, command: Command) -> None:
-        """Run one of the commands of a file.
+    def run_recipe(self, text: str) -> None:
+        """Run the recipe itself.
 
         Raises:
             RecipeError: a quote is not closed, or it starts another trainer.
         """
-        calls = len(self.calls)
-        values = {
-            name: Value((f"{MARK}$({name}){MARK}" if text is None else text,), 0)
-            for name, text in command.environment.items()
-        }
-        self.environment = {}
-        self._run_shell(command.name, command.text, "", values)
-        if len(self.calls) > calls:
-            self.command = command.name
+        self._run_text(SCRIPT, text, "")
 
     def place(self, line: int) -> str:
         """A line, as messages call it."""
@@ -95,26 +93,15 @@ class Script:
         self, name: str, text: str, path: str, exported: Mapping[str, Value], arguments: Sequence[str] = ()
     ) -> None:
         """Run a text in a new shell, which gets these variables."""
-        values = self.variables.values
-        environment = self.environment
-        functions = self._functions
-        calls = len(self.calls)
-        exports_all = self._exports_all
-        ends = self._ends
-        self._ends = None
-        self.variables.values = dict(exported)
-        self._functions = {}
-        self._exports_all = False
-        self.environment = environment | dict.fromkeys(exported)
-        if arguments:
-            self.variables.values["@"] = Value(tuple(arguments), self.variables.line)
-        self._run_text(name, text, path)
-        self.variables.values = values
-        self._functions = functions
-        self._exports_all = exports_all
-        self._ends = ends
-        if len(self.calls) == calls:
-            self.environment = environment
+        with self._undone(keeps_calls=True):
+            self.variables.values = dict(exported)
+            if arguments:
+                self.variables.values["@"] = Value(tuple(arguments), self.variables.line)
+            self._functions = {}
+            self._exports_all = False
+            self._ends = None
+            self.environment |= dict.fromkeys(exported)
+            self._run_text(name, text, path)
 
     def _run_text(self, name: str, text: str, path: str) -> None:
         """Run a text here, unless it is running already: a script may start itself in a container."""
@@ -122,18 +109,48 @@ class Script:
             return
         if len(self._running) == _MOST_SCRIPTS:
             raise RecipeError(f"{name}: scripts call one another more than {_MOST_SCRIPTS} deep")
-        outer_tokens = self._tokens
-        outer_place = self._at
-        outer_path = self._path
         self._running.append(text)
-        self._tokens = self._split(name, text)
-        self._at = 0
-        self._path = path
-        self.run()
+        with self._reading(self._split(name, text), 0, path):
+            self.run()
         self._running.pop()
-        self._tokens = outer_tokens
-        self._at = outer_place
-        self._path = outer_path
+
+    @contextlib.contextmanager
+    def _reading(self, tokens: list[Word | Operator], at: int, path: str) -> Iterator[None]:
+        """Read other tokens meanwhile, from a place on."""
+        outer = (self._tokens, self._at, self._path)
+        self._tokens = tokens
+        self._at = at
+        self._path = path
+        yield
+        self._tokens, self._at, self._path = outer
+
+    @contextlib.contextmanager
+    def _undone(self, *, keeps_calls: bool) -> Iterator[None]:
+        """Run commands that change no variable, function or setting of the shell, and end no function.
+
+        Args:
+            keeps_calls: whether they run all the same, so that their calls count, with the environment of these.
+        """
+        values = dict(self.variables.values)
+        functions = dict(self._functions)
+        environment = dict(self.environment)
+        calls = len(self.calls)
+        exports_all = self._exports_all
+        returned = self._returned
+        ends = self._ends
+        succeeds = self._succeeds
+        self._ends = None if ends is None else []
+        yield
+        self.variables.values = values
+        self._functions = functions
+        self._exports_all = exports_all
+        self._returned = returned
+        self._ends = ends
+        if not keeps_calls:
+            self._succeeds = succeeds
+            del self.calls[calls:]
+        if len(self.calls) == calls:
+            self.environment = environment
 
     def run(self, *until: str) -> str:
         """Run up to one of these words and operators, which is the next token then and returned; empty at the end."""
@@ -158,10 +175,8 @@ class Script:
                 case "{":
                     self._group("}")
                 case "(":
-                    before = dict(self.variables.values)
-                    with self._apart():
+                    with self._undone(keeps_calls=True):
                         self._group(")")
-                    self.variables.values = before
                 case "function":
                     self._define(self._next())
                 case "!":
@@ -217,16 +232,6 @@ class Script:
         self._returned = returned or not ends
 
     @contextlib.contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Run commands of which a `return` ends no others."""
-        returned = self._returned
-        ends = self._ends
-        self._ends = None if ends is None else []
-        yield
-        self._returned = returned
-        self._ends = ends
-
-    @contextlib.contextmanager
     def _until_return(self) -> Iterator[None]:
         """Run a function, or a script that is read in."""
         outer = self._ends
@@ -237,19 +242,8 @@ class Script:
 
     def _without_effect(self, *until: str) -> str:
         """Go through commands that do not run. Returns what ends them, which is the next token then."""
-        before = dict(self.variables.values)
-        functions = dict(self._functions)
-        calls = len(self.calls)
-        succeeds = self._succeeds
-        environment = dict(self.environment)
-        with self._apart():
-            found = self.run(*until)
-        self.variables.values = before
-        self._functions = functions
-        self._succeeds = succeeds
-        self.environment = environment
-        del self.calls[calls:]
-        return found
+        with self._undone(keeps_calls=False):
+            return self.run(*until)
 
     def _if(self) -> None:
         before = dict(self.variables.values)
@@ -382,26 +376,16 @@ class Script:
     def _define(self, name: str) -> None:
         self._skip("(", ")", "\n")
         end = {"{": "}", "(": ")"}.get(self._next(), "}")
-        functions = {**self._functions, name: (self._tokens, self._at, end)}
-        before = dict(self.variables.values)
-        calls = len(self.calls)
-        environment = dict(self.environment)
-        with self._apart():
+        function = (self._tokens, self._at, end)
+        with self._undone(keeps_calls=False):
             self._pass(end)  # runs when it is called
-        self._functions = functions
-        self.environment = environment
-        self.variables.values = before
-        del self.calls[calls:]
+        self._functions = {**self._functions, name: function}
 
     def _call(self, name: str, arguments: list[str]) -> None:
         function = self._functions.pop(name)
-        outer_tokens = self._tokens
-        outer_place = self._at
-        self._tokens, self._at, end = function
-        with self._arguments(arguments), self._until_return():
+        tokens, at, end = function
+        with self._reading(tokens, at, self._path), self._arguments(arguments), self._until_return():
             self.run(end)
-        self._tokens = outer_tokens
-        self._at = outer_place
         self._functions[name] = function
 
     @contextlib.contextmanager
@@ -513,24 +497,20 @@ class Script:
         else:
             self.not_found[script.script.replace(MARK, "")] = None
             return
-        outer = dict(self.variables.values)
-        environment = dict(self.environment)
         calls = len(self.calls)
-        for word in assignments:
-            self.variables.assign(word)
-        self._export(assignments)
-        for assignment in filter(ASSIGNMENT.match, script.front):
-            name, _, text = assignment.partition("=")
-            self.variables.values[name] = Value((text,), self.variables.line)
-            self.environment[name] = None
-        self.environment |= dict.fromkeys(variables_set_by(script.front))
-        exported = {name: value for name, value in self.variables.values.items() if name in self.environment}
-        self.variables.values = outer
-        named = "bash -c" if script.is_text else other.path
-        self._run_shell(named, other.text, other.path, exported, script.arguments)
-        if len(self.calls) == calls:
-            self.environment = environment
-        elif not script.is_text:
+        with self._undone(keeps_calls=True):
+            for word in assignments:
+                self.variables.assign(word)
+            self._export(assignments)
+            for assignment in filter(ASSIGNMENT.match, script.front):
+                name, _, text = assignment.partition("=")
+                self.variables.values[name] = Value((text,), self.variables.line)
+                self.environment[name] = None
+            self.environment |= dict.fromkeys(variables_set_by(script.front))
+            exported = {name: value for name, value in self.variables.values.items() if name in self.environment}
+            named = "bash -c" if script.is_text else other.path
+            self._run_shell(named, other.text, other.path, exported, script.arguments)
+        if len(self.calls) > calls and not script.is_text:
             self.read[other.path] = None
 
     def _source(self, path: str, arguments: Sequence[str]) -> None:

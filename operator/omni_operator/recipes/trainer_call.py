@@ -1,4 +1,4 @@
-"""PURE: the call of a trainer in a shell script, or in the commands of a YAML file."""
+"""PURE: the call of a trainer in a shell script."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .manifest_commands import Command, RecipeError, commands_in
-from .script_calls import FindScript
-from .shell_script import MODULE, SCRIPT, Script
+from .script_calls import FindScript, RecipeError
+from .shell_script import MODULE, Script
 from .shell_variables import MARK
 
+# No command of a shell begins so: a key with a colon, a list, the start of a document, a template.
+_YAML = re.compile(
+    r"""(?:\s|\#[^\n]*\n)*(?:---|%YAML|\{\{|-[ ]|\{\s*"|["']?[A-Za-z_][\w./-]*["']?:(?:\s|\Z))""", re.VERBOSE
+)
 _UNKNOWN = re.compile(r"\0([^\0]*)\0|(\$\{\w+\}|\$\w+)")  # `\$NAME` and '$NAME' too, which nothing replaces
 
 
@@ -23,7 +26,6 @@ class TrainerCall:
         unknown: variables without a value, and commands whose output is not known.
         conditional: variables that a condition or a loop of the script sets, each with the line that does.
         environment: names of environment variables that the script sets for the trainer, and does not read itself.
-        command: which command of a YAML file starts the trainer; empty for a script.
         read: paths of the other scripts that were read.
         missing: other scripts that are read into the script, and were not found.
     """
@@ -32,34 +34,32 @@ class TrainerCall:
     unknown: tuple[str, ...] = ()
     conditional: tuple[tuple[str, str], ...] = ()
     environment: tuple[str, ...] = ()
-    command: str = ""
     read: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
 
 def read_script(text: str, find: FindScript = lambda path, caller: None) -> TrainerCall:
-    """Find the call of the trainer in a script or a YAML file, and expand the script's variables in it.
+    """Find the call of the trainer in a script, and expand the script's variables in it.
 
     Args:
         find: finds the scripts that it calls.
 
     Raises:
         RecipeError: there is no call, several that differ, or one of another trainer; a quote is not closed; or it is
-            YAML without a command.
+            YAML.
     """
-    commands = commands_in(text)
+    if _YAML.match(text):
+        raise RecipeError("not a shell script: copy the command that starts the trainer into one")
     script = Script(find)
-    for command in commands or (Command(SCRIPT, text),):
-        script.run_command(command)
+    script.run_recipe(text)
     if not script.calls:
-        named = ", ".join(command.name for command in commands)
-        started = f"none of {named} starts {MODULE}" if named else f"the script does not start {MODULE}"
+        started = f"the script does not start {MODULE}"
         if line := _line_that_names("main_diffusion", text):
             started += (
                 f"; line {line} names it, but in a text or where it does not run: copy it into a script of its own"
             )
         raise RecipeError(started + "".join(f"; {path}, which it calls, was not found" for path in script.not_found))
-    calls = list(dict.fromkeys(map(tuple, script.calls)))  # pods of several roles may have the same command
+    calls = list(dict.fromkeys(map(tuple, script.calls)))
     if len(calls) > 1:
         raise RecipeError(f"the script starts the trainer {len(script.calls)} times; keep one call")
     arguments = calls[0]
@@ -71,7 +71,6 @@ def read_script(text: str, find: FindScript = lambda path, caller: None) -> Trai
         tuple(name for name in names if name not in conditional),
         tuple((name, script.place(conditional[name])) for name in names if name in conditional),
         tuple(name for name in script.environment if not _is_read(name, script.texts)),
-        script.command if commands else "",
         tuple(script.read),
         tuple(script.not_sourced),
     )

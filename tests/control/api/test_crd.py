@@ -136,17 +136,7 @@ def test_columns_read_existing_fields() -> None:
 def test_kubectl_get_shows_at_most_seven_columns_and_begins_with_the_state() -> None:
     columns = definition.crd()["spec"]["versions"][0]["additionalPrinterColumns"]
     shown = ["Name", *(column["name"] for column in columns if not column.get("priority"))]
-    assert len(shown) <= 7
-    assert shown == ["Name", "State", "Reason", "Step", "Left", "Reward", "Age"]
-    assert [column["name"] for column in columns if column.get("priority")] == [
-        "Percent",
-        "Attempts",
-        "Ready",
-        "Rollouts",
-        "Weights",
-        "Lag",
-        "RayJob",
-    ]
+    assert len(shown) <= 7 and shown[1] == "State"
 
 
 def test_short_name_category_and_size() -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,7 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.crd.definition import schema
 from omni_operator.api.job import Spec
 from omni_operator.api.names import RENDERED_ANNOTATION, SPEC_ANNOTATION
+from omni_operator.api.validation_messages import models_in
 from omni_operator.cluster.cache.job_parser import parse_job_facts
 from omni_operator.status.observed.job_facts import JobFacts
 
@@ -274,13 +275,6 @@ def leaves(model: type[BaseModel], path: Path_ = ()) -> Iterator[Path_]:
             yield from leaves(inner, here)
         else:
             yield here
-
-
-def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from models_in(inner)
 
 
 LEAVES = list(leaves(Spec))

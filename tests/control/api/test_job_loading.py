@@ -49,33 +49,6 @@ def test_problems_are_in_the_order_of_the_file() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("totalSteps: 3", 'totalSteps: "3"'), "must be a whole number, not '3'"),
-        (("totalSteps: 3", "learningRate: 0.1"), "totalSteps: must be given: training steps of the whole run"),
-        (("base: ./model", 'base: "a\\nb"'), "spec.model.base: 'a\\nb' has the wrong format"),
-        (("- name: jpeg", "- name: choice"), "the scorer choice is not available: it compares the answers"),
-        (
-            ("- name: jpeg", "- {name: a, builtin: jpeg, http: {url: 'http://x'}}"),
-            "a scorer has only one of",
-        ),
-        (("- name: jpeg", "- {name: jpeg, weight: 0}"), "all weights are 0"),
-        (("- name: jpeg", "- {name: jpeg}\n    - {name: jpeg}"), "2 scorers are called 'jpeg'"),
-        (("- name: jpeg", "- {name: combined, builtin: jpeg}"), "the reward of all scorers has this name"),
-        (("- name: jpeg", "- {name: jpeg, settings: {quality: {a: 1}}}"), "a setting is a string, a number"),
-        (("- name: jpeg", '- {name: jpeg, settings: {quality: ["a\\nb"]}}'), "must be one line"),
-        (("- name: jpeg", "- {name: jpeg, settings: {quality: .inf}}"), "must be a finite number"),
-        (("kind: DiffusionRLJob", "kind: RayJob"), "kind: must be DiffusionRLJob, not 'RayJob'"),
-        (("name: a-job", f"name: {'a' * 44}"), "is too long: at most 43"),
-        (("  trainer:\n", "  trainer:\n    accelerator: {vendor: Nvidia}\n"), "did you mean 'NVIDIA'?"),
-    ],
-)
-def test_an_invalid_value_is_explained(change: tuple[str, str], said: str) -> None:
-    (found,) = problems(GOOD.replace(*change))
-    assert said in found
-
-
 def test_without_log_probabilities_a_window_of_cps_may_hold_the_last_step() -> None:
     window = "spec.rollout.sampler={type: cps, noiseLevel: 0.7, window: {size: 2, start: 0, end: 10}}"
     job = read_job(GOOD, "job.yaml", ["spec.algorithm.name=DiffusionNFT", window]).job

@@ -20,67 +20,46 @@ JOBS = {
     page: [block for block in blocks(ROOT / page) if block.language == "yaml" and "kind: DiffusionRLJob" in block.text]
     for page in {block.page for block in SHELL}
 }
-# Programs that are not of this repository, and what a command of theirs needs.
-OTHERS = {
-    "base64": "a server",
-    "cp": "nothing",
-    "curl": "a server",
-    "docker": "Docker and a registry",
-    "export": "nothing",
-    "helm": "a cluster",
-    "hf": "the Hugging Face hub",
-    "jq": "a server",
-    "kubectl": "a cluster",
-    "mkdir": "nothing",
-    "mv": "nothing",
+# What commands need that this test does not run, or the test that runs them: programs of others, ...
+NEEDED_BY_OTHERS = {
+    "a server": "base64, curl, jq",
+    "nothing": "cp, export, mkdir, mv",
+    "Docker and a registry": "docker",
+    "a cluster": "helm, kubectl",
+    "the Hugging Face hub": "hf",
 }
-# Commands of this repository that this test does not run: what each needs, or the test that runs it.
-NEEDS = {
-    "drl doctor --gpu": "a GPU",
-    "drl fetch": "a cluster",
-    "drl logs": "a cluster",
-    "drl resume": "a cluster",
-    "drl submit": "a cluster",
-    "drl suspend": "a cluster",
-    "drl watch": "a cluster",
-    "drl why": "a cluster",
-    "drl fit": "tests/contract/test_fit_command.py",
-    "drl model shapes": "minutes",
-    "drl run examples/my-job.yaml": "tests/contract/test_own_reward.py",
-    "drl run examples/sd35-ocr-1gpu.yaml": "a GPU",
-    "drl run examples/sd35-own-lora.yaml": "a GPU",
-    "drl run job.yaml": "tests/ml/engine/runs/test_own_family.py",
-    "drl validate examples/my-job.yaml": "tests/contract/test_own_reward.py",
-    "make cache": "minutes",
-    "make check": "minutes",
-    "make clean-cache": "a cluster",
-    "make cluster": "a cluster",
-    "make crds": "minutes",
-    "make demo": "a cluster",
-    "make docs": "tests/control/e2e/test_docs_site.py",
-    "make format": "minutes",
-    "make lock": "a package index",
-    "make release": "tests/control/e2e/test_release.py",
-    "make run": "tests/ml/engine/runs/test_whole_job.py",
-    "make setup": "a package index",
-    "make test": "minutes",
-    "pip install": "a package index",
-    "python -m e2e.images": "e2e/suites/test_operator_image.py",
-    "python -m e2e.programs": "minutes",
-    "python -m pytest": "minutes",
-    "python benchmarks/operator_create.py": "minutes",
-    "python benchmarks/operator_memory.py": "minutes",
-    "python benchmarks/operator_events.py": "minutes",
-    "python benchmarks/operator_scale.py": "minutes",
-    "python benchmarks/operator_fairness.py": "minutes",
-    "python benchmarks/operator_soak.py": "minutes",
-    "python3 -c": "tests/ml/trainer/rewards/test_scorer_pools.py",
-    "python3 -m my_flux.tiny_model": "tests/ml/engine/runs/test_own_family.py",
-    "python3 -m venv": "nothing",
-    "python3 -m verl_omni.trainer.main_diffusion": "tests/ml/test_extensions.py",
-    "python3 -m verl_omni.trainer.output.trained_model": "tests/ml/trainer/output/test_trained_model.py",
-    "python3 reward_server.py": "tests/ml/reward_loop/test_reward_server_page.py",
+# ... and commands of this repository.
+NEEDED = {
+    "a GPU": "drl doctor --gpu, drl run examples/sd35-ocr-1gpu.yaml, drl run examples/sd35-own-lora.yaml",
+    "a cluster": (
+        "drl fetch, drl logs, drl resume, drl submit, drl suspend, drl watch, drl why, make clean-cache, "
+        "make cluster, make demo"
+    ),
+    "tests/contract/test_fit_command.py": "drl fit",
+    "minutes": (
+        "drl model shapes, make cache, make check, make crds, make format, make test, "
+        "python -m e2e.programs, python -m pytest, python benchmarks/operator_create.py, "
+        "python benchmarks/operator_memory.py, python benchmarks/operator_events.py, "
+        "python benchmarks/operator_scale.py, python benchmarks/operator_fairness.py, "
+        "python benchmarks/operator_soak.py"
+    ),
+    "tests/contract/test_own_reward.py": "drl run examples/my-job.yaml, drl validate examples/my-job.yaml",
+    "tests/ml/engine/runs/test_own_family.py": "drl run job.yaml, python3 -m my_flux.tiny_model",
+    "tests/control/e2e/test_docs_site.py": "make docs",
+    "a package index": "make lock, make setup, pip install",
+    "tests/control/e2e/test_release.py": "make release",
+    "tests/ml/engine/runs/test_whole_job.py": "make run",
+    "e2e/suites/test_operator_image.py": "python -m e2e.images",
+    "tests/ml/trainer/rewards/test_scorer_pools.py": "python3 -c",
+    "nothing": "python3 -m venv",
+    "tests/ml/test_extensions.py": "python3 -m verl_omni.trainer.main_diffusion",
+    "tests/ml/trainer/output/test_trained_model.py": "python3 -m verl_omni.trainer.output.trained_model",
+    "tests/ml/reward_loop/test_reward_server_page.py": "python3 reward_server.py",
 }
+OTHERS, NEEDS = (
+    {command: needed for needed, names in table.items() for command in names.split(", ")}
+    for table in (NEEDED_BY_OTHERS, NEEDED)
+)
 RUN = ("drl validate --cluster", "drl render --cluster")
 VERBS = {
     "kubectl": {"apply", "create", "delete", "events", "get"},

@@ -48,32 +48,6 @@ def test_a_recipe_becomes_a_job(tmp_path: Path, by_file: bool) -> None:
     ]
 
 
-COMPOSE = """\
-services:
-  train:
-    image: verl-omni:latest
-    environment: [HF_HOME=/cache]
-    command: >
-      python3 -m verl_omni.trainer.main_diffusion data.train_files=/data/train.parquet data.train_batch_size=8
-      actor_rollout_ref.model.path=/models/sd35 actor_rollout_ref.rollout.n=16 trainer.total_training_steps=300
-      reward.custom_reward_function.path=/code/r.py actor_rollout_ref.rollout.tensor_model_parallel_size=1
-      actor_rollout_ref.model.lora_rank=64 actor_rollout_ref.actor.optim.lr=3e-4
-"""
-
-
-def test_a_compose_file_becomes_a_job_with_every_setting_of_its_command() -> None:
-    done = CliRunner().invoke(app, ["convert", "-"], input=COMPOSE)
-    assert done.exit_code == 0, done.stderr
-    job = read_job(done.stdout, "job").job
-    assert (job.spec.model.lora.rank, job.spec.trainer.learning_rate, job.spec.trainer.total_steps) == (64, 3e-4, 300)
-    assert done.stderr.splitlines() == [
-        "note: only services.train.command and its environment are read: images, resources and volumes are not in the "
-        "job",
-        "note: the script sets environment variables, and a job does not: HF_HOME; set them before drl run, or as env "
-        "in the podTemplate of spec.head, spec.trainer and spec.rollout",
-    ]
-
-
 @pytest.mark.parametrize("called", ["recipe.sh", "examples/recipe.sh"])
 def test_a_script_that_calls_another_one_with_more_settings_becomes_a_job(tmp_path: Path, called: str) -> None:
     """The other script is next to it, or the path begins in a folder above."""

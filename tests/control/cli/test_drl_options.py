@@ -145,7 +145,6 @@ def test_completion_suggests_commands_options_families_and_scorers(words: str, s
     [
         (("render", CPU_JOB, "--image", "i"), "--image has no effect without --cluster"),
         (("render", CPU_JOB, "--settings", "s.yaml"), "--settings has no effect without --cluster"),
-        (("render", CPU_JOB, "--attempt", "1"), "--attempt has no effect without --cluster"),
         (("render", CPU_JOB, "--cluster", "--runs", "runs"), "--runs has no effect with --cluster"),
         (("render", CPU_JOB, "--cluster", "--command"), "--command has no effect with --cluster"),
         (("render", CPU_JOB, "--json", "--command"), "--command has no effect with --json"),
@@ -189,13 +188,6 @@ def test_image_is_refused_if_every_job_names_an_image(tmp_path: Path) -> None:
     assert drl("validate", named, CPU_JOB, "--cluster", "--image", "j").exit_code == 0
 
 
-def test_report_refuses_runs_together_with_a_run_folder(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").touch()
-    result = drl("report", tmp_path, "--runs", "runs")
-    assert result.exit_code == 2
-    assert f"--runs has no effect because {tmp_path} is a run folder" in result.stderr
-
-
 def test_report_compares_several_runs_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[list[str]] = []
     monkeypatch.setattr(
@@ -214,6 +206,9 @@ def test_report_compares_several_runs_into_one_file(tmp_path: Path, monkeypatch:
         (("a", "c"), "no run 'c' in"),
         (("a", "a"), f"{runs / 'a'} is given twice; name different runs"),
         (("a", other, "--out", tmp_path / "none" / "x.html"), f"--out: {tmp_path / 'none'} is not a folder"),
+        (("a", other, "--out", tmp_path), f"--out: {tmp_path} is a folder; name a file in it, such as {tmp_path}/"),
+        ((other,), f"--runs has no effect because {other} is a run folder"),
+        ((tmp_path,), f"{tmp_path} is not the folder of a run that has begun to train: it has no metrics.jsonl"),
     ):
         refused = drl("report", *arguments, "--runs", runs)
         assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
@@ -243,14 +238,6 @@ def test_validate_reports_missing_local_files(write_job: WriteJob) -> None:
     assert drl("validate", job, "--cluster").exit_code == 0
 
 
-def test_validate_reports_a_missing_interpreter_of_a_scorer(write_job: WriteJob) -> None:
-    job = write_job()
-    job.write_text(job.read_text().replace("jpeg}", "jpeg, pool: {python: env/bin/python}}"))
-    result = drl("validate", job)
-    assert f"spec.reward.scorers[0].pool.python: no interpreter {job.parent / 'env/bin/python'}" in result.stderr
-    assert drl("validate", job, "--cluster").exit_code == 0
-
-
 def test_a_command_in_a_message_has_quotes_around_a_path_with_blanks(tmp_path: Path) -> None:
     for name, shown in (("jobs", "jobs/shapes-sd3"), ("my jobs", "'{}/my jobs/shapes-sd3'")):
         (tmp_path / name).mkdir()
@@ -259,11 +246,19 @@ def test_a_command_in_a_message_has_quotes_around_a_path_with_blanks(tmp_path: P
         assert f"{shown.format(tmp_path)}` (random weights)" in drl("validate", job).stderr
 
 
-def test_a_model_id_is_valid_on_a_cluster_only(write_job: WriteJob) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("./model", "Qwen/Qwen-Image"), "spec.model.base: 'Qwen/Qwen-Image' is a model id, which only the operator"),
+        (("jpeg}", "jpeg, pool: {python: env/py}}"), "spec.reward.scorers[0].pool.python: no interpreter {}/env/py\n"),
+    ],
+)
+def test_what_only_pods_have_is_valid_on_a_cluster_only(
+    write_job: WriteJob, change: tuple[str, str], said: str
+) -> None:
     job = write_job()
-    job.write_text(job.read_text().replace("./model", "Qwen/Qwen-Image"))
-    said = drl("validate", job).stderr
-    assert "spec.model.base: 'Qwen/Qwen-Image' is a model id, which only the operator downloads" in said
+    job.write_text(job.read_text().replace(*change))
+    assert said.format(job.parent) in drl("validate", job).stderr
     assert drl("validate", job, "--cluster").exit_code == 0
 
 
@@ -412,23 +407,6 @@ def test_a_name_that_no_image_has_is_refused(command: tuple[str | Path, ...], im
     refused = drl(*command, f"--image={image}")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr.splitlines()[-1].endswith("is not the name of an image: write REGISTRY/NAME:TAG")
-
-
-def test_a_comparison_into_a_folder_is_refused(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").touch()
-    refused = drl("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path)
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert refused.stderr == f"--out: {tmp_path} is a folder; name a file in it, such as {tmp_path}/comparison.html\n"
-
-
-def test_a_folder_without_metrics_is_named(tmp_path: Path) -> None:
-    refused = drl("report", tmp_path)
-    assert (refused.exit_code, refused.stderr) == (
-        2,
-        f"{tmp_path} is not the folder of a run that has begun to train: it has no metrics.jsonl\n",
-    )
 
 
 @pytest.mark.parametrize("options", [(), ("--cluster", "--image", "i")])

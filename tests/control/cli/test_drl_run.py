@@ -241,25 +241,35 @@ def test_a_process_left_by_a_successful_run_is_terminated_and_named(
     assert not (Path("/dev/shm") / f"psm_drltest{trainer}").exists()
 
 
-def test_a_failure_without_an_error_event_shows_the_traceback_of_the_log(
-    write_job: WriteJob, drl: Drl, tmp_path: Path
+@pytest.mark.parametrize(
+    ("behave", "exit_code", "cause", "shown", "hidden"),
+    [
+        ("fail", 1, "RuntimeError: the reward server is away", "  |     raise RuntimeError(", "INFO"),
+        (
+            "report-error",
+            1,
+            "ScoringFailed: ValueError: no sky in the image (prompt 'a cat', replica 0, weights 1)",
+            "",
+            "  | ",
+        ),
+        ("refuse", 2, "reward.reward_functions.sky.clouds: unknown setting", "", "Traceback"),
+        (
+            "die",
+            1,
+            "the trainer was killed (SIGKILL), usually because the machine ran out of memory",
+            "",
+            "Traceback",
+        ),
+    ],
+)
+def test_the_last_line_is_the_cause_after_what_the_log_says_of_it(
+    write_job: WriteJob, drl: Drl, behave: str, exit_code: int, cause: str, shown: str, hidden: str
 ) -> None:
-    code, said = drl("run", write_job("fail"))
-    assert code == 1
-    assert "  |     raise RuntimeError(" in said
-    assert "INFO" not in said
-    assert said.splitlines()[-2:] == ["log: runs/a-job/train.log", "failed: RuntimeError: the reward server is away"]
-
-
-def test_a_reported_error_is_the_last_line_and_hides_the_log(write_job: WriteJob, drl: Drl) -> None:
-    code, said = drl("run", write_job("report-error"))
-    assert code == 1
-    assert said.splitlines()[-2:] == [
-        "log: runs/a-job/train.log",
-        "failed: ScoringFailed: ValueError: no sky in the image (prompt 'a cat', replica 0, weights 1)",
-    ]
-    assert "Traceback" not in said
-    assert "  | " not in said
+    """An error that the trainer reports hides the log."""
+    code, said = drl("run", write_job(behave))
+    assert code == exit_code
+    assert said.splitlines()[-2:] == ["log: runs/a-job/train.log", f"failed: {cause}"]
+    assert shown in said and hidden not in said
 
 
 def test_prompts_cannot_control_the_terminal(write_job: WriteJob, drl: Drl) -> None:
@@ -267,21 +277,6 @@ def test_prompts_cannot_control_the_terminal(write_job: WriteJob, drl: Drl) -> N
     assert code == 1
     assert "warning: prompt ' ]0;title" in said and "failed: prompt ' ]0;title" in said
     assert said.replace("\n", "").isprintable(), repr(said)
-
-
-def test_a_trainer_that_refuses_its_settings_is_a_configuration_error(write_job: WriteJob, drl: Drl) -> None:
-    code, said = drl("run", write_job("refuse"))
-    assert code == 2
-    assert said.splitlines()[-2:] == [
-        "log: runs/a-job/train.log",
-        "failed: reward.reward_functions.sky.clouds: unknown setting",
-    ]
-
-
-def test_a_killed_trainer_is_reported_as_killed(write_job: WriteJob, drl: Drl) -> None:
-    code, said = drl("run", write_job("die"))
-    assert code == 1
-    assert said.splitlines()[-1].startswith("failed: the trainer was killed (SIGKILL), usually because")
 
 
 def test_a_second_concurrent_run_of_a_job_is_refused(write_job: WriteJob, start: Start, drl: Drl) -> None:

@@ -21,7 +21,7 @@ from omni_operator.cli.local import failure, run_folder, run_summary, run_text
 from omni_operator.cli.local.json_lines import JsonLinesReader, MalformedLine, read_records
 from omni_operator.cli.local.run import trainer_environment
 from omni_operator.cli.local.run_state import RunState, apply_event
-from omni_operator.cli.local.shared_memory import Snapshot
+from omni_operator.cli.local.shared_memory import remove_newer, segments
 from omni_operator.cli.local.supervisor import StopEscalation
 from omni_operator.cli.machine.doctor import diagnose
 from omni_operator.cli.machine.machine_facts import Accelerators, Machine
@@ -99,7 +99,7 @@ def test_a_step_on_pairs_of_a_data_set_has_loss_and_accuracy(tmp_path: Path) -> 
     assert (state.last or {})["actor/loss"] == 0.2
 
 
-@given(st.lists(st.floats(0, 5), min_size=1, max_size=6), st.floats(0, 20))
+@given(st.lists(st.floats(0, 5), min_size=1, max_size=6), st.floats(0.01, 20))
 def test_stop_requests_escalate_and_kill_once(gaps: list[float], patience: float) -> None:
     escalation = StopEscalation(patience)
     now = 0.0
@@ -109,18 +109,10 @@ def test_stop_requests_escalate_and_kill_once(gaps: list[float], patience: float
         sent.append(escalation.request(now))
     assert sent[:2] == [signal.SIGINT, signal.SIGTERM][: len(sent)]
     assert all(number == signal.SIGKILL for number in sent[2:])
+    assert escalation.overdue(now) is None
     late = now + patience + 1
     assert escalation.overdue(late) == (signal.SIGKILL if len(sent) == 2 else None)
     assert escalation.overdue(late + 1) is None
-
-
-def test_sigkill_is_due_only_after_the_patience() -> None:
-    escalation = StopEscalation(patience=10)
-    escalation.request(0)
-    assert escalation.overdue(1e9) is None
-    escalation.request(5)
-    assert escalation.overdue(14.9) is None
-    assert escalation.overdue(15) == signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -134,13 +126,6 @@ def test_a_failure_is_distinguished_from_a_stop(code: int, asked: int, stopped: 
 @pytest.mark.parametrize(
     ("code", "reported", "log", "out_of_memory", "said"),
     [
-        (
-            1,
-            "StaleSample: 3 of 4",
-            ["Traceback (most recent call last):", "ValueError: x"],
-            False,
-            ["failed: StaleSample: 3 of 4"],
-        ),
         (1, "KeyError: a\nmore\nlines", [], False, ["  | more", "  | lines", "failed: KeyError: a"]),
         (
             1,
@@ -150,13 +135,6 @@ def test_a_failure_is_distinguished_from_a_stop(code: int, asked: int, stopped: 
             ["  | Traceback (most recent call last):", "failed: ValueError: x"],
         ),
         (1, None, ["Killed"], False, ["  | Killed", "failed: the trainer exited with code 1; the log has no error"]),
-        (
-            2,
-            None,
-            ["INFO", "a.b: unknown setting", "a.c: must be given"],
-            False,
-            ["  | a.b: unknown setting", "failed: a.c: must be given"],
-        ),
         (2, None, [], False, ["failed: the trainer exited with code 2; the log has no error"]),
         (-11, None, [], False, ["failed: the trainer was ended by SIGSEGV"]),
         (-9, None, [], True, ["failed: out of memory: the kernel killed a process of the run"]),
@@ -209,7 +187,7 @@ def test_a_log_excerpt_is_the_last_traceback() -> None:
 
 def test_only_new_unused_segments_of_the_stack_are_removed(tmp_path: Path) -> None:
     (tmp_path / "psm_old").touch()
-    before = Snapshot.take(tmp_path)
+    before = segments(tmp_path)
     for name in ("psm_new", "torch_1_2_3", "verl_omni_weights_1", "someone_elses", "psm_used", "psm_mapped", "made"):
         (tmp_path / name).write_bytes(b"x")
     with (tmp_path / "psm_used").open(), (tmp_path / "psm_mapped").open("rb") as file:
@@ -219,7 +197,7 @@ def test_only_new_unused_segments_of_the_stack_are_removed(tmp_path: Path) -> No
             semaphore = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
         os.link(tmp_path / "made", tmp_path / "sem.mp-used")  # as sem_open does
         os.unlink(tmp_path / "made")
-        removed = before.remove_newer(tmp_path)
+        removed = remove_newer(before, tmp_path)
         mapped.close()
         semaphore.close()
     assert removed == ["psm_new", "torch_1_2_3", "verl_omni_weights_1"]

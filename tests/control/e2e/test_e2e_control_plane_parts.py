@@ -9,25 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from e2e.cluster.control_plane import sweep
-from e2e.cluster.errors import ToolMissing
 from e2e.cluster.processes import Daemons, identify
-from e2e.cluster.tools import KUBE, PAUSE, Tools, ensure, missing
-
-
-def test_built_programs_need_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tools = Tools(tmp_path)
-    tools.bin.mkdir(parents=True)
-    tools.path(KUBE).touch()
-    assert missing(tools, (KUBE, PAUSE)) == [PAUSE]
-    monkeypatch.setenv("PATH", str(tmp_path))
-    said: list[str] = []
-    assert ensure((KUBE,), said.append, tmp_path) == tools
-    assert said == []
-    with pytest.raises(ToolMissing, match=r"Go 1\.26 or later is missing"):
-        ensure((KUBE, PAUSE), said.append, tmp_path)
 
 
 def test_a_stale_record_kills_no_process(tmp_path: Path) -> None:

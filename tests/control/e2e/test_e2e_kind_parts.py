@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from e2e.cluster.kind import engine, node_image
-from e2e.cluster.kind.faults import explain
-from e2e.cluster.paths import SOURCES
-from e2e.cluster.tools import KUBE, version
+from e2e.cluster.kind import engine
 
 
 def inspected(*binds: str) -> str:
@@ -31,29 +26,6 @@ def test_a_node_belongs_to_the_cluster_whose_folder_it_has() -> None:
     assert not node.belongs(Path("/other/kind"))
     (foreign,) = engine.parse(inspected("/lib/modules"))
     assert not foreign.belongs(Path("/cache/kind"))
-
-
-@pytest.mark.parametrize(
-    ("output", "words"),
-    [
-        ("OCI runtime error: crun: cgroups in hybrid mode not supported", "install runc"),
-        ("error setting rlimit type 7: operation not permitted", "limits"),
-        ("writing blob: write /x: no space left on device", "disk is full"),
-        ("'overlay' is not supported over overlayfs, a mount_program is required", "XDG_CACHE_HOME"),
-        ("running kind with rootless provider requires cgroup v2", "run as root"),
-    ],
-)
-def test_what_is_wrong_with_a_machine_is_said_in_one_sentence(output: str, words: str) -> None:
-    sentence = explain(f"first line\n{output}\nlast line")
-    assert sentence is not None
-    assert words in sentence
-    assert "\n" not in sentence
-
-
-def test_the_node_image_has_the_kubernetes_of_the_other_clusters() -> None:
-    go_mod = (SOURCES / KUBE.module / "go.mod").read_text(encoding="utf-8")
-    assert node_image.kubernetes() == version("k8s.io/kubernetes", go_mod)
-    assert node_image.name().startswith(f"{node_image.REPOSITORY}:{node_image.kubernetes()}-")
 
 
 def test_only_the_chains_of_netavark_are_removed_and_rules_before_chains() -> None:

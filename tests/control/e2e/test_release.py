@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import shutil
 import subprocess
@@ -172,17 +171,6 @@ def test_a_bill_of_materials_lists_the_locked_packages_with_their_hashes(name: s
         assert files
         assert {found["content"] for file in files for found in file["hashes"]} <= hashes
     assert any(each.get("dependsOn") for each in bill["dependencies"])
-
-
-def test_the_digest_of_an_image_is_that_of_its_manifest(tmp_path: Path) -> None:
-    index = json.dumps({"manifests": [{"digest": "sha256:1234"}]}).encode()
-    for name, content in (("index.json", index), ("manifest.json", b"[]")):
-        with tarfile.open(tmp_path / f"{name}.tar", "w") as packed:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            packed.addfile(entry, io.BytesIO(content))
-    assert release.image_digest(tmp_path / "index.json.tar") == "sha256:1234"
-    assert release.image_digest(tmp_path / "manifest.json.tar") is None, "Docker's format"
 
 
 @pytest.mark.slow

@@ -23,24 +23,23 @@ def passed(at: str, seconds: float = 100, digest: str = "same") -> Passed:
     return Passed(seconds, at, digest)
 
 
-def test_of_two_that_do_not_both_fit_the_one_that_passed_longest_ago_runs() -> None:
-    records = {"new": passed(LATELY), "old": passed(LONG_AGO)}
-    assert choose([Candidate("new", "same"), Candidate("old", "same")], records, 150) == {"old"}
-
-
-def test_one_that_changed_since_it_passed_runs_before_one_that_passed_longer_ago() -> None:
-    records = {"changed": passed(LATELY, digest="other"), "old": passed(LONG_AGO)}
-    assert choose([Candidate("changed", "same"), Candidate("old", "same")], records, 150) == {"changed"}
+@pytest.mark.parametrize(
+    ("other", "chosen"),
+    [
+        (passed(LATELY), "old"),
+        (passed(LATELY, digest="changed since"), "other"),
+        (passed("2025-01-01T00:00:00+00:00", seconds=500), "old"),  # too long: gives its place to a shorter one
+    ],
+    ids=["passed lately", "changed", "too long"],
+)
+def test_of_two_that_do_not_both_fit_the_one_that_passed_longest_ago_runs(other: Passed, chosen: str) -> None:
+    records = {"other": other, "old": passed(LONG_AGO)}
+    assert choose([Candidate("other", "same"), Candidate("old", "same")], records, 150) == {chosen}
 
 
 def test_one_that_never_passed_runs_first() -> None:
     candidates = [Candidate("old", "same"), Candidate("never", "same")]
     assert choose(candidates, {"old": passed(LONG_AGO)}, UNKNOWN_SECONDS * MARGIN) == {"never"}
-
-
-def test_one_that_is_too_long_gives_its_place_to_a_shorter_one() -> None:
-    records = {"long": passed(LONG_AGO, seconds=500), "short": passed(LATELY)}
-    assert choose([Candidate("long", "same"), Candidate("short", "same")], records, 150) == {"short"}
 
 
 def test_without_time_those_of_every_run_are_left() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.crd import definition
+from omni_operator.api.validation_messages import format_path
 
 MakeJob = Callable[..., DiffusionRLJob]
 SPEC = definition.schema()["properties"]["spec"]
@@ -27,6 +28,16 @@ def workers(job: DiffusionRLJob) -> dict[str, Any]:
     (group,) = ray_job(job)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert isinstance(group, dict)
     return group
+
+
+def groups(job: DiffusionRLJob) -> list[dict[str, Any]]:
+    """The worker groups, the trainer's first."""
+    found: list[dict[str, Any]] = ray_job(job)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    return found
+
+
+def refusals(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS) -> list[str]:
+    return [f"{format_path(found.at)}: {found.text}" for found in plan.find_refusals(job, settings)]
 
 
 def pod(group: dict[str, Any]) -> dict[str, Any]:

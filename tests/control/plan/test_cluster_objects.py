@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 import pytest
 from pydantic import ValidationError
@@ -21,34 +20,6 @@ from omni_operator.api.names import (
     report_audience,
 )
 from omni_operator.plan.digest import compute_digest
-
-
-def test_the_command_is_that_of_a_local_run_in_another_folder(make_job: MakeJob) -> None:
-    job = make_job("spec.checkpoint={claimName: c, path: /data}", "spec.runtime.workingDir=/opt/x")
-    entry = ray_job(job)["spec"]["entrypoint"]
-    before, _, line = entry.partition("; trap : INT TERM; ")
-    words = shlex.split(line.partition(' >"$pipe" 2>&1; ')[0])
-    local = plan.render_overrides(
-        plan.resolve_paths(job, "/opt/x"), plan.RunLayout("/data/a-job", nodes=1, accelerators_per_node=1)
-    )
-    assert words[:3] == ["python3", "-m", "verl_omni.trainer.main_diffusion"]
-    assert words[3:] == [*local, "ray_kwargs.ray_init.address=auto"]
-    assert before.startswith("mkdir -p /data/a-job && cp -f ")
-    annotations = workers(job)["template"]["metadata"]["annotations"]
-    assert annotations["diffusionrl.io/overrides.txt"].splitlines() == words[3:]
-
-
-def test_trainer_pods_mount_their_annotations_as_job_file_and_overrides(make_job: MakeJob) -> None:
-    group = workers(make_job())
-    annotations = group["template"]["metadata"]["annotations"]
-    (volume,) = [volume for volume in pod(group)["volumes"] if "downwardAPI" in volume]
-    files = {
-        item["path"]: item["fieldRef"]["fieldPath"].removeprefix("metadata.annotations['").removesuffix("']")
-        for item in volume["downwardAPI"]["items"]
-    }
-    assert files.keys() == {"job.yaml", "overrides.txt"}
-    assert set(files.values()) <= annotations.keys()
-    assert "name: a-job" in annotations[files["job.yaml"]]
 
 
 def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:

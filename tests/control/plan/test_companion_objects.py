@@ -34,26 +34,3 @@ def test_a_server_opens_its_own_address_or_namespace_and_what_is_open_to_all_is_
     assert found == rule
     said = ", ".join(f"TCP {port}" for port in ports) if "to" not in rule else "none"
     assert made["NetworkPolicy"]["metadata"]["annotations"]["diffusionrl.io/open-ports"] == said
-
-
-def test_a_pod_monitor_is_rendered_if_enabled(make_job: MakeJob) -> None:
-    assert "PodMonitor" not in by_kind(make_job())
-    wanted = "spec.observability.podMonitor={enabled: true, interval: 5s, labels: {release: p}}"
-    body = by_kind(make_job(wanted))["PodMonitor"]
-    endpoints = body["spec"]["podMetricsEndpoints"]
-    assert [endpoint["port"] for endpoint in endpoints] == ["metrics"]
-    assert body["metadata"]["labels"]["release"] == "p"
-    assert "honorLabels" not in endpoints[0], "a job's processes cannot claim another namespace"
-    targets = {rule["targetLabel"] for rule in endpoints[0]["relabelings"]}
-    assert targets.isdisjoint({"namespace", "pod", "replica", "phase"})
-
-
-def test_a_pod_monitor_selects_the_port_of_kuberay_and_the_pods_of_every_group(make_job: MakeJob) -> None:
-    made = by_kind(make_job("spec.observability.podMonitor.enabled=true"))
-    selected = made["PodMonitor"]["spec"]["selector"]["matchLabels"]
-    cluster = made["RayJob"]["spec"]["rayClusterSpec"]
-    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    assert len(groups) > 1
-    for group in groups:
-        assert selected.items() <= group["template"]["metadata"]["labels"].items()
-    assert [each["port"] for each in made["PodMonitor"]["spec"]["podMetricsEndpoints"]] == ["metrics"]

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from control.plan.rendered_objects import MakeJob
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob
 from omni_operator.plan.entrypoint import CONTAINER_OUTPUT, COPY_SECONDS
 from omni_operator.plan.pods.workers import JOB_FOLDER
 from omni_operator.status.observed.evidence import killed_program
 
-MakeJob = Callable[..., DiffusionRLJob]
 TRAINER = """
 import signal, sys, time
 signals = []

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
+from control.plan.rendered_objects import MakeJob
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob, load_job
+from omni_operator.api import load_job
 from omni_operator.api.names import JOB_ANNOTATION
 from omni_operator.cli.local import run_folder
 
-MakeJob = Callable[..., DiffusionRLJob]
 HIDDEN = {
     "HF_TOKEN": "hidden-1",
     "WANDB_API_KEY": "hidden-2",

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from control.plan.pod_mistakes import MISTAKES, RIGHT, mounted
-from omni_operator import plan
-from omni_operator.api import DiffusionRLJob
+from control.plan.rendered_objects import MakeJob, refusals
 from omni_operator.api.spec.pod_schema import TOLD
-from omni_operator.api.validation_messages import format_path
 
-MakeJob = Callable[..., DiffusionRLJob]
-SETTINGS = plan.ClusterSettings(image="rollout:1")
 NVIDIA = "spec.trainer.accelerator={vendor: NVIDIA}"
-
-
-def refusals(job: DiffusionRLJob) -> list[str]:
-    return [f"{format_path(found.at)}: {found.text}" for found in plan.find_refusals(job, SETTINGS)]
 
 
 def assigned(fields: dict[str, Any], role: str = "trainer") -> list[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from control.plan.rendered_objects import SETTINGS, MakeJob, groups
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import RENDERED_ANNOTATION
 
-MakeJob = Callable[..., DiffusionRLJob]
-SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
 RM = "reward.reward_model"
 OCR = "spec.reward.scorers=[{name: genrm_ocr}]"
 BASE = "spec.reward.model.base=Qwen/Qwen3-VL-8B-Instruct"
@@ -27,11 +25,6 @@ OWN = (
 )
 SEPARATE = (*JUDGE, *OWN)
 AUTOSCALED = "autoscaling={maxReplicas: 4, requestsPerReplica: 8}"
-
-
-def groups(job: DiffusionRLJob) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = plan.render_attempt(job, 1, SETTINGS)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    return found
 
 
 def judge_settings(job: DiffusionRLJob) -> dict[str, Any]:

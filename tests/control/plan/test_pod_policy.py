@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from control.api import job_documents
-from control.plan import templates_and_policies
+from control.plan import rendered_objects, templates_and_policies
+from control.plan.rendered_objects import SETTINGS, SPEC, MakeJob
 from e2e.random_documents import jobs
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, JobError
-from omni_operator.api.crd import definition
 from omni_operator.api.names import report_audience
 from omni_operator.api.spec.pod_schema import TOLD, find_errors
-from omni_operator.api.validation_messages import format_path
 from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.plan.pod_rules import find_breaches
 from omni_operator.plan.pods.head import render_head_group
 from omni_operator.plan.pods.workers import render_worker_groups
 
-MakeJob = Callable[..., DiffusionRLJob]
-SPEC = definition.schema()["properties"]["spec"]
-
 
 def refusals(job: DiffusionRLJob, **policy: Any) -> list[str]:
-    made = plan.ClusterSettings(image="i", report_url="http://r", pod_policy=PodPolicy.model_validate(policy))
-    return [f"{format_path(found.at)}: {found.text}" for found in plan.find_refusals(job, made)]
+    return rendered_objects.refusals(job, SETTINGS.model_copy(update={"pod_policy": PodPolicy.model_validate(policy)}))
 
 
 def with_template(make_job: MakeJob, role: str, template: Any) -> DiffusionRLJob:

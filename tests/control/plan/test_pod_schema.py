@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from control.plan.rendered_objects import MakeJob
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob, JobError
+from omni_operator.api import JobError
 from omni_operator.api.spec.pod_schema import find_errors
 from omni_operator.api.validation_messages import format_path
-
-MakeJob = Callable[..., DiffusionRLJob]
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from control.plan.rendered_objects import SETTINGS, MakeJob
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.cache.job_parser import parse_job_facts
 from omni_operator.status.observed.running_pods import count_accelerators
 
-MakeJob = Callable[..., DiffusionRLJob]
-SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
 SEPARATE = (
     "spec.trainer.accelerator={vendor: NVIDIA, count: 8}",
     "spec.rollout.placement=Separate",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from control.plan.rendered_objects import SETTINGS, MakeJob
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import (
     ASKED_ANNOTATION,
     CHECKSUM_ANNOTATION,
@@ -24,8 +23,6 @@ from omni_operator.cluster.cache.object_parser import parse_rayjob
 from omni_operator.reconcile.queued_attempt import change, is_as_decided
 from omni_operator.status.decisions.situation import AskForPods
 
-MakeJob = Callable[..., DiffusionRLJob]
-SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 QUEUE = 'metadata.labels={"kueue.x-k8s.io/queue-name": team-a}'
 

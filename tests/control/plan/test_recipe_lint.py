@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 
+from control.plan.rendered_objects import MakeJob
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob
 
-MakeJob = Callable[..., DiffusionRLJob]
 SOUND = (
     *("spec.trainer.batch.prompts=32", "spec.rollout.samplesPerPrompt=16", "spec.rollout.pipeline.steps=10"),
     *("spec.trainer.learningRate=0.0003", "spec.rollout.sampler.noiseLevel=0.7", "spec.model.base=org/sd35-medium"),

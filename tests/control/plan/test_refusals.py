@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
+from control.plan.rendered_objects import SETTINGS, MakeJob
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.plan.refusals import ANNOTATIONS_BYTES, QUEUE_POD_SETS
 
-MakeJob = Callable[..., DiffusionRLJob]
 ELASTIC = (
     "metadata={name: a, labels: {kueue.x-k8s.io/queue-name: q}, annotations: {kueue.x-k8s.io/elastic-job: 'true'}}"
 )
-SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
 OF_KUBERNETES = 256 * 1024  # TotalAnnotationSizeLimitB
 
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from control.plan.rendered_objects import SETTINGS, MakeJob, groups
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.cache.job_parser import parse_job_facts
 from omni_operator.cluster.cache.object_parser import parse_rayjob
 from omni_operator.status.observed.running_pods import count_accelerators
 
-MakeJob = Callable[..., DiffusionRLJob]
-SETTINGS = plan.ClusterSettings(
-    image="rollout:1",
-    report_url="http://operator.ns:8081",
-    resource_names={"NVIDIA": "nvidia.com/gpu", "Ascend": "a.b/c"},
-)
 GPUS = ("spec.trainer.accelerator={vendor: NVIDIA, count: 2}", "spec.rollout.replicas=2")
 ON_GPUS = "{name: pickscore, pool: {replicas: 2, accelerator: {vendor: NVIDIA, count: 3}}}"
 ON_CPU = (
@@ -27,11 +20,6 @@ ON_CPU = (
 )
 POOLS = (*GPUS, f"spec.reward.scorers=[{ON_GPUS}, {ON_CPU}, {{name: jpeg}}]")
 FUNCTIONS = "reward.reward_functions."
-
-
-def groups(job: DiffusionRLJob) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = plan.render_attempt(job, 1, SETTINGS)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    return found
 
 
 def pools(settings: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from control.api.small_job import GOOD
+from control.plan.rendered_objects import SETTINGS
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.files.job_loader import read_job
 from omni_operator.plan.pod_policy import PodPolicy
 
-SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
 STORAGE = "spec.storage={endpoint: 'http://minio.store:9000', secretName: keys}"
 HUB = "spec.output={url: hf://owner/adapters}"
 KEYS = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]

@@ -12,7 +12,7 @@ from control.recipes.recipe_arguments import ACTOR, REQUIRED, ROLLOUT, refused
 from omni_operator import plan
 from omni_operator.api import load_job, read_job
 from omni_operator.recipes import convert
-from omni_operator.recipes.fields import FIELDS, IMPLIED, REFERENCE_DEFAULTS, SCORERS, TOGETHER
+from omni_operator.recipes.fields import CONVERSIONS, IMPLIED, REFERENCE_DEFAULTS, SCORERS, TOGETHER
 from verl_omni.settings_schema.reference_settings import target_of
 
 ROOT = Path(__file__).parents[3]
@@ -60,7 +60,7 @@ def test_every_setting_is_somewhere() -> None:
         named |= {argument.partition("=")[0] for argument, _ in made.refused}
         here = target_of(name)
         placed = (
-            here in FIELDS
+            here in CONVERSIONS
             or here in TOGETHER
             or here in IMPLIED
             or here == "trainer.experiment_name"
@@ -74,26 +74,6 @@ def test_the_defaults_are_those_of_the_reference() -> None:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         theirs = {row["setting"]: row["default"].replace("None", "null") for row in rows}
     assert {name: theirs[name] for name in REFERENCE_DEFAULTS} == REFERENCE_DEFAULTS
-
-
-def test_fields_and_overrides() -> None:
-    found = spec(
-        f"{ROLLOUT}.algo.sde_window_size=2",
-        f"{ROLLOUT}.algo.sde_window_range=[0,5]",
-        f"{ACTOR}.optim.lr=3e-4",
-        "data.train_batch_size=32",
-        f"{ACTOR}.ppo_mini_batch_size=16",
-        f"{ACTOR}.fsdp_config.param_offload=True",
-        "trainer.test_freq=-1",
-        'trainer.logger=["console", "wandb"]',
-        "trainer.log_val_generations=8",
-    )
-    assert found["rollout"]["sampler"]["window"] == {"size": 2, "start": 0, "end": 5}
-    assert found["trainer"]["batch"] == {"prompts": 32, "miniBatchPrompts": 16}
-    assert found["trainer"]["learningRate"] == 3e-4 and found["trainer"]["evalEverySteps"] == 0
-    assert found["trainer"]["accelerator"] == {"count": 4, "vendor": "NVIDIA"} and found["rollout"]["replicas"] == 4
-    assert f"{ACTOR}.fsdp_config.param_offload=True" in found["algorithm"]["overrides"]
-    assert found["observability"]["tracking"]["images"] == 8
 
 
 def test_algorithms_without_recorded_steps_draw_without_noise_unless_it_is_given() -> None:

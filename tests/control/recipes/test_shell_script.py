@@ -226,6 +226,10 @@ def test_a_script_that_starts_itself_in_a_container_has_one_call() -> None:
     assert call.arguments == ("a=1",)
 
 
+def test_a_comment_or_an_assignment_at_the_beginning_is_no_yaml() -> None:
+    assert read_script(f"# kind: RayJob\nN=1 : x\n: ${{M:=2}}\n{CALL} a=$M").arguments == ("a=2",)
+
+
 def test_a_setting_on_a_line_of_its_own_is_refused() -> None:
     """The shell would take it for the name of a program, and the run would not have it."""
     with pytest.raises(RecipeError, match=r"^line 3 of the script: data.x=2 is not part of a command; end the line"):
@@ -393,6 +397,13 @@ def test_the_trainer_v1_is_the_trainer_with_a_setting() -> None:
         ("python3 -m verl_omni.trainer.main_omni a=1", "the script starts verl_omni.trainer.main_omni; only"),
         (f"{CALL} a=1\n{CALL} a=2", "the script starts the trainer 2 times; keep one call"),
         (f"{CALL} a='1", "not a shell script: no closing quotation"),
+        (
+            f"# A job of KubeRay.\nkind: RayJob\nspec:\n  entrypoint: {CALL} a=1\n",
+            "not a shell script: copy the command",
+        ),
+        (f"- {CALL} a=1\n", "not a shell script: copy the command"),
+        (f'{{"command": "{CALL} a=1"}}', "not a shell script: copy the command"),
+        (f"{{{{- if .Values.x }}}}\n{CALL} a=1\n", "not a shell script: copy the command"),
     ],
 )
 def test_another_script_is_refused(script: str, said: str) -> None:

@@ -32,16 +32,8 @@ def records_of(count: int) -> dict[str, Passed]:
     return {name(number): Passed(40, f"2026-01-{number + 1:02}", "same") for number in range(count)}
 
 
-def test_on_a_machine_without_records_nothing_waits() -> None:
-    assert waiting({}, FILES, TURNS) == {}
-
-
 def test_a_third_of_the_time_goes_to_those_that_passed_longest_ago() -> None:
     assert waiting(records_of(6), FILES, TURNS) == {name(number): f"2026-01-{number + 1:02}" for number in range(2, 6)}
-
-
-def test_half_of_the_time_goes_to_them_in_two_turns() -> None:
-    assert waiting(records_of(6), FILES, 2).keys() == {name(number) for number in range(3, 6)}
 
 
 def test_one_that_has_changed_does_not_wait() -> None:

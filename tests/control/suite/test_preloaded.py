@@ -12,8 +12,6 @@ import pytest
 
 from e2e.cluster import deadlines
 from suite.preloaded import Preloaded
-from suite.runner import Runner
-from suite.stages import Stage
 
 TESTS = Path(__file__).parents[2]
 WITHIN_S = 60.0
@@ -60,19 +58,6 @@ def test_each_file_has_a_session_its_output_and_an_exit_code(preloaded: Preloade
     logs = [(tmp_path / f"{number}.log").read_text() for number in range(2)]
     assert "1 passed" in logs[0]
     assert "seen" in logs[1] and "1 failed" in logs[1]
-
-
-def test_the_runner_forks_the_stages_that_say_so(preloaded: Preloaded, tmp_path: Path) -> None:
-    stages = [
-        Stage(name, ("-m", "pytest", *OPTIONS, file(tmp_path, f"test_{name}.py", body)), preloaded=True)
-        for name, body in (("good", "import os; print(os.getppid())"), ("bad", "raise ValueError('told')"))
-    ]
-    said: list[str] = []
-    runner = Runner(tmp_path / "suite", said.append, preloaded=preloaded)
-    assert runner.run([stages]) == ["bad"]
-    assert "ValueError: told" in runner.failure_summary("bad")
-    assert (tmp_path / "suite" / "good.xml").exists()
-    assert not [child for child in psutil.Process().children(recursive=True) if runs(child) and CODE in child.cmdline()]
 
 
 def test_forks_end_with_the_process(preloaded: Preloaded, tmp_path: Path) -> None:

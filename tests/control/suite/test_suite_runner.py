@@ -169,27 +169,6 @@ def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Pa
     assert sorted(reported[:2]) == ["first", "second"] and reported[2:] == ["third", "end"]
 
 
-def test_a_lane_that_has_ended_takes_over_from_the_end_of_another_what_can_start(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    said = list[str]()
-    log.write_text("")
-    run = [
-        (
-            python("long", until(log, "taken")),  # ends only if the other lane takes over
-            python("next", appending(log, "next")),
-            python("taken over", appending(log, "taken")),
-            python("needs long", appending(log, "late"), after=("long",)),
-        ),
-        (python("short", appending(log, "short")), python("end", appending(log, "end"), last=True)),
-        (Stage("build", ("-c", appending(log, "build")), niceness=19),),
-    ]
-    assert Runner(tmp_path / "run", said.append).run(run) == []
-    words = log.read_text().split()
-    # The build runs at its own pace: its niceness may let all stages but the last pass it.
-    assert [word for word in words if word != "build"][:2] == ["short", "taken"] and words[-1] == "end"
-    assert sorted(words) == sorted(["short", "build", "taken", "next", "late", "end"]), "each once"
-
-
 def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Path) -> None:
     said: list[str] = []
     run = [
@@ -288,10 +267,6 @@ def test_an_interrupted_run_lets_tests_remove_what_they_made(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         Runner(tmp_path / "run", lambda text: None).run([(stage,)])
     assert not made.exists() and (tmp_path / "removed").exists()
-
-
-def test_the_page_of_tests_has_a_place_for_durations() -> None:
-    assert timings.replaced((ROOT / "docs/contribute/testing.md").read_text(encoding="utf-8"), "new")
 
 
 def test_programs_of_a_control_plane_come_before_its_tests() -> None:

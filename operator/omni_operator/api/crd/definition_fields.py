@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
+
+from omni_operator.api.validation_messages import models_in
 
 
 def find_missing(model: type[BaseModel], schema: Mapping[str, Any], at: str) -> Iterator[str]:
@@ -20,12 +22,5 @@ def find_missing(model: type[BaseModel], schema: Mapping[str, Any], at: str) -> 
         key = field.alias or name
         if key not in known:
             yield f"{at}.{key}"
-        elif inner := _model_of(field.annotation):
+        elif inner := next(models_in(field.annotation), None):
             yield from find_missing(inner, known[key], f"{at}.{key}")
-
-
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The model in `Model`, `Model | None` or `tuple[Model, ...]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for inner in get_args(annotation) if (found := _model_of(inner))), None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from omni_operator.api.base import Violation
@@ -27,14 +26,6 @@ SLEEP = f"{ROLLOUT}.enable_sleep_mode"
 DIVISORS = (FSDP_SIZE, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """An override, by the name that its setting has here; each setting has one (`training.Algorithm`)."""
-
-    place: int
-    value: Any
-
-
 def override_violations(
     algorithm: Algorithm, trainer: Trainer, rollout: Rollout, *, trains_adapter: bool
 ) -> Iterator[Violation]:
@@ -44,17 +35,17 @@ def override_violations(
     """
     if algorithm.entrypoint != ENTRYPOINT or not algorithm.overrides:
         return
-    given: dict[str, _Given] = {}
+    # By the name that a setting has here; each has one override (`training.Algorithm`).
+    places: dict[str, int] = {}
+    given: dict[str, Any] = {}
     for place, line in enumerate(algorithm.overrides):
         if (match := OVERRIDE.match(line)) and "${" not in match[3]:
-            given[setting_here(match[2])] = _Given(place, read_value(match[3]))
-    values = {name: one.value for name, one in given.items()}
-    wrong = dict(find_wrong_values(values, LOSSES.get(algorithm.name)))
-    yield from (
-        Violation(("algorithm", "overrides", given[name].place), f"{name}: {text}") for name, text in wrong.items()
-    )
-    given = {name: one for name, one in given.items() if name not in wrong}
-    checks = (
+            places[setting_here(match[2])] = place
+            given[setting_here(match[2])] = read_value(match[3])
+    wrong = dict(find_wrong_values(given, LOSSES.get(algorithm.name)))
+    given = {name: value for name, value in given.items() if name not in wrong}
+    checks: tuple[Iterable[tuple[str, str]], ...] = (
+        wrong.items(),
         _as_in_the_trainer(given, algorithm.name, rollout, trains_adapter=trains_adapter),
         _resumed(given),
         _ranks(given, trainer),
@@ -63,11 +54,11 @@ def override_violations(
         _ahead(given, rollout),
     )
     for name, text in (found for check in checks for found in check):
-        yield Violation(("algorithm", "overrides", given[name].place), f"{name}: {text}")
+        yield Violation(("algorithm", "overrides", places[name]), f"{name}: {text}")
 
 
 def _as_in_the_trainer(
-    given: dict[str, _Given], algorithm: str, rollout: Rollout, *, trains_adapter: bool
+    given: dict[str, Any], algorithm: str, rollout: Rollout, *, trains_adapter: bool
 ) -> Iterator[tuple[str, str]]:
     """What the trainer says of settings that do not go together, or not with the algorithm."""
     loss = LOSSES.get(algorithm)
@@ -76,7 +67,7 @@ def _as_in_the_trainer(
         f"{ROLLOUT}.tensor_model_parallel_size": rollout.engine.tensor_parallel_size,
         f"{ACTOR}.diffusion_loss.loss_mode": loss,
     }
-    config = configuration_of(loss or default_algorithm(), {name: one.value for name, one in given.items()} | values)
+    config = configuration_of(loss or default_algorithm(), given | values)
     engine = config.actor_rollout_ref.rollout
     found = [*find_conflicts(config), *engine_settings.conflicts(engine, trains_adapter=trains_adapter)]
     if loss is not None:
@@ -87,27 +78,27 @@ def _as_in_the_trainer(
             yield name, text
 
 
-def _resumed(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
-    if _value(given, RESUMED) is not None:
+def _resumed(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if given.get(RESUMED) is not None:
         yield RESUMED, "is not read: a job starts from checkpoints of its own run folder (spec.checkpoint.resume)"
 
 
-def _ranks(given: dict[str, _Given], trainer: Trainer) -> Iterator[tuple[str, str]]:
+def _ranks(given: dict[str, Any], trainer: Trainer) -> Iterator[tuple[str, str]]:
     ranks = trainer.accelerators
     for name in DIVISORS:
-        size = _value(given, name)
+        size: Any = given.get(name)
         if name == FSDP_SIZE and (size == -1 or (is_number(size) and size > ranks)):
             continue  # all ranks
         if is_number(size) and (size < 1 or ranks % size):
             yield name, f"{size} does not divide the {ranks} ranks of the trainer, one for each accelerator"
 
 
-def _sampler(given: dict[str, _Given], algorithm: str, rollout: Rollout) -> Iterator[tuple[str, str]]:
+def _sampler(given: dict[str, Any], algorithm: str, rollout: Rollout) -> Iterator[tuple[str, str]]:
     sampler = rollout.sampler
     window = rollout.sampler.window
     name = f"{ROLLOUT}.algo.init_same_noise"
     if sampler.noise_level == 0:
-        if _value(given, name) is True:
+        if given.get(name) is True:
             yield (
                 name,
                 "without noise in the steps (spec.rollout.sampler.noiseLevel is 0), all samples of a prompt would be "
@@ -115,39 +106,35 @@ def _sampler(given: dict[str, _Given], algorithm: str, rollout: Rollout) -> Iter
             )
         return
     name = f"{ROLLOUT}.algo.sde_contiguous"
-    if window and window.placement_with(algorithm) == "Progressive" and _value(given, name) is False:
+    if window and window.placement_with(algorithm) == "Progressive" and given.get(name) is False:
         yield name, "a progressive window is contiguous: write true, or spec.rollout.sampler.window.placement Random"
 
 
-def _pools(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, str]]:
-    backend = _value(given, BACKEND)
+def _pools(given: dict[str, Any], rollout: Rollout) -> Iterator[tuple[str, str]]:
+    backend = given.get(BACKEND)
     if not rollout.separate:
         if backend not in (None, "naive"):
             yield BACKEND, f"{backend} is for spec.rollout.placement Separate; remove it"
-        if _value(given, HYBRID) is False:
+        if given.get(HYBRID) is False:
             yield HYBRID, "false is for spec.rollout.placement Separate; remove it"
         return
     if backend == "naive":
         yield BACKEND, "naive is for engines on the trainer's accelerators; remove it"
     for name in (f"{ROLLOUT}.free_cache_engine", SLEEP):
-        if _value(given, name) is True:
+        if given.get(name) is True:
             yield name, "an engine in pods of its own (spec.rollout.placement Separate) never sleeps; remove it"
 
 
-def _ahead(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, str]]:
+def _ahead(given: dict[str, Any], rollout: Rollout) -> Iterator[tuple[str, str]]:
     ahead = rollout.batches_ahead
-    if ahead and _value(given, SOURCE) == "offline":
+    if ahead and given.get(SOURCE) == "offline":
         yield SOURCE, "nothing is generated, so nothing ahead: remove spec.rollout.batchesAhead"
     name = f"{V1}.sampler.max_off_policy_threshold"
     strategy = f"{V1}.sampler.max_off_policy_strategy"
-    most = _value(given, name)
-    if is_number(most) and 0 < most <= ahead and _value(given, strategy) != "drop":
+    most: Any = given.get(name)
+    if is_number(most) and 0 < most <= ahead and given.get(strategy) != "drop":
         yield (
             name,
             f"samples generated {ahead} batches ahead (spec.rollout.batchesAhead) span {ahead + 1} versions, more than "
             f"{most}; raise it, or write {strategy}=drop",
         )
-
-
-def _value(given: dict[str, _Given], name: str) -> Any:
-    return given[name].value if name in given else None

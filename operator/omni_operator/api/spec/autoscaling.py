@@ -1,7 +1,6 @@
 """`autoscaling` of rollout and reward pods: how many of them an attempt has, by what waits for them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -55,36 +54,24 @@ class JudgeAutoscaling(Autoscaling):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class AutoscalingRules:
+def autoscaling_rules(field: str, instead: str) -> Iterator[Cel | Rule]:
     """Rules of a model with the fields `placement`, `replicas` and `autoscaling`, which is for Separate only.
 
-    Attributes:
+    Args:
         field: path of the model, such as `spec.rollout`.
         instead: how to change `replicas` without autoscaling.
     """
-
-    field: str
-    instead: str
-
-    @property
-    def out_of_range(self) -> str:
-        """What is wrong with `replicas` at the start of an attempt."""
-        return f"must be from {self.field}.autoscaling.minReplicas to {self.field}.autoscaling.maxReplicas"
-
-    def rules(self) -> Iterator[Cel | Rule]:
-        """The rules of a model."""
-        yield Rule(
-            "self.placement != 'Separate' or self.autoscaling is None or "
-            "(self.replicas >= self.autoscaling.min_replicas and self.replicas <= self.autoscaling.max_replicas)",
-            "replicas",
-            self.out_of_range,
-            f"is {{self.replicas}}: {self.out_of_range}, "
-            "{self.autoscaling.min_replicas} to {self.autoscaling.max_replicas}",
-        )
-        # The scale subresource changes replicas too, so an autoscaler of Kubernetes is refused with this message.
-        yield Cel(
-            "!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.replicas == oldSelf.replicas",
-            f"cannot change while {self.field}.autoscaling does: remove it to scale with {self.instead}",
-            ".replicas",
-        )
+    out_of_range = f"must be from {field}.autoscaling.minReplicas to {field}.autoscaling.maxReplicas"
+    yield Rule(
+        "self.placement != 'Separate' or self.autoscaling is None or "
+        "(self.replicas >= self.autoscaling.min_replicas and self.replicas <= self.autoscaling.max_replicas)",
+        "replicas",
+        out_of_range,
+        f"is {{self.replicas}}: {out_of_range}, {{self.autoscaling.min_replicas}} to {{self.autoscaling.max_replicas}}",
+    )
+    # The scale subresource changes replicas too, so an autoscaler of Kubernetes is refused with this message.
+    yield Cel(
+        "!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.replicas == oldSelf.replicas",
+        f"cannot change while {field}.autoscaling does: remove it to scale with {instead}",
+        ".replicas",
+    )

@@ -4,20 +4,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_operator.api.base import Line, Rule, SeparateOnly, StrictModel
+from omni_operator.api.base import Line, Rule, StrictModel, separate_only
 
-from .autoscaling import AutoscalingRules, JudgeAutoscaling
+from .autoscaling import JudgeAutoscaling, autoscaling_rules
 from .model import MODEL_ID, NO_HOME, NO_URL
 from .platform import PoolScheduling
 from .pod_template import PodTemplate
 from .pods import Accelerator, PodReplacement, Resources, SharedMemory
 
-OF_OWN_PODS = SeparateOnly(
-    ("autoscaling", "updateStrategy", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate"),
-    "must not be given with placement Colocated: the judge runs in the trainer's pods; write Separate",
-)
+COLOCATED = "must not be given with placement Colocated: the judge runs in the trainer's pods; write Separate"
+OF_OWN_PODS = ("autoscaling", "updateStrategy", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate")
 ALL_PODS = "must be 1 with placement Colocated: the judge uses all accelerators of the trainer; write Separate"
-AUTOSCALED = AutoscalingRules("spec.reward.model", "kubectl edit")
 
 
 class JudgeModel(StrictModel):
@@ -82,8 +79,8 @@ class JudgeModel(StrictModel):
             ALL_PODS,
             f"is {{self.replicas}}: {ALL_PODS}",
         ),
-        *AUTOSCALED.rules(),
-        *OF_OWN_PODS.rules(),
+        *autoscaling_rules("spec.reward.model", "kubectl edit"),
+        *separate_only(COLOCATED, *OF_OWN_PODS),
     )
 
     @property

@@ -1,6 +1,5 @@
 """`spec.scheduling`, `spec.security`, `spec.observability`."""
 
-from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -87,18 +86,10 @@ class Scheduling(StrictModel):
 class Security(StrictModel):
     """Authentication and network policy of the pods."""
 
-    not_yet = MappingProxyType(
-        {
-            "allowHostPaths": "does not exist: the cluster's admin decides what pods may do, in jobs.podPolicy of the "
-            "operator's chart (docs/operate/security.md)"
-        }
-    )
-
     ray_auth: Literal["Token", "Disabled"] = Field(
         default="Token",
         description="Token: Ray's dashboard and ports require a token, which KubeRay creates. Disabled: anyone who "
-        "can reach "
-        "them can run code.",
+        "can reach them can run code.",
     )
     network_policy: Literal["DefaultDeny", "DenyIngress", "Disabled"] = Field(
         default="DenyIngress",

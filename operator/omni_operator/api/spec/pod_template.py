@@ -6,7 +6,7 @@ and `pod_schema.py` checks the others. What the template may have pods do is dec
 """
 
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, JsonValue, WithJsonSchema
@@ -72,14 +72,12 @@ SCHEMA: dict[str, Any] = {
         },
     },
 }
-_TYPES: dict[str, Any] = {"object": dict, "array": list, "string": str}
-_WORDS = {"object": "a mapping", "array": "a list", "string": "a string"}
 Path = tuple[str | int, ...]
 
 
 def _formed(template: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the template if it matches `SCHEMA`."""
-    checks = (_wrong(template, SCHEMA, ()), chain(find_errors(template, complete=False), _labels(template)))
+    checks = (_wrong(template, SCHEMA, ()), find_errors(template, complete=False), _labels(template))
     if violations := next(filter(None, (list(islice(check, TOLD)) for check in checks)), None):
         raise PydanticCustomError(RULE, "malformed pod template", {"violations": violations})
     return template
@@ -93,16 +91,17 @@ def _labels(template: dict[str, Any]) -> Iterator[Violation]:
 
 
 def _wrong(value: Any, schema: dict[str, Any], at: Path) -> Iterator[Violation]:
-    kind = schema["type"]
-    if not isinstance(value, _TYPES[kind]):
-        yield Violation(at, f"must be {_WORDS[kind]}")
-    elif kind == "string":
-        if not schema.get("minLength", 0) <= len(value) <= schema["maxLength"]:
-            yield Violation(at, f"must have {schema.get('minLength', 0)} to {schema['maxLength']} characters")
-    elif kind == "array":
-        yield from _wrong_list(value, schema, at)
-    elif kind == "object":
-        yield from _wrong_mapping(value, schema, at)
+    """What the CRD refuses besides values of a wrong type, which `find_errors` finds."""
+    match schema["type"], value:
+        case "string", str():
+            if not schema.get("minLength", 0) <= len(value) <= schema["maxLength"]:
+                yield Violation(at, f"must have {schema.get('minLength', 0)} to {schema['maxLength']} characters")
+        case "array", list():
+            yield from _wrong_list(value, schema, at)
+        case "object", dict():
+            yield from _wrong_mapping(value, schema, at)
+        case _:
+            pass
 
 
 def _wrong_mapping(value: dict[str, Any], schema: dict[str, Any], at: Path) -> Iterator[Violation]:

@@ -67,8 +67,7 @@ class Accelerator(StrictModel):
     vendor: Vendor | None = Field(
         default=None,
         description="Vendor of the accelerators. CPU: train without accelerators. Mock: pods request accelerators, "
-        "and the "
-        "work runs on the CPU. Default: in a local run what the machine has; on a cluster CPU, with a warning.",
+        "and the work runs on the CPU. Default: in a local run what the machine has; on a cluster CPU, with a warning.",
     )
     count: int = Field(default=1, ge=1, le=64, description="Number of accelerators; with CPU, of processes.")
     resource_name: ResourceName | None = Field(
@@ -86,8 +85,7 @@ class Accelerator(StrictModel):
     ray_resource: RayResource | None = Field(
         default=None,
         description="Ray resource that the accelerators count as. Default: NPU for Ascend and the Atlas presets, else "
-        "GPU. "
-        "Cluster only.",
+        "GPU. Cluster only.",
     )
 
     cel = (
@@ -173,6 +171,5 @@ class Head(StrictModel):
     pod_template: PodTemplate = Field(
         default_factory=dict,
         description="Strategic merge patch for the head's pod template: lists of containers, volumes and variables "
-        "merge by "
-        "name.",
+        "merge by name.",
     )

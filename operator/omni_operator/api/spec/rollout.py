@@ -1,15 +1,14 @@
 """`spec.rollout`: how samples are generated."""
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from omni_operator.api.base import Rule, SeparateOnly, StrictModel
+from omni_operator.api.base import Rule, StrictModel, separate_only
 from verl_omni.settings_schema.declarations import ALGO, PIPELINE, ROLLOUT, SDE_TYPES
 from verl_omni.settings_schema.layout import default_of
 
-from .autoscaling import AutoscalingRules, RolloutAutoscaling
+from .autoscaling import RolloutAutoscaling, autoscaling_rules
 from .platform import PoolScheduling
 from .pod_template import PodTemplate
 from .pods import Accelerator, PodReplacement, Resources, SharedMemory
@@ -18,25 +17,21 @@ if TYPE_CHECKING:
     SdeType = str
 else:
     SdeType = Literal[SDE_TYPES]
-_NO_MOST = "is a field of spec.rollout.autoscaling"
 AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
-OF_OWN_PODS = SeparateOnly(
-    (
-        "minReplicas",
-        "autoscaling",
-        "drainSeconds",
-        "updateStrategy",
-        "accelerator",
-        "resources",
-        "sharedMemory",
-        "scheduling",
-        "podTemplate",
-    ),
-    "must not be given with placement Colocated: engines run in the trainer's pods; write Separate",
+COLOCATED = "must not be given with placement Colocated: engines run in the trainer's pods; write Separate"
+OF_OWN_PODS = (
+    "minReplicas",
+    "autoscaling",
+    "drainSeconds",
+    "updateStrategy",
+    "accelerator",
+    "resources",
+    "sharedMemory",
+    "scheduling",
+    "podTemplate",
 )
 MORE_THAN_ALL = "must not be more than spec.rollout.replicas"
 WOULD_WAIT = "must not be less than spec.rollout.minReplicas, with fewer than which the trainer waits"
-AUTOSCALED = AutoscalingRules("spec.rollout", "kubectl scale or a HorizontalPodAutoscaler")
 NOTHING_CACHED = "needs spec.rollout.engine.promptCache: true: every batch would move the text encoders otherwise"
 WINDOW_TOO_LONG = "must not be more than spec.rollout.pipeline.steps"
 NOTHING_TO_TRAIN = "must be at least 2 without spec.rollout.sampler.window: the last step adds no noise to train on"
@@ -45,10 +40,6 @@ WINDOW_DOES_NOT_FIT = "must not be more than the steps between start and end of 
 
 class Engine(StrictModel):
     """The inference engine that generates samples."""
-
-    not_yet = MappingProxyType(
-        {"metricsPort": "the engine has no fixed port for metrics yet; Ray's metrics are scraped"}
-    )
 
     type: Literal["vLLMOmni"] = Field(default="vLLMOmni", description="Inference engine.")
     tensor_parallel_size: int = Field(
@@ -210,8 +201,6 @@ class Staleness(StrictModel):
 class Rollout(StrictModel):
     """How samples are generated: several images for each prompt."""
 
-    not_yet = MappingProxyType({"maxReplicas": _NO_MOST})
-
     placement: Literal["Colocated", "Separate"] = Field(
         default="Colocated",
         description="Colocated: engines run on the trainer's accelerators, in its pods. Separate: they run in rollout "
@@ -329,14 +318,14 @@ class Rollout(StrictModel):
             f"is {{self.autoscaling.min_replicas}}: {WOULD_WAIT}, which is {{self.min_replicas}}",
             "autoscaling",
         ),
-        *AUTOSCALED.rules(),
+        *autoscaling_rules("spec.rollout", "kubectl scale or a HorizontalPodAutoscaler"),
         Rule(
             "self.batches_ahead == 0 or self.placement == 'Separate'",
             "batchesAhead",
             AHEAD_NEEDS_PODS,
             f"is {{self.batches_ahead}}: {AHEAD_NEEDS_PODS}",
         ),
-        *OF_OWN_PODS.rules(),
+        *separate_only(COLOCATED, *OF_OWN_PODS),
     )
 
     @property

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -61,8 +60,6 @@ def _none_begins(stems: set[str]) -> str:
 class Algorithm(StrictModel):
     """Training algorithm, and overrides of trainer settings that have no field."""
 
-    not_yet = MappingProxyType({"configRef": "recipes in ConfigMaps do not exist yet: write their lines in overrides"})
-
     name: AlgorithmName = Field(
         default="FlowGRPO",
         description=f"{_PAPERS}, or Custom: set by overrides, such as one of docs/guides/own-family.md. See "
@@ -107,25 +104,21 @@ class Algorithm(StrictModel):
                 continue  # a rule refuses it
             if self.name == "Custom" and (match[2] in OF_THE_ALGORITHM or match[2].startswith(LOSS_GROUP)):
                 continue  # a module of the user's may register it (docs/guides/own-family.md)
-            if text := describe_reserved(match[2]) or self._unsupported(match[2], match[3]):
+            text = describe_reserved(match[2])
+            if text is None and self.entrypoint == ENTRYPOINT:
+                text = describe_unsupported(match[2], match[3], LOSSES.get(self.name))
+            if text is not None:
                 yield Violation(("overrides", place), text)
-        yield from self._repeated()
+        if self.entrypoint == ENTRYPOINT:
+            yield from self._repeated()
 
     def _repeated(self) -> Iterator[Violation]:
-        """Of the project's trainer only. CEL would compare each pair of names, which costs more than a rule may."""
-        if self.entrypoint != ENTRYPOINT:
-            return
+        """CEL would compare each pair of names, which costs more than a rule may."""
         matches = {place: match for place, line in enumerate(self.overrides) if (match := OVERRIDE.match(line))}
         places = list(matches)
         for place, earlier, name in find_repeated([(match[2], match[3]) for match in matches.values()]):
             text = f"{name}: already set by overrides[{places[earlier]}]; remove one of the two"
             yield Violation(("overrides", places[place]), text)
-
-    def _unsupported(self, name: str, value: str) -> str | None:
-        """For the project's trainer only, not for another entry point."""
-        if self.entrypoint != ENTRYPOINT:
-            return None
-        return describe_unsupported(name, value, LOSSES.get(self.name))
 
 
 class Batch(StrictModel):
@@ -169,8 +162,7 @@ class Trainer(StrictModel):
         ge=1,
         le=1024,
         description="Number of trainer pods, each with the accelerators below. In a local run, all accelerators are "
-        "of one "
-        "machine.",
+        "of one machine.",
     )
     accelerator: Accelerator = Field(default=Accelerator.model_construct(), description="Accelerators of one replica.")
     total_steps: int = Field(ge=1, le=10_000_000, description="Training steps of the whole run, over all attempts.")
@@ -190,8 +182,7 @@ class Trainer(StrictModel):
     resources: Resources = Field(
         default=Resources.model_construct(),
         description="Requests and limits of a trainer pod; accelerators and sharedMemory are added. Default: requests "
-        "of 1 "
-        "CPU and 4Gi, no limits. Cluster only.",
+        "of 1 CPU and 4Gi, no limits. Cluster only.",
     )
     shared_memory: SharedMemory = Field(
         default=SharedMemory.model_construct(), description="/dev/shm of a trainer pod. Cluster only."
@@ -242,8 +233,7 @@ class Checkpoint(StrictModel):
     claim_name: ObjectName | None = Field(
         default=None,
         description="PersistentVolumeClaim for checkpoints and results. Without it they are deleted with the pods. "
-        "Several "
-        "trainer pods need ReadWriteMany. Cluster only.",
+        "Several trainer pods need ReadWriteMany. Cluster only.",
     )
     path: AbsolutePath = Field(
         default="/runs",

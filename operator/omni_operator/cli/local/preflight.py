@@ -23,7 +23,7 @@ from omni_operator.plan.overrides import PYTHONS, render_overrides
 from omni_operator.plan.pods.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_problem, is_offline
 from omni_operator.plan.run_layout import local_layout
 from verl_omni.pipelines.registry import lent_folder
-from verl_omni.pipelines.sample_shapes import SizeCheck, size_check
+from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.settings_schema.declarations import ALL_LINEAR
 
 if TYPE_CHECKING:
@@ -178,19 +178,14 @@ def _sizes(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
         name, _, value = text.lstrip("+").partition("=")
         if name in EVALUATED_SIDES and value.strip().isdecimal():
             sides.append((("spec", "algorithm", "overrides", place), f"{name}: ", name.rpartition(".")[2], int(value)))
-    check = _size_check(Path(model.base))
+    try:
+        index = json.loads((Path(model.base) / "model_index.json").read_text(encoding="utf-8"))
+        check = size_check(index["_class_name"], Path(model.base))
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # the trainer names the file
     for at, name, side, pixels in sides:
         if problem := check(*(pixels if each == side else None for each in SIDES)):
             yield at, f"{name}{problem.removeprefix(f'{side} ')}"
-
-
-def _size_check(model: Path) -> SizeCheck:
-    """The trainer's check of the sides of samples, which accepts all where the model's files cannot be read."""
-    try:
-        index = json.loads((model / "model_index.json").read_text(encoding="utf-8"))
-        return size_check(index["_class_name"], model)
-    except (OSError, ValueError, LookupError, TypeError):  # the trainer names the file
-        return lambda height, width: None
 
 
 def _prompts(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -19,18 +19,20 @@ from . import run_text
 from .run_state import RunState
 
 
-class Display(Protocol):
+class Display(ABC):
     """Output for the progress of a run."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        return None
 
+    @abstractmethod
     def note(self, text: str) -> None:
         """Print a line."""
 
+    @abstractmethod
     def event(self, event: Mapping[str, Any], state: RunState) -> None:
         """Show an event; `state` is the state after it."""
 
@@ -40,16 +42,6 @@ class LineDisplay(Display):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-
-    @override
-    def __enter__(self) -> Self:
-        return self
-
-    @override
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     @override
     def note(self, text: str) -> None:
@@ -105,9 +97,7 @@ class BarDisplay(Display):
         return self
 
     @override
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.update(self._task, left="", refresh=False)
         self._live.update(Group(*self._numbers, self._progress), refresh=True)
         self._live.stop()

@@ -115,7 +115,7 @@ class Session:
         """Run the trainer to its end. Returns the exit code of `drl`."""
         log = self.folder / run_folder.LOG
         log_start = log.stat().st_size if log.exists() else 0
-        memory = shared_memory.Snapshot.take()
+        segments = shared_memory.segments()
         kills = machine_facts.out_of_memory_kills()
         reader = JsonLinesReader(self.folder / run_folder.PROGRESS)
         processes.adopt_orphans()
@@ -133,7 +133,7 @@ class Session:
                     on_signal=lambda number: self._announce_signal(number, display),
                 )
         finally:
-            self._clean_up(memory)
+            self._clean_up(segments)
         killed = machine_facts.out_of_memory_kills() > kills
         return self._conclude(ended, failure.read_tail(log, log_start, LOG_BYTES), out_of_memory=killed)
 
@@ -156,10 +156,10 @@ class Session:
             case _:
                 display.note("killing the trainer")
 
-    def _clean_up(self, memory: shared_memory.Snapshot) -> None:
+    def _clean_up(self, segments: frozenset[tuple[str, int]]) -> None:
         if names := processes.terminate_descendants(min(processes.GRACE_SECONDS, self.patience)):
             console.say(f"terminated processes that the trainer left running: {', '.join(names)}")
-        if removed := memory.remove_newer():
+        if removed := shared_memory.remove_newer(segments):
             console.say(f"removed shared memory that the trainer left in {shared_memory.FOLDER}: {', '.join(removed)}")
 
     def _conclude(self, ended: supervisor.ChildExit, log: Sequence[str], *, out_of_memory: bool) -> int:

@@ -49,16 +49,12 @@ def apply_event(state: RunState, event: Mapping[str, Any]) -> RunState:
         case "phase":
             return replace(state, phase=str(event.get("text", "")))
         case "step":
-            return replace(state, step=int(event["step"]), last=_metrics(event) or state.last)
+            has_more = {"reward/mean", "actor/loss"} & event.keys()  # than an evaluation
+            return replace(state, step=int(event["step"]), last=event if has_more else state.last)
         case "error":
             return replace(state, failure=str(event.get("message")))
         case _:
             return state
-
-
-def _metrics(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The event, unless it has an evaluation only."""
-    return event if {"reward/mean", "actor/loss"} & event.keys() else None
 
 
 def evaluation(line: Mapping[str, Any]) -> Evaluation | None:

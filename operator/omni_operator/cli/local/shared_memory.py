@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -16,31 +15,30 @@ FOLDER = Path("/dev/shm")
 STACK_NAMES = re.compile(r"^(psm_|sem\.|torch_|plasma|verl|omni|shm_)")
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The files that existed before the run, by name and inode."""
+def segments(folder: Path = FOLDER) -> frozenset[tuple[str, int]]:
+    """Name and inode of the files that exist."""
+    if not folder.is_dir():
+        return frozenset()
+    entries = (entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
+    return frozenset((entry.name, entry.inode()) for entry in entries)
 
-    files: frozenset[tuple[str, int]]
 
-    @classmethod
-    def take(cls, folder: Path = FOLDER) -> Snapshot:
-        return cls(frozenset(_files(folder)))
+def remove_newer(before: frozenset[tuple[str, int]], folder: Path = FOLDER) -> list[str]:
+    """Remove segments of the training stack that belong to this user and that no process uses.
 
-    def remove_newer(self, folder: Path = FOLDER) -> list[str]:
-        """Remove newer segments of the training stack that belong to this user and that no process uses.
+    Args:
+        before: the segments that stay, because they existed before the run.
 
-        Returns:
-            their names.
-        """
-        new = {
-            name: inode for name, inode in _files(folder) if (name, inode) not in self.files and STACK_NAMES.match(name)
-        }
-        if not new:
-            return []
-        names = _names_in_use(folder)
-        inodes = _mapped_inodes(folder)
-        unused = [name for name in sorted(new) if name not in names and new[name] not in inodes]
-        return [name for name in unused if _remove(folder / name)]
+    Returns:
+        names of the removed ones.
+    """
+    new = dict(sorted(each for each in segments(folder) - before if STACK_NAMES.match(each[0])))
+    if not new:
+        return []
+    names = _names_in_use(folder)
+    inodes = {inode for pid in psutil.pids() for inode in mapped_files(pid, folder)}
+    unused = [name for name in new if name not in names and new[name] not in inodes]
+    return [name for name in unused if _remove(folder / name)]
 
 
 def _names_in_use(folder: Path) -> frozenset[str]:
@@ -48,17 +46,6 @@ def _names_in_use(folder: Path) -> frozenset[str]:
     prefix = f"{folder}/"
     opened = (path for process in psutil.process_iter() for path in open_paths(process))
     return frozenset(path.removeprefix(prefix) for path in opened if path.startswith(prefix))
-
-
-def _mapped_inodes(folder: Path) -> frozenset[int]:
-    """Inodes of the files in `folder` that a process has mapped."""
-    return frozenset(inode for pid in psutil.pids() for inode in mapped_files(pid, folder))
-
-
-def _files(folder: Path) -> list[tuple[str, int]]:
-    if not folder.is_dir():
-        return []
-    return [(entry.name, entry.inode()) for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
 
 
 def _remove(path: Path) -> bool:
