@@ -231,6 +231,7 @@ def train(model: Path, out: Path, scale: Scale) -> None:
         import ray
 
         from verl_omni.trainer import main_diffusion
+        from verl_omni.trainer.data import prompt_dataset
         from verl_omni.trainer.run.event_text import format_event
         from verl_omni.trainer.run.run_folder import RunFolder
         from verl_omni.trainer.run.step_checkpoints import RunRequests
@@ -238,7 +239,7 @@ def train(model: Path, out: Path, scale: Scale) -> None:
         parts = {name: Timed(getattr(run.stack, name), calls) for name in ("workers", "agent_loop", "weights")}
         made = RunFolder(Path(folder), lambda event: print(format_event(event), flush=True))
         made.start(run.config, resumed_from=None)
-        prompts, _ = main_diffusion._prompts(run.config)
+        prompts, _ = prompt_dataset.load_checked(run.config)
         stack = dataclasses.replace(run.stack, **parts)
         requests = RunRequests(lambda: False)
         main_diffusion.build_loop(run.config, stack, made, prompts, None, requests).fit(None)

@@ -58,7 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped before the run began: nothing is lost", file=sys.stderr, flush=True)
         return INTERRUPTED
-    return prepared if isinstance(prepared, int) else _run(*prepared)
+    if isinstance(prepared, int):
+        return prepared
+    from verl_omni.trainer.run import operator_reporter
+
+    config, stop, without_effect = prepared
+    with operator_reporter.from_environment() as reporter:
+        return run_training(config, reporter, lambda run, resources: _train(run, resources, stop), without_effect)
 
 
 def _prepare(arguments: Sequence[str] | None) -> tuple[Any, StopOnSignal, dict[str, str]] | int:
@@ -73,7 +79,9 @@ def _prepare(arguments: Sequence[str] | None) -> tuple[Any, StopOnSignal, dict[s
         if isinstance(failed := error.__cause__, ExtensionFailed):
             traceback.print_exception(failed.__cause__)  # where in the user's module
         return _refuse(str(error))
-    if problem := _other_distribution() or _hub_problem(config, variables):
+    from verl_omni.trainer.output import hub_destination
+
+    if problem := _other_distribution() or hub_destination.find_problem(config, variables):
         return _refuse(problem)
     stop = StopOnSignal()
     try:
@@ -103,12 +111,6 @@ def _fetch_inputs(config: Any) -> None:
 
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     inputs.fetch(config, Path(home) / "omni-operator" / "stores", lambda text: print(text, flush=True))
-
-
-def _hub_problem(config: Any, variables: Mapping[str, str]) -> str | None:
-    from verl_omni.trainer.output import hub_destination
-
-    return hub_destination.find_problem(config, variables)
 
 
 def _check_model(model: Any) -> None:
@@ -151,13 +153,6 @@ def _check_files(config: Any) -> dict[str, str]:
     if config.trainer.resume_mode == "resume_path":
         checkpoints.step_of(Path(config.trainer.resume_from_path))
     return row_scorers.check(config)
-
-
-def _run(config: Any, stop: StopOnSignal, without_effect: Mapping[str, str]) -> int:
-    from verl_omni.trainer.run import operator_reporter
-
-    with operator_reporter.from_environment() as reporter:
-        return run_training(config, reporter, lambda run, resources: _train(run, resources, stop), without_effect)
 
 
 def run_training(

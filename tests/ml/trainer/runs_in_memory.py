@@ -43,9 +43,14 @@ class RunInMemory:
 
 
 def job_in_memory(*overrides: str) -> Any:
-    """The smallest job of Stable Diffusion 3 in float32, whose latents stand-ins record."""
+    """A job of Stable Diffusion 3 in float32, whose latents stand-ins record: two prompts a step, with two samples."""
     config = smallest_job.load(
-        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", *smallest_job.FLOAT32, *overrides
+        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+        *smallest_job.FLOAT32,
+        "data.train_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.n=2",
+        *overrides,
     )
     process_counts.fill_in(config, cpus=2)
     return config
@@ -73,12 +78,11 @@ def run_in_memory(config: Any, stack: Any, folder: Path, rows: Any, held_out: An
 
 
 class Trained:
-    """Replicas and ranks of the loop: remembers which prompts each update got, and the versions that generated them."""
+    """Replicas and ranks of the loop: remembers which prompts each update got, and its tolerances."""
 
     def __init__(self) -> None:
         self.served = 0
         self.updates: list[tuple[str, ...]] = []
-        self.versions: list[int] = []
         self.tolerances: list[tuple[float, float]] = []
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -123,9 +127,6 @@ def stack_of(actors: Any) -> SimpleNamespace:
 def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> RunInMemory:
     config = job_in_memory(
         f"trainer.total_training_steps={steps}",
-        "data.train_batch_size=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.rollout.n=2",
         "trainer.save_freq=1",
         "actor_rollout_ref.actor.checkpoint.async_save=false",
         "data.val_files=null",

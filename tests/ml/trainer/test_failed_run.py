@@ -14,31 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
 from ray.exceptions import RayActorError, RayTaskError
 
+from tests.ml.trainer import recorded_runs
+from tests.ml.trainer.recorded_runs import events, settings
 from verl_omni.agent_loop.rows import SampleFailed, SampleLost
 from verl_omni.trainer import main_diffusion
-from verl_omni.trainer.run.operator_reporter import NullReporter
 from verl_omni.trainer.run.run_folder import RunFolder
 
 SCRIPT = Path(__file__).with_name("failing_run.py")
-
-
-def config_of(folder: Path) -> DictConfig:
-    """The settings that the end of a run reads."""
-    trainer = {
-        "default_local_dir": str(folder),
-        "resume_mode": "auto",
-        "total_training_steps": 3,
-        "output": {"url": None},
-    }
-    return OmegaConf.create({"trainer": trainer})
-
-
-def errors(folder: Path) -> list[dict[str, Any]]:
-    events = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
-    return [event for event in events if event["event"] == "error"]
 
 
 CASES = {
@@ -95,7 +79,9 @@ def test_the_last_line_and_the_error_event_are_what_a_worker_raised(ended: dict[
     assert run.code == main_diffusion.FAILURE, run.said
     assert run.said[-1] == f"error: {message}"
     assert any("Traceback" in line for line in run.said), "train.log has the whole traceback"
-    assert errors(run.folder) == [{"event": "error", "message": message, "kind": kind, "reason": "ApplicationError"}]
+    assert events(run.folder, "error") == [
+        {"event": "error", "message": message, "kind": kind, "reason": "ApplicationError"}
+    ]
     assert (run.folder / "report.html").is_file()
 
 
@@ -108,7 +94,7 @@ def test_the_failure_of_one_rank_ends_all_ranks(ended: dict[str, Ended], case: s
     assert run.code == main_diffusion.FAILURE
     ranks = [int((run.folder / f"rank-{rank}").read_text()) for rank in range(2)]
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
-    (error,) = errors(run.folder)
+    (error,) = events(run.folder, "error")
     assert error["reason"] == ("WorkerLost" if case == KILLED else "ApplicationError")
 
 
@@ -119,9 +105,9 @@ def test_the_error_is_printed_after_what_is_printed_while_a_run_stops(
         resources.callback(sys.stderr.write, "stopping\n")
         raise OSError("disk full")
 
-    assert main_diffusion.run_training(config_of(tmp_path), NullReporter(), train) == main_diffusion.FAILURE
+    assert recorded_runs.run(settings(tmp_path), train) == main_diffusion.FAILURE
     assert capfd.readouterr().err.splitlines()[-2:] == ["stopping", "error: OSError: disk full"]
-    assert [error["message"] for error in errors(tmp_path)] == ["OSError: disk full"]
+    assert [error["message"] for error in events(tmp_path, "error")] == ["OSError: disk full"]
 
 
 def test_a_run_whose_folder_another_program_continues_ends_and_writes_nothing(
@@ -132,28 +118,10 @@ def test_a_run_whose_folder_another_program_continues_ends_and_writes_nothing(
         RunFolder(tmp_path).take()
         run.folder.step({"step": 2})
 
-    assert main_diffusion.run_training(config_of(tmp_path), NullReporter(), train) == main_diffusion.INTERRUPTED
+    assert recorded_runs.run(settings(tmp_path), train) == main_diffusion.INTERRUPTED
     assert f"another program trains in {tmp_path} now" in capfd.readouterr().err.splitlines()[-1]
     assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1]
-    assert errors(tmp_path) == [] and not (tmp_path / "report.html").exists()
-
-
-@pytest.mark.parametrize(("killed", "reason"), [(0, "WorkerLost"), (2, "OutOfMemory")])
-def test_a_process_that_is_lost_is_the_reason_and_so_is_memory_that_the_kernel_wanted(
-    tmp_path: Path, killed: int, reason: str
-) -> None:
-    counter = tmp_path / "memory.events"
-    counter.write_text("oom_kill 1\n")  # an earlier run in the same container lost one too
-
-    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
-        counter.write_text(f"oom_kill {1 + killed}\n")
-        raise RayActorError
-
-    code = main_diffusion.run_training(config_of(tmp_path), NullReporter(), train, cgroups=tmp_path)
-    assert code == main_diffusion.FAILURE
-    (error,) = errors(tmp_path)
-    assert error["reason"] == reason
-    assert ("and the kernel killed 2 processes" in error["message"]) == (killed == 2)
+    assert events(tmp_path, "error") == [] and not (tmp_path / "report.html").exists()
 
 
 # What gloo says of a rank that was killed, and of one that it never reached.
@@ -163,32 +131,41 @@ RESET = f"{GLOO}Read error [10.99.0.13]:47320: Connection reset by peer"
 REFUSED = f"Gloo connectFullMesh failed with {GLOO}timed out connecting: SO_ERROR: Connection refused"
 
 
+def of_a_worker(kind: type[SampleFailed]) -> Exception:
+    """The error of an agent-loop worker, as Ray raises it in the driver."""
+    cause = kind("row 0 of 4 failed: ReplicaLost: replica 10.0.0.3:80: ActorDiedError")
+    error: Exception = RayTaskError("generate", "Traceback", cause).as_instanceof_cause()
+    return error
+
+
 @pytest.mark.parametrize(
-    ("message", "reason"), [(CLOSED, "WorkerLost"), (RESET, "WorkerLost"), (REFUSED, "ApplicationError")]
+    ("error", "killed", "reason"),
+    [
+        (RayActorError(), 0, "WorkerLost"),
+        (RayActorError(), 2, "OutOfMemory"),
+        (RuntimeError(CLOSED), 0, "WorkerLost"),
+        (RuntimeError(RESET), 0, "WorkerLost"),
+        (RuntimeError(REFUSED), 0, "ApplicationError"),
+        (of_a_worker(SampleLost), 0, "WorkerLost"),
+        (of_a_worker(SampleFailed), 0, "ApplicationError"),
+    ],
+    ids=["actor", "memory", "closed", "reset", "refused", "lost sample", "failed sample"],
 )
-def test_a_rank_that_another_one_lost_is_the_reason(tmp_path: Path, message: str, reason: str) -> None:
-    """As when one of several trainer pods is lost during an update."""
-
-    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
-        raise RuntimeError(message)
-
-    main_diffusion.run_training(config_of(tmp_path), NullReporter(), train)
-    (error,) = errors(tmp_path)
-    assert (error["message"], error["reason"]) == (f"RuntimeError: {message}", reason)
-
-
-@pytest.mark.parametrize(("kind", "reason"), [(SampleLost, "WorkerLost"), (SampleFailed, "ApplicationError")])
-def test_a_sample_whose_process_was_lost_in_another_process_is_the_reason(
-    tmp_path: Path, kind: type[SampleFailed], reason: str
+def test_a_lost_process_is_the_reason_and_so_is_memory_that_ran_out(
+    tmp_path: Path, error: Exception, killed: int, reason: str
 ) -> None:
-    """As when one of several trainer pods is lost while its engine generates."""
+    """Also if another process lost it: a rank in an update, or an agent-loop worker while the engine generates."""
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 1\n")  # an earlier run in the same container lost one too
 
     def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
-        cause = kind("row 0 of 4 failed: ReplicaLost: replica 10.0.0.3:80: ActorDiedError")
-        raise RayTaskError("generate", "Traceback", cause).as_instanceof_cause()
+        counter.write_text(f"oom_kill {1 + killed}\n")
+        raise error
 
-    main_diffusion.run_training(config_of(tmp_path), NullReporter(), train)
-    assert [error["reason"] for error in errors(tmp_path)] == [reason]
+    assert recorded_runs.run(settings(tmp_path), train, cgroups=tmp_path) == main_diffusion.FAILURE
+    (found,) = events(tmp_path, "error")
+    assert found["reason"] == reason
+    assert ("and the kernel killed 2 processes" in found["message"]) == (killed == 2)
 
 
 @pytest.mark.slow
@@ -220,10 +197,8 @@ def test_invalid_settings_are_reported_to_the_operator(
 
 
 def test_settings_without_effect_are_named_once_with_their_reasons(tmp_path: Path) -> None:
-    main_diffusion.run_training(
-        config_of(tmp_path), NullReporter(), lambda run, resources: None, {"a.b": "nothing is c", "d": "there is no e"}
-    )
-    events = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
-    assert [event["message"] for event in events if event["event"] == "warning"] == [
+    unused = {"a.b": "nothing is c", "d": "there is no e"}
+    recorded_runs.run(settings(tmp_path), lambda run, resources: None, without_effect=unused)
+    assert [event["message"] for event in events(tmp_path, "warning")] == [
         "settings that have no effect here: a.b (nothing is c); d (there is no e)"
     ]

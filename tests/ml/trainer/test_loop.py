@@ -7,6 +7,8 @@ import errno
 import gc
 import json
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +20,11 @@ from PIL import Image
 from tensordict import TensorDict
 from verl import DataProto
 
+from tests.ml.trainer.recorded_runs import events
 from tests.ml.trainer.runs_in_memory import RunInMemory, job_in_memory, prompt_rows, run_in_memory
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.trainer.generation import sample_generation, verl_batches
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
-from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder, TakenOver
 from verl_omni.trainer.run.step_checkpoints import Interrupted
@@ -33,10 +35,14 @@ pytestmark = pytest.mark.slow  # composes all settings for each
 ROWS = prompt_rows(["a red circle", "a blue square"])
 
 
+@dataclass
 class AnsweringAgentLoop:
-    """Answers with latents, and a recorded trajectory for training."""
+    """Answers with latents, and a recorded trajectory for training; `asked` gets the prompts of each batch before."""
+
+    asked: Callable[[DataProto], None] = lambda prompts: None
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
+        self.asked(prompts)
         rows = len(prompts)
         tensors = {
             "responses": torch.rand(rows, 3, 4, 4),
@@ -51,15 +57,18 @@ class AnsweringAgentLoop:
 
 
 class AnsweringWorkers:
-    """Two ranks; counts the optimizer steps that it is told to take."""
+    """Two ranks; counts the optimizer steps that it is told to take; `asked` gets the request of each update before."""
 
     def __init__(self, optimizer_steps: float) -> None:
+        self.asked: Callable[[DataProto], None] = lambda data: None
         self.optimizer_steps = optimizer_steps
         self.writes_fast = False
         self.started = 0
 
     def update_actor(self, data: DataProto) -> DataProto:
+        self.asked(data)
         metrics = {"actor/optimizer_steps": [self.optimizer_steps] * 2, "actor/ratio_max": [1.0, 3.0]}
+        metrics |= {"actor/loss": [1.0, 2.0]}
         return DataProto(meta_info={"metrics": metrics})
 
     def save_checkpoint(self, folder: str) -> None:
@@ -84,13 +93,7 @@ class AnsweringWorkers:
 def trainer(
     folder: Path, *overrides: str, optimizer_steps: float = 1.0, rows: Any = ROWS, held_out: Any = ROWS
 ) -> RunInMemory:
-    config = job_in_memory(
-        "trainer.total_training_steps=2",
-        "data.train_batch_size=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.rollout.n=2",
-        *overrides,
-    )
+    config = job_in_memory("trainer.total_training_steps=2", *overrides)
     published: list[int] = []
 
     def publish(global_steps: int) -> None:
@@ -111,9 +114,6 @@ def trainer(
 class ShowingAgentLoop(AnsweringAgentLoop):
     """Answers with pixels; those of a training batch come back for the requests that keep them."""
 
-    def __init__(self) -> None:
-        self.asked: list[list[int]] = []
-
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         samples = super().generate_sequences(prompts)
         rows = len(prompts)
@@ -124,15 +124,19 @@ class ShowingAgentLoop(AnsweringAgentLoop):
         for row in range(rows):
             pictures[row] = np.full((3, 4, 4), 10 * row, dtype=np.uint8) if kept[row] else None
         samples.non_tensor_batch["picture"] = pictures
-        if prompts.meta_info.get("validate"):
-            self.asked.append([int(seed) for seed in prompts.non_tensor_batch["seed"]])
         return samples
 
 
 def test_training_images_are_shown_beside_the_evaluations_of_the_same_prompt_and_seed(tmp_path: Path) -> None:
     running = trainer(tmp_path, "trainer.test_freq=2", "trainer.val_before_train=false")
-    agent_loop = ShowingAgentLoop()
-    running.stack.agent_loop = agent_loop
+    evaluated: list[list[int]] = []
+
+    def note(prompts: DataProto) -> None:
+        if prompts.meta_info.get("validate"):
+            evaluated.append([int(seed) for seed in prompts.non_tensor_batch["seed"]])
+
+    running.stack.agent_loop = ShowingAgentLoop()
+    running.stack.agent_loop.asked = note
     running.fit(None)
     assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["step_000002"]
     index = json.loads((tmp_path / "samples/step_000002/index.json").read_text())
@@ -142,16 +146,12 @@ def test_training_images_are_shown_beside_the_evaluations_of_the_same_prompt_and
     assert [entry["training_score"] for entry in previews] == [0.0, 2.0], "the first of two samples of each prompt"
     requests = sample_generation.training_requests(ROWS, n=2, step=2, version=1, seed=0)
     assert requests.seed is not None
-    assert agent_loop.asked[1] == [entry["seed"] for entry in previews]
-    assert agent_loop.asked[1] == [sample_seeds(requests.seed, row, 2, same_noise=False)["seed"] for row in (0, 2)]
+    assert evaluated[1] == [entry["seed"] for entry in previews]
+    assert evaluated[1] == [sample_seeds(requests.seed, row, 2, same_noise=False)["seed"] for row in (0, 2)]
     pair = np.asarray(Image.open(tmp_path / "samples/step_000002" / previews[1]["file"]))
     assert pair.shape == (8, 16, 3)
     assert pair[:, :8].max() == 20 and pair[:, 8:].min() == 200, "enlarged to the size of the evaluation's"
-    events = [json.loads(text) for text in (tmp_path / "progress.jsonl").read_text().splitlines()]
-    assert [event.get("images_folder") for event in events if event["event"] == "step"] == [
-        None,
-        "samples/step_000002",
-    ]
+    assert [event.get("images_folder") for event in events(tmp_path, "step")] == [None, "samples/step_000002"]
     line = running.folder.metrics()[-1]
     assert line["val/n"] == len(ROWS), "previews are in no metric"
 
@@ -171,10 +171,6 @@ def test_an_evaluation_of_latents_has_scores_and_no_pictures(tmp_path: Path, ove
     assert not (tmp_path / "samples").exists()
 
 
-def events_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize(("fast", "order"), [(True, [1, 2, 3, -2, 4, -4]), (False, [1, 2, 3, 4, -2, -4])])
 def test_a_checkpoint_in_the_background_is_complete_after_a_later_step_and_written_once(
     tmp_path: Path, fast: bool, order: list[int]
@@ -189,8 +185,9 @@ def test_a_checkpoint_in_the_background_is_complete_after_a_later_step_and_writt
     )
     running.stack.workers.writes_fast = fast
     running.fit(None)
-    steps = [event["step"] * (1 if event["event"] == "step" else -1) for event in events_of(tmp_path)]
+    steps = [event["step"] * (1 if event["event"] == "step" else -1) for event in events(tmp_path)]
     assert [step for step in steps if step] == order
+    assert checkpoints.steps(tmp_path / "checkpoints") == [2, 4]
     assert running.stack.workers.started == 2
 
 
@@ -201,7 +198,7 @@ def test_adapters_are_saved_at_their_own_cadence_and_the_newest_are_kept(tmp_pat
     trainer(tmp_path, *ADAPTERS, "trainer.max_adapters_to_keep=2", "data.val_files=null").fit(None)
     assert checkpoints.steps(tmp_path / "checkpoints") == [4], "only at the end"
     assert checkpoints.steps(tmp_path / "adapters") == [3, 4]
-    saved = [event for event in events_of(tmp_path) if event["event"] == "adapter"]
+    saved = events(tmp_path, "adapter")
     assert [event["step"] for event in saved] == [1, 2, 3, 4]
     assert (Path(saved[-1]["path"]) / "lora" / "weights").is_file()
 
@@ -225,7 +222,7 @@ def test_a_step_counts_its_samples_and_no_more_time_than_passes(tmp_path: Path) 
     began = time.perf_counter()
     trainer(tmp_path).fit(None)
     passed = time.perf_counter() - began
-    assert [event["samples"] for event in events_of(tmp_path) if event["event"] == "step"] == [0, 4, 8]
+    assert [event["samples"] for event in events(tmp_path, "step")] == [0, 4, 8]
     lines = [line for line in RunFolder(tmp_path).metrics() if line["step"] > 0]
     assert 0 < sum(line["timing_s/step"] for line in lines) <= passed
     assert [line["images_per_s"] for line in lines] == [pytest.approx(4 / line["timing_s/step"]) for line in lines]
@@ -306,13 +303,7 @@ def test_no_two_updates_of_runs_with_neighbouring_seeds_share_draws(tmp_path: Pa
     drawn: list[int] = []
     for seed in (0, 1):
         running = trainer(tmp_path / str(seed), f"trainer.seed={seed}", "algorithm.timestep_fraction=0.5")
-        update = running.stack.workers.update_actor
-
-        def noted(request: Any, update: Any = update) -> Any:
-            drawn.extend(request.batch["draw_seeds"].tolist())
-            return update(request)
-
-        running.stack.workers.update_actor = noted
+        running.stack.workers.asked = lambda request: drawn.extend(request.batch["draw_seeds"].tolist())
         for step in (1, 2, 3):
             batch = GeneratedBatch(step, step - 1, running.loop.batches.generate(step, 0))
             running.loop.update.train_on(batch)
@@ -323,15 +314,13 @@ def test_a_held_out_row_is_drawn_and_shown_with_a_seed_of_its_own(tmp_path: Path
     held_out = [{**ROWS[0], "seed": 1234}, {**ROWS[1], "seed": None}]
     running = trainer(tmp_path, "actor_rollout_ref.rollout.val_kwargs.seed=9", held_out=held_out)
     seen: list[int] = []
-    generate = running.stack.agent_loop.generate_sequences
 
-    def generating(prompts: DataProto) -> DataProto:
+    def note(prompts: DataProto) -> None:
         rollout = running.config.actor_rollout_ref.rollout
         columns = prompts.non_tensor_batch
         seen.extend(row["seed"] for row in row_params(rollout, prompts.meta_info, len(prompts), columns))
-        return generate(prompts)  # type: ignore[no-any-return]
 
-    running.stack.agent_loop.generate_sequences = generating
+    running.stack.agent_loop.asked = note
     running.loop.evaluation.evaluate(0)
     shown = json.loads((tmp_path / "samples" / "step_000000" / "index.json").read_text())
     assert seen[:2] == [sample["seed"] for sample in shown] == [1234, 10]
@@ -361,18 +350,16 @@ def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_p
     calls: list[Any] = []
     running.stack.workers.send_average = calls.append
     publish = running.stack.weights.update_weights
-    generate = running.stack.agent_loop.generate_sequences
 
     def publishing(global_steps: int) -> Any:
         calls.append(global_steps)
         return publish(global_steps)
 
-    def generating(prompts: DataProto) -> DataProto:
+    def note(prompts: DataProto) -> None:
         calls.append("evaluation" if prompts.meta_info.get("validate") else "training")
-        return generate(prompts)  # type: ignore[no-any-return]
 
     running.stack.weights.update_weights = publishing
-    running.stack.agent_loop.generate_sequences = generating
+    running.stack.agent_loop.asked = note
     running.fit(None)
     average = [True, "version", "evaluation", False, "version"]
     wanted = ["version", *average, "training", "version", "training", "version", *average]
@@ -380,20 +367,15 @@ def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_p
     assert [call for call in calls if type(call) is int] == [0, 0, 0, 1, 2, 2, 2]
 
 
-def test_maxima_are_maxima_over_the_ranks(tmp_path: Path) -> None:
+def test_metrics_of_ranks_are_averaged_but_for_maxima(tmp_path: Path) -> None:
     trainer(
         tmp_path,
         "trainer.val_before_train=false",
         "data.val_files=null",
         "actor_rollout_ref.rollout.pipeline.output_type=latent",
     ).fit(None)
-    assert RunFolder(tmp_path).metrics()[-1]["actor/ratio_max"] == 3.0
-    ranks = {"rollout_corr/max_abs_diff": [1.0, 2.0], "actor/loss": [1.0, 2.0], "actor/ratio_max": [4.0, 2.0]}
-    assert step_metrics.over_ranks(ranks) == {
-        "rollout_corr/max_abs_diff": 2.0,
-        "actor/loss": 1.5,
-        "actor/ratio_max": 4.0,
-    }
+    line = RunFolder(tmp_path).metrics()[-1]
+    assert (line["actor/ratio_max"], line["actor/loss"]) == (3.0, 1.5)
 
 
 def test_a_run_without_any_optimizer_step_ends_in_an_error(tmp_path: Path) -> None:
@@ -409,24 +391,17 @@ BACKGROUND = (
 )
 
 
-def test_a_run_waits_for_the_checkpoints_that_it_writes_in_the_background(tmp_path: Path) -> None:
-    trainer(tmp_path, *BACKGROUND).fit(None)
-    assert checkpoints.steps(tmp_path / "checkpoints") == [1, 2]
-
-
 def test_ranks_get_the_mini_batches_of_one_process(tmp_path: Path) -> None:
     """Of two prompts with two samples each, whose advantages are -a and a; a mini-batch is a prompt."""
     found: dict[int, list[float]] = {}
     for ranks in (1, 2):
         mini_batches = (f"trainer.n_gpus_per_node={ranks}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
         running = trainer(tmp_path / str(ranks), *mini_batches)
-        update = running.stack.workers.update_actor
 
-        def remember(data: DataProto, ranks: int = ranks, update: Any = update) -> DataProto:
+        def remember(data: DataProto, ranks: int = ranks) -> None:
             found[ranks] = data.batch["advantages"].sign().tolist()
-            return update(data)  # type: ignore[no-any-return]
 
-        running.stack.workers.update_actor = remember
+        running.stack.workers.asked = remember
         running.fit(None)
     assert found == {1: [-1, 1, -1, 1], 2: [-1, -1, 1, 1]}
 
@@ -460,12 +435,10 @@ def test_a_run_that_stops_after_a_checkpoint_saves_no_other_one(tmp_path: Path, 
         "data.val_files=null",
         f"actor_rollout_ref.actor.checkpoint.async_save={background}",
     )
-    saved: list[int] = []
-    running.folder.on_event = lambda event: saved.append(event["step"]) if event["event"] == "checkpoint" else None
     running.requests.stop_wanted = lambda: running.loop.checkpoints.last_complete_step == 2
     with pytest.raises(Interrupted):
         running.fit(None)
-    assert saved == [1, 2]
+    assert [event["step"] for event in events(tmp_path, "checkpoint")] == [1, 2]
     assert running.stack.workers.started == (2 if background == "true" else 0)
 
 
@@ -487,15 +460,8 @@ def test_a_run_saves_its_last_step_where_an_earlier_run_has_a_checkpoint_of_that
 def test_a_run_whose_folder_is_taken_over_saves_no_checkpoint(tmp_path: Path, settings: tuple[str, ...]) -> None:
     running = trainer(tmp_path, *settings, "trainer.save_freq=1", "trainer.total_training_steps=3")
     running.folder.take()
-    update = running.stack.workers.update_actor
     updates = iter(range(1, 4))
-
-    def taken_in_step_2(data: DataProto) -> DataProto:
-        if next(updates) == 2:
-            RunFolder(tmp_path).take()
-        return update(data)
-
-    running.stack.workers.update_actor = taken_in_step_2
+    running.stack.workers.asked = lambda data: RunFolder(tmp_path).take() if next(updates) == 2 else None
     with pytest.raises(TakenOver):
         running.fit(None)
     assert set(checkpoints.steps(tmp_path / "checkpoints")) <= {1}, "of the time before"
@@ -504,24 +470,14 @@ def test_a_run_whose_folder_is_taken_over_saves_no_checkpoint(tmp_path: Path, se
 
 def test_a_failing_run_says_that_its_last_checkpoint_is_dropped(tmp_path: Path) -> None:
     running = trainer(tmp_path, *BACKGROUND)
-    events: list[Any] = []
-    running.folder.on_event = events.append
-    with pytest.raises(FloatingPointError, match="not finite"):
-        fail_in_step(running, 2).fit(None)
-    assert checkpoints.steps(tmp_path / "checkpoints") == []
-    assert [event["step"] for event in events if event.get("reason") == "CheckpointDropped"] == [1]
+    updates = iter(range(1, 3))
 
-
-def fail_in_step(made: RunInMemory, step: int) -> RunInMemory:
-    """Let the update of a step fail."""
-    update = made.stack.workers.update_actor
-    updates = []
-
-    def failing(data: DataProto) -> DataProto:
-        updates.append(data)
-        if len(updates) == step:
+    def fail_in_step_2(data: DataProto) -> None:
+        if next(updates) == 2:
             raise FloatingPointError("gradients are not finite")
-        return update(data)  # type: ignore[no-any-return]
 
-    made.stack.workers.update_actor = failing
-    return made
+    running.stack.workers.asked = fail_in_step_2
+    with pytest.raises(FloatingPointError, match="not finite"):
+        running.fit(None)
+    assert checkpoints.steps(tmp_path / "checkpoints") == []
+    assert [(event["reason"], event["step"]) for event in events(tmp_path, "warning")] == [("CheckpointDropped", 1)]

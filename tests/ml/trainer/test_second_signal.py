@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.ml.trainer.recorded_runs import events
 
 # A run that gets signals after its third step.
 PROGRAM = """
@@ -68,8 +69,7 @@ def test_the_second_signal_ends_a_run_with_one_line_and_the_first_after_the_step
     lines = ended.stdout.splitlines()
     assert (ended.returncode, lines[-2:]) == (130, [f"stopped: {said}", "Ray has stopped"]), ended.stdout
     assert "Traceback" not in ended.stdout
-    events = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
-    assert [event["message"] for event in events if event["event"] == "stopped"] == [said]
+    assert [event["message"] for event in events(tmp_path, "stopped")] == [said]
     assert (tmp_path / "report.html").is_file()
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ml.trainer.uv import below_uv
-
 pytestmark = pytest.mark.slow  # a new interpreter, which imports Ray
 
 # Its `_import_everything` runs in another thread while Ray starts in this one.
@@ -64,9 +62,12 @@ for environment in (None, {"py_executable": "x"}):
 
 def test_ray_starts_workers_of_a_driver_below_uv_as_without_uv(tmp_path: Path) -> None:
     """Unless it is told, Ray starts them with `uv run` too, in an uploaded copy of the current folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    (uv,) = cache.glob("omni-operator/uv-*/bin/uv")  # which `make setup` installs
+    below_uv = [str(uv), "run", "--no-project", "--offline", "--python", sys.executable, sys.executable]
     unset = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_UV_RUN_RUNTIME_ENV"}
     done = subprocess.run(
-        [*below_uv(), "-c", RUNTIME],
+        [*below_uv, "-c", RUNTIME],
         env={**unset, "VERL_PLATFORM": "cpu"},
         cwd=tmp_path,
         capture_output=True,

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from PIL import Image
 
 from verl_omni.trainer.generation.shown_samples import choose
@@ -157,45 +156,10 @@ def test_a_replica_with_another_weight_version_stops_the_run() -> None:
             step_metrics.replica_versions(served, 3)
 
 
-def test_rewards_are_measured_from_two_samples_on_with_the_numbers_of_scorers() -> None:
-    metrics = step_metrics.rewards(
-        torch.tensor([1.0, 3.0]), {"size": [2, 5], "right": [True, False], "why": [1, "dark"]}
-    )
-    assert metrics == {
-        "reward/mean": 2.0,
-        "reward/std": pytest.approx(2**0.5),
-        "reward/size/mean": 3.5,
-        "reward/size/std": pytest.approx(4.5**0.5),
-        "reward/right/mean": 0.5,
-        "reward/right/std": pytest.approx(0.5**0.5),
-    }
-    assert step_metrics.rewards(torch.tensor([1.0]), {}) == {"reward/mean": 1.0}
-    assert step_metrics.evaluation(torch.tensor([1.0, 3.0]), {"size": [2, 5]}) == {
-        "val/reward/mean": 2.0,
-        "val/reward/stderr": pytest.approx(1.0),
-        "val/size/mean": 3.5,
-        "val/size/stderr": pytest.approx(1.5),
-        "val/n": 2,
-    }
-
-
 def test_the_remaining_time_is_that_of_the_median_of_the_last_ten_steps() -> None:
     assert step_metrics.eta([9.0, *[1.0] * 5, *[3.0] * 5], 4) == 8.0
     assert step_metrics.eta([2.0], 0) == 0
     assert step_metrics.eta([], 4) is None
-
-
-def test_a_resumed_run_drops_the_steps_it_repeats(tmp_path: Path) -> None:
-    settings_ = OmegaConf.create({"trainer": {"total_training_steps": 4}})
-    folder = RunFolder(tmp_path)
-    folder.start(settings_, resumed_from=None)
-    for step in (0, 1, 2, 3):
-        folder.step({"step": step, "reward/mean": float(step)})
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "rew')  # cut off by a kill
-    folder.start(settings_, resumed_from=2)
-    kept = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert kept == [0, 1, 2]
 
 
 def test_samples_and_numbers_that_are_not_finite(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl_omni.pipelines.input_images import input_images
 from verl_omni.pipelines.registry import PromptCheck, training_adapter
 from verl_omni.trainer.data import dataset_class, prompt_images, prompt_tables
-from verl_omni.trainer.data.prompt_files import NEGATIVE_PROMPT, InvalidPromptFile
+from verl_omni.trainer.data.prompt_files import NEGATIVE_PROMPT, InvalidPromptFile, check_exists
 from verl_omni.utils.messages import parse_messages, prompt_text
 from verl_omni.utils.postscript import forbid_programs
 from verl_omni.verl_names import AGENT_LOOP
@@ -150,8 +150,7 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
     forbid_programs()  # Hugging Face's datasets open the images of rows
     paths = [files] if isinstance(files, str) else list(files)
     for path in paths:
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"no data file {path}: correct data.train_files or data.val_files")
+        check_exists(Path(path))
     settings = OmegaConf.merge(config, {"shuffle": False, "cache_dir": config.cache_dir or "~/.cache/verl/rlhf"})
     try:
         dataset = dataset_class.load(settings)(paths, tokenizer, settings, processor, max_samples)
@@ -351,7 +350,7 @@ def _negative_prompt(row: Mapping[str, Any], images: Sequence[Any]) -> Prompt:
     negative: Prompt = row.get(NEGATIVE_PROMPT) or ""
     if isinstance(negative, str):
         negative = parse_messages(negative) or negative
-    if not (images and prompt_images.has_places(messages := as_messages(negative))):
+    if not (images and prompt_images.count_places(messages := as_messages(negative))):
         return negative
     return prompt_images.with_images(messages, images)
 

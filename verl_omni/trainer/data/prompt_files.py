@@ -222,7 +222,8 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
             if not line.strip():
                 continue
             if not parsed and line.lstrip().startswith("["):
-                yield from _rows_of_array(path)
+                for place, row in enumerate(_parse(path.read_text(encoding="utf-8-sig"), path)):
+                    yield f"{path}: row {place}", row
                 return
             try:
                 row = _parse(line.strip(), path, number)
@@ -233,11 +234,6 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
                 return
             parsed += 1
             yield f"{path}:{number}", row
-
-
-def _rows_of_array(path: Path) -> Iterator[tuple[str, Any]]:
-    for number, row in enumerate(_parse(path.read_text(encoding="utf-8-sig"), path)):
-        yield f"{path}: row {number}", row
 
 
 def _single_value(path: Path) -> Any | None:

@@ -83,7 +83,7 @@ def with_images(messages: Messages, images: Sequence[Any]) -> Messages:
     Raises:
         ValueError: the text has places for another number of images.
     """
-    places = _count_places(messages)
+    places = count_places(messages)
     alone = places == 0 and any(
         isinstance(message["content"], str) for message in messages if message["role"] == "user"
     )
@@ -109,12 +109,8 @@ def with_images(messages: Messages, images: Sequence[Any]) -> Messages:
     return made
 
 
-def has_places(messages: Messages) -> bool:
-    """Whether messages say where images of their row belong."""
-    return _count_places(messages) > 0
-
-
-def _count_places(messages: Messages) -> int:
+def count_places(messages: Messages) -> int:
+    """Number of places in messages where images of their row belong."""
     contents = [message["content"] for message in messages]
     return sum(each.count(PLACE) if isinstance(each, str) else sum(map(_is_place, each)) for each in contents)
 

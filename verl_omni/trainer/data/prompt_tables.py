@@ -19,8 +19,6 @@ from datasets import Dataset, Features, Json, Value, concatenate_datasets, load_
 
 from verl_omni.trainer.data import prompt_files
 
-PARQUET = ".parquet"
-
 
 def read(files: Sequence[str], prompt_key: str = "prompt") -> Dataset:
     """The rows of files, in their order; a column that a row's file does not have is None.
@@ -33,7 +31,7 @@ def read(files: Sequence[str], prompt_key: str = "prompt") -> Dataset:
         ArrowException, DatasetsError, ValueError: a Parquet file cannot be read, or has other types than the rest.
     """
     parts: list[Dataset] = []
-    for parquet, group in groupby(files, key=lambda file: Path(file).suffix == PARQUET):
+    for parquet, group in groupby(files, key=lambda file: Path(file).suffix == prompt_files.PARQUET):
         paths = list(group)
         parts += map(_parquet_table, paths) if parquet else [_json_table(paths, prompt_key)]
     return concatenate_datasets(_aligned(parts))

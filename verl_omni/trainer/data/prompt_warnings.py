@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,12 @@ def describe_truncated(config: DictConfig, train: Any, held_out: Any | None) -> 
                 prompt_text(prompt_dataset.as_messages(prompt))
                 for prompt in prompt_tables.column(dataset.dataframe, dataset.prompt_key)
             ]
-            if text := _describe(texts, tokenizer, limit):
+            if long := prompt_dataset.too_long(texts, tokenizer, {}, limit):
+                row, tokens = long[0]
                 yield (
-                    f"{files}: {text} actor_rollout_ref.rollout.{setting}={limit} tokens: they lose their end, which "
-                    "the scorer still reads; raise it, as far as the model supports, or shorten the prompts"
+                    f"{files}: {len(long)} of {len(texts)} prompts, such as row {row} with {tokens} tokens, have more "
+                    f"than actor_rollout_ref.rollout.{setting}={limit} tokens: they lose their end, which the scorer "
+                    "still reads; raise it, as far as the model supports, or shorten the prompts"
                 )
 
 
@@ -71,11 +73,3 @@ def describe_unread(config: DictConfig, train: Any, held_out: Any | None) -> Ite
                 f"{files}: the column {NEGATIVE_PROMPT} is not read, because these samples have no guidance "
                 "(actor_rollout_ref.rollout.pipeline.guidance_scale above 1)"
             )
-
-
-def _describe(texts: Sequence[str], tokenizer: Any, limit: int) -> str:
-    long = prompt_dataset.too_long(texts, tokenizer, {}, limit)
-    if not long:
-        return ""
-    row, tokens = long[0]
-    return f"{len(long)} of {len(texts)} prompts, such as row {row} with {tokens} tokens, have more than"

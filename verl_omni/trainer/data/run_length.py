@@ -48,9 +48,8 @@ def count_rows(files: Any) -> int:
 
 
 def _rows_of(path: Path) -> int:
-    if not path.is_file():
-        raise FileNotFoundError(f"no data file {path}: correct data.train_files")
-    if path.suffix == ".parquet":
+    prompt_files.check_exists(path)
+    if path.suffix == prompt_files.PARQUET:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
 

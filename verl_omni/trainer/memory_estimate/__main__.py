@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,15 +155,7 @@ def _verdict(
         "peak": max(sizes.values()),
         "fits": verdict,
         "advice": [
-            {
-                "setting": each.change.setting,
-                "value": each.change.value,
-                "costs": each.change.costs,
-                "phase": each.phase,
-                "peak": each.peak,
-                "fits": each.fits,
-            }
-            for each in advised
+            {**asdict(each.change), "phase": each.phase, "peak": each.peak, "fits": each.fits} for each in advised
         ],
     }
 

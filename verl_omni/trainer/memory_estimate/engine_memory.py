@@ -107,7 +107,6 @@ def measure(
     """Memory of a worker of an engine that generates `samples` samples in a step.
 
     Args:
-        config: settings of the trainer, completed by `startup.fit_to_machine`.
         sample: conditions of one sample, and what the engine records of it.
         accelerator: whether there is one; without, convolutions have no workspaces, and no allocator keeps memory.
         known: cache of passes that were run for this model; this engine's passes are added.

@@ -193,11 +193,6 @@ def scoring(setup: Setup) -> dict[str, int]:
     }
 
 
-def scorers_at_rest(setup: Setup) -> dict[str, int]:
-    """CPU memory of these scorers between batches, for a host whose ranks have accelerators."""
-    return {"reward models at rest": math.ceil(setup.scorers / setup.nodes) * setup.scorer_weights}
-
-
 def scorers_on_cpu(setup: Setup) -> dict[str, int]:
     """CPU memory of these scorers, for each rank without an accelerator."""
     return {"reward models": setup.scorers_per_rank * setup.scorer_weights}
@@ -265,11 +260,6 @@ def encoding_prompts(engine: EngineMemory, kept: int) -> dict[str, int]:
     return {"text encoders": engine.offloaded, "engine activations": max(engine.passes.get(TEXT_ENCODING, 0), kept)}
 
 
-def offloaded_encoders(engine: EngineMemory, workers: int) -> dict[str, int]:
-    """CPU memory of the text encoders of a host's engine workers, if they are not on the accelerators."""
-    return {"text encoders at rest": workers * engine.offloaded}
-
-
 def receiving(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     """Memory of a weight update next to an engine: the buffer, and the adapter until it is bound."""
     return {"weight buffer": bucket(setup, trainer), "staged adapter": trainer.sent if setup.sends_adapter else 0}
@@ -289,26 +279,47 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     """Phases of a host whose ranks have accelerators; the driver runs there."""
     ranks = setup.ranks_per_node
     # A trainer and an engine worker for each rank; server and driver.
-    processes = {"processes": (2 * ranks + 2 + setup.helpers_per_node) * setup.process}
-    samples = {setup.trains_on: trajectories(setup)}
-    encoders = {name: ranks * size for name, size in encoders_at_rest(setup, trainer).items()}
-    kept = trainer.weights + trainer.delayed_copies + trainer.reference
-    offloaded = {
-        "offloaded weights": ranks * kept if setup.offloads_weights else 0,
-        "offloaded optimizer": ranks * trainer.optimizer if setup.offloads_optimizer else 0,
+    processes = 2 * ranks + 2 + setup.helpers_per_node
+    always = {
+        **on_trainer_host(setup, trainer, processes),
+        # torch keeps the memory that it has pinned for sleeping engines when they are awake again.
+        "engine weights asleep": ranks * engine.asleep if setup.sleeps else 0,
+        "text encoders at rest": ranks * engine.offloaded,
     }
-    # torch keeps the memory that it has pinned for sleeping engines when they are awake again.
-    asleep = {"engine weights asleep": ranks * engine.asleep if setup.sleeps else 0}
-    copy = {name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()}
-    always = {**processes, **samples, **copy, **asleep, **encoders, **scorers_at_rest(setup)}
-    always |= offloaded_encoders(engine, ranks)
     # Before pairs are encoded, everything that moves to the device is in CPU memory.
     names = host_phases(setup)
     return (
-        Phase("start", {**processes, "weights as loaded": ranks * trainer.loading}),
-        *(Phase(name, {**always, **to_score(setup, name), **offloaded}) for name in names),
-        Phase("update", always | starting(setup, trainer)),
+        starting(setup, trainer, processes),
+        *(Phase(name, {**always, **to_score(setup, name), **offloaded(setup, trainer)}) for name in names),
+        Phase("update", always | before_update(setup, trainer)),
     )
+
+
+def starting(setup: Setup, trainer: TrainerMemory, processes: int) -> Phase:
+    """The phase of a trainer's host in which its ranks load their weights."""
+    loaded = setup.ranks_per_node * trainer.loading
+    return Phase("start", {"processes": processes * setup.process, "weights as loaded": loaded})
+
+
+def on_trainer_host(setup: Setup, trainer: TrainerMemory, processes: int) -> dict[str, int]:
+    """CPU memory of a trainer's host in every phase after the start, except for what is offloaded."""
+    of_ranks = {**checkpoint_copy(setup, trainer), **encoders_at_rest(setup, trainer)}
+    scorers = math.ceil(setup.scorers / setup.nodes) if setup.accelerator else 0  # else they are not at rest
+    return {
+        "processes": processes * setup.process,
+        setup.trains_on: trajectories(setup),
+        **{name: setup.ranks_per_node * size for name, size in of_ranks.items()},
+        "reward models at rest": scorers * setup.scorer_weights,
+    }
+
+
+def offloaded(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+    """CPU memory of a trainer's host for what its ranks offload between updates."""
+    kept = trainer.weights + trainer.delayed_copies + trainer.reference
+    return {
+        "offloaded weights": setup.ranks_per_node * kept if setup.offloads_weights else 0,
+        "offloaded optimizer": setup.ranks_per_node * trainer.optimizer if setup.offloads_optimizer else 0,
+    }
 
 
 def host_phases(setup: Setup) -> tuple[str, ...]:
@@ -317,7 +328,7 @@ def host_phases(setup: Setup) -> tuple[str, ...]:
     return tuple(name for name, there in named.items() if name is not None and there)
 
 
-def starting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+def before_update(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     """CPU memory, on a host with accelerators, for its ranks' values from the policy before an update."""
     return {START_VALUES: setup.ranks_per_node * trainer.start_values}
 

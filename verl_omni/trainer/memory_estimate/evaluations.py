@@ -11,11 +11,6 @@ from verl_omni.trainer.data import run_length
 STEPS = "num_inference_steps"
 
 
-def evaluates(config: DictConfig) -> bool:
-    """Whether the run has evaluations."""
-    return bool(config.data.val_files)
-
-
 def settings_of(config: DictConfig) -> DictConfig:
     """The settings with `rollout.pipeline` as evaluations have it; `val_kwargs.pipeline` replaces some."""
     changed: DictConfig = config.copy()

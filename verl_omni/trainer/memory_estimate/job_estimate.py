@@ -165,7 +165,7 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
         accelerator=accelerator,
         samples=generated,
         pairs=group * prompts * IMAGES * pixels if offline else 0,
-        evaluates=evaluations.evaluates(config),
+        evaluates=bool(config.data.val_files),
         stored=0 if offline else stored.total(generated, prompts),
         # Each rank of a group that shares sequences loads the samples of the group. Each image of a pair has a copy of
         # its prompt's embeddings.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -55,7 +56,6 @@ def run(
     """Run one term of the objective on a micro-batch.
 
     Args:
-        config: settings of the trainer, completed by `startup.fit_to_machine`.
         module: the trained transformer on the meta device, in the dtypes that it computes in; it becomes fake.
         base: the base model, in the same form, if it is kept in addition; otherwise None.
         sample: tensors of one sample.
@@ -162,25 +162,16 @@ def _drop_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-@dataclass(frozen=True, slots=True)
-class _FakeSamples:
-    """Scored samples of a few prompts, as `training_batch` takes them."""
-
-    tensors: Mapping[str, Tensor]
-    scores: Tensor
-    groups: list[str]
-
-
 def _batch(
     config: DictConfig, model: ModelShapes, algorithm: Any, loss: Any, sample: Mapping[str, Tensor], rows: int
 ) -> dict[str, Tensor]:
     """A training batch with `rows` rows, none of which has an advantage of 0."""
     n = config.actor_rollout_ref.rollout.n
     prompts = math.ceil(rows / algorithm.rows_per_prompt(n))
-    samples = _FakeSamples(
-        fake_rows(model, sample, prompts * n),
-        torch.arange(n, dtype=torch.float32).repeat(prompts) + 0.5,
-        [str(prompt) for prompt in range(prompts) for _ in range(n)],
+    samples = SimpleNamespace(
+        tensors=fake_rows(model, sample, prompts * n),
+        scores=torch.arange(n, dtype=torch.float32).repeat(prompts) + 0.5,
+        groups=[str(prompt) for prompt in range(prompts) for _ in range(n)],
     )
     batch = algorithm.training_batch(samples, loss, config, 0)
     return {name: tensor[:rows].clone() for name, tensor in batch.items()}

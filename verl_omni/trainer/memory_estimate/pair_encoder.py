@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig
@@ -18,25 +17,15 @@ CHANNELS = 3
 IMAGES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class PairEncoderMemory:
-    """Bytes of one rank.
-
-    Attributes:
-        weights: weights of the encoders, in CPU memory except while they run.
-        activations: peak in addition to the weights, including the images of the rank's pairs.
-    """
-
-    weights: int
-    activations: int
-
-
-def measure(config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], *, pairs: int) -> PairEncoderMemory:
+def measure(config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], *, pairs: int) -> tuple[int, int]:
     """Memory of a rank that encodes `pairs` pairs: all prompts at once, then one image after the other.
 
     Args:
-        config: settings of the trainer, completed by `startup.fit_to_machine`.
         sample: tensors of one encoded image.
+
+    Returns:
+        Bytes of the encoders' weights, which are in CPU memory except while they run, and the peak in addition to them,
+        including the images of the rank's pairs.
     """
     size = config.actor_rollout_ref.rollout.pipeline
     dtype = parse_dtype(
@@ -49,4 +38,4 @@ def measure(config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor]
     embeddings = pairs * sum(tensor.nbytes for name, tensor in sample.items() if name != "clean_latents")
     encoding = peak_of(vae, lambda: vae.encode(image, return_dict=False), None)
     weights = sum(sizes) + tensor_bytes([*vae.parameters(), *vae.buffers()])
-    return PairEncoderMemory(weights, max(texts, embeddings + images + encoding))
+    return weights, max(texts, embeddings + images + encoding)

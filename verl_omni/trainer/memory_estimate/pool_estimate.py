@@ -11,24 +11,22 @@ from verl_omni.trainer.memory_estimate.estimate import (
     Phase,
     Setup,
     awake,
+    before_update,
     bytes_of_a_step,
-    checkpoint_copy,
-    encoders_at_rest,
     encodes_apart,
     encoding,
     encoding_prompts,
     host_phases,
     kept_by_engine,
-    offloaded_encoders,
+    offloaded,
+    on_trainer_host,
     receiving,
     resting,
-    scorers_at_rest,
     scorers_on_cpu,
     scoring,
     sending,
     starting,
     to_score,
-    trajectories,
     updating,
     with_contexts,
     without_zeros,
@@ -87,23 +85,14 @@ def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Es
     if setup.pairs:
         phases.append(Phase("encoding", encoding(setup, trainer)))
     device = (*phases, Phase("update", updating(setup, trainer)), Phase("weight sync", sending(setup, trainer)))
-    kept = trainer.weights + trainer.delayed_copies + trainer.reference
-    optimizer = {"offloaded optimizer": ranks * trainer.optimizer if setup.offloads_optimizer else 0}
-    weights = {"offloaded weights": ranks * kept if setup.offloads_weights else 0}
-    always = {
-        "processes": (ranks + 1 + setup.helpers_per_node) * setup.process,  # 1: the driver
-        setup.trains_on: trajectories(setup),
-        **{name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()},
-        **{name: ranks * size for name, size in encoders_at_rest(setup, trainer).items()},
-        **(scorers_at_rest(setup) if setup.accelerator else {}),
-    }
+    processes = ranks + 1 + setup.helpers_per_node  # 1: the driver
+    always = on_trainer_host(setup, trainer, processes)
+    away = offloaded(setup, trainer)
+    buckets = {"buckets to send": BUCKETS_OF_RANK_0 * network_bucket(setup, trainer)}
     host = (
-        *(Phase(name, {**always, **to_score(setup, name), **optimizer, **weights}) for name in host_phases(setup)),
-        Phase("update", always | starting(setup, trainer)),
-        Phase(
-            "weight sync",
-            {**always, **optimizer, "buckets to send": BUCKETS_OF_RANK_0 * network_bucket(setup, trainer)},
-        ),
+        *(Phase(name, {**always, **to_score(setup, name), **away}) for name in host_phases(setup)),
+        Phase("update", always | before_update(setup, trainer)),
+        Phase("weight sync", {**always, **away, "offloaded weights": 0, **buckets}),
     )
     moved = {
         **bytes_of_a_step(setup, trainer),
@@ -113,15 +102,15 @@ def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Es
     if not setup.accelerator:
         device = tuple(Phase(phase.name, {**phase.parts, **scorers_on_cpu(setup)}) for phase in device)
         return Estimate((), _on_host(device, host, ranks), moved)
-    start = Phase("start", {"processes": always["processes"], "weights as loaded": ranks * trainer.loading})
-    return Estimate(with_contexts(device, 1 + setup.scorers_per_rank), without_zeros((start, *host)), moved)
+    phases_on_host = (starting(setup, trainer, processes), *host)
+    return Estimate(with_contexts(device, 1 + setup.scorers_per_rank), without_zeros(phases_on_host), moved)
 
 
 def _rollout_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:
     # Next to each engine worker one that receives weights; on the CPU the engine is in its server's process.
     workers = pool.workers * (2 if setup.accelerator else 1)
     processes = {"processes": (workers + pool.replicas_per_node) * setup.process}
-    processes |= offloaded_encoders(engine, pool.workers if setup.accelerator else 0)
+    processes["text encoders at rest"] = pool.workers * engine.offloaded if setup.accelerator else 0
     weights = awake(setup, trainer, engine)
     device = []
     host = []

@@ -46,12 +46,9 @@ def stored_bytes(sample: Mapping[str, Tensor]) -> StoredBytes:
 def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]:
     """The tensors of one sample that training reads; those without values are on the meta device.
 
-    They have no batch dimension. Latents and embeddings have the dtype of the engine. For a pair
-    of a data set, the sample is one of its images, as the trainer encodes it: embeddings in its compute dtype, without
-    the ones for guidance, and latents in float32.
-
-    Args:
-        config: settings of the trainer, completed by `startup.fit_to_machine`.
+    They have no batch dimension. Latents and embeddings have the dtype of the engine. For a pair of a data set, the
+    sample is one of its images, as the trainer encodes it: embeddings in its compute dtype, without the ones for
+    guidance, and latents in float32.
     """
     rollout = config.actor_rollout_ref.rollout
     if config.algorithm.sample_source == "offline":

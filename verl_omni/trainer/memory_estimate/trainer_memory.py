@@ -99,7 +99,6 @@ def measure(
     """Memory of one of `ranks` ranks in an update.
 
     Args:
-        config: settings of the trainer, completed by `startup.fit_to_machine`.
         sample: tensors of one sample.
         accelerator: whether an accelerator trains; on one, AdamW handles plain tensors together.
     """
@@ -124,7 +123,10 @@ def measure(
     once = passes.passes > 1 and not parallel.reduces_each_pass(settings.actor.fsdp_config, number > 1)
     shard = shard_bytes(trained, sharding.shards)
     sent = _sent_bytes(settings, parameters)
-    encoder = _pair_encoder(config, model, sample, sharding)
+    encoders = encoding = 0
+    if config.algorithm.sample_source == "offline":
+        pairs = math.ceil(config.data.train_batch_size / sharding.groups)
+        encoders, encoding = pair_encoder.measure(config, model, sample, pairs=pairs)
     copies = ("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
     amsgrad = (settings.actor.optim.override_optimizer_config or {}).get("amsgrad")
@@ -154,19 +156,9 @@ def measure(
         calls=passes.calls,
         evaluations=passes.evaluations,
         start_values=passes.start_values,
-        encoders=encoder.weights,
-        encoding=encoder.activations,
+        encoders=encoders,
+        encoding=encoding,
     )
-
-
-def _pair_encoder(
-    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], sharding: Sharding
-) -> pair_encoder.PairEncoderMemory:
-    """Memory for encoding the pairs of a data set; 0 if the engine generates the samples."""
-    if config.algorithm.sample_source != "offline":
-        return pair_encoder.PairEncoderMemory(0, 0)
-    pairs = math.ceil(config.data.train_batch_size / sharding.groups)
-    return pair_encoder.measure(config, model, sample, pairs=pairs)
 
 
 def _sent_bytes(settings: DictConfig, parameters: Sequence[nn.Parameter]) -> list[int]:

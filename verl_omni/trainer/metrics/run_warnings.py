@@ -7,7 +7,7 @@ that excludes one sign of the advantage.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,33 +108,30 @@ class RunWarnings:
 
     def observe(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Take the metrics of a step, of which each number counts once."""
+        self._observe(step, metrics, self.folder.event)
+
+    def _observe(self, step: int, metrics: Mapping[str, float | None], event: Callable[..., None]) -> None:
         self._collapse, collapsed = collapse.observe(self._collapse, metrics)
         self._drift, diverged = policy_drift.observe(self._drift, metrics)
         self._degradation, degraded = degradation.observe(self._degradation, metrics)
         self._reward, constant = observe_reward(self._reward, metrics)
-        for message in self._observe_held_out(metrics):
-            self.folder.event("warning", reason=overoptimization.REASON, message=message, step=step)
+        for scorer in self.held_out:
+            state = self._held_out.get(scorer, overoptimization.HeldOutState())
+            self._held_out[scorer], exploited = overoptimization.observe(state, scorer, metrics)
+            if exploited is not None:
+                event("warning", reason=overoptimization.REASON, message=exploited, step=step)
         one_sided = None if self._one_sided else clipping_text(metrics)
         if one_sided is not None:
             self._one_sided = True
-            self.folder.event("warning", reason=ONE_SIDED, message=one_sided, step=step)
+            event("warning", reason=ONE_SIDED, message=one_sided, step=step)
         if constant is not None:
-            self.folder.event("warning", reason=CONSTANT_REWARD, message=constant, step=step)
+            event("warning", reason=CONSTANT_REWARD, message=constant, step=step)
         if collapsed is not None:
-            self.folder.event("warning", reason=collapse.REASON, message=collapsed, step=step)
+            event("warning", reason=collapse.REASON, message=collapsed, step=step)
         if degraded is not None:
-            self.folder.event("warning", reason=degradation.REASON, message=degraded, step=step)
+            event("warning", reason=degradation.REASON, message=degraded, step=step)
         for message in diverged:
-            self.folder.event("warning", reason=policy_drift.REASON, message=message, step=step)
-
-    def _observe_held_out(self, metrics: Mapping[str, float | None]) -> list[str]:
-        messages = []
-        for scorer in self.held_out:
-            state = self._held_out.get(scorer, overoptimization.HeldOutState())
-            self._held_out[scorer], message = overoptimization.observe(state, scorer, metrics)
-            if message is not None:
-                messages.append(message)
-        return messages
+            event("warning", reason=policy_drift.REASON, message=message, step=step)
 
     def observe_scores(
         self, step: int, failures: Sequence[ScoringFailure], extras: Mapping[str, Sequence[Any]]
@@ -153,9 +150,4 @@ class RunWarnings:
     def restore(self) -> None:
         """Replay the metrics of the steps before the checkpoint; their warnings have been given."""
         for line in self.folder.metrics():
-            self._collapse, _ = collapse.observe(self._collapse, line)
-            self._drift, _ = policy_drift.observe(self._drift, line)
-            self._degradation, _ = degradation.observe(self._degradation, line)
-            self._reward, _ = observe_reward(self._reward, line)
-            self._observe_held_out(line)
-            self._one_sided |= clipping_text(line) is not None
+            self._observe(0, line, lambda *_, **__: None)

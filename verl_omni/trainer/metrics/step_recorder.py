@@ -26,11 +26,10 @@ class StepRecorder:
         self,
         folder: RunFolder,
         total: int,
-        exported: TrainerMetrics | None = None,
         tracking: Trackers | None = None,
         warnings: RunWarnings | None = None,
     ) -> None:
-        self.exported = exported or TrainerMetrics()
+        self.exported = TrainerMetrics()
         self.tracking = tracking
         self.warnings = warnings or RunWarnings(folder)
         self._folder = folder

@@ -22,17 +22,11 @@ from verl_omni.reward_loop.judge_router import WAIT_SECONDS, JudgeRouter
 from verl_omni.trainer.settings import scorer_devices
 
 
-def nodes_with(resource: str) -> list[str]:
-    """Ids of the nodes that have a custom resource, of which there must be one."""
-    node_ids = [node["NodeID"] for node in ray.nodes() if node["Alive"] and resource in node["Resources"]]
-    if not node_ids:
-        raise RuntimeError(f"trainer.node_resource: no node of the Ray cluster has the resource {resource}")
-    return node_ids
-
-
 def pinned(resource: str, number: int) -> dict[str, Any]:
-    """Options of actor `number`: the nodes take turns. They need no CPU of Ray."""
-    nodes = nodes_with(resource)
+    """Options of actor `number`: the nodes that have a custom resource take turns. They need no CPU of Ray."""
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and resource in node["Resources"]]
+    if not nodes:
+        raise RuntimeError(f"trainer.node_resource: no node of the Ray cluster has the resource {resource}")
     strategy = NodeAffinitySchedulingStrategy(node_id=nodes[number % len(nodes)], soft=False)
     return {"scheduling_strategy": strategy, "num_cpus": 0}
 

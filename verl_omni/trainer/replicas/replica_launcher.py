@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import time
 from collections import Counter
@@ -11,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_omni.trainer.replicas.replica_pool import Room, StartedReplica
+from verl_omni.trainer.replicas.replica_pool import Room
 from verl_omni.trainer.replicas.replica_reports import JoinTimes
 
-logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 10.0
 CONNECT_SECONDS = 1.0
 
@@ -39,7 +37,6 @@ class RayLauncher:
         requests: references of the numbers of requests that a replica has.
         deadline: seconds for a replica to start.
         pinned: whether `places` counts the nodes of a pool; otherwise replicas may be on any node.
-        answers: whether a node, one of `ray.nodes()`, can be reached.
     """
 
     make: Callable[[int], Any]
@@ -47,7 +44,6 @@ class RayLauncher:
     requests: Callable[[Any], list[Any]]
     deadline: float
     pinned: bool = False
-    answers: Callable[[Mapping[str, Any]], bool] = node_answers
     _nodes: dict[int, str] = field(default_factory=dict)  # rank of a replica -> id of its node
     _doubtful: set[str] = field(default_factory=set)  # nodes that lost a replica, and do not answer
     _starting: dict[int, Any] = field(default_factory=dict)  # by rank
@@ -62,7 +58,7 @@ class RayLauncher:
         lost = {node for rank, node in self._nodes.items() if rank not in places}
         # Ray takes a node that was killed for alive until its health checks have failed, for half a minute. A replica
         # that is started for its place would be one too many when another node has replaced it.
-        self._doubtful = {node for node in self._doubtful | lost if node in alive and not self.answers(alive[node])}
+        self._doubtful = {node for node in self._doubtful | lost if node in alive and not node_answers(alive[node])}
         staying = [alive[node] for node in alive if node not in draining | self._doubtful]
         hosts: Counter[str] = Counter()
         for node in staying if self.pinned else ():
@@ -74,7 +70,7 @@ class RayLauncher:
             hosts,
         )
 
-    def start(self, rank: int) -> StartedReplica:
+    def start(self, rank: int) -> tuple[Any, JoinTimes]:
         """See `Launcher`."""
         self._starting[rank] = replica = self.make(rank)
         begun = time.monotonic()
@@ -87,7 +83,7 @@ class RayLauncher:
             raise
         finally:
             del self._starting[rank]
-        return StartedReplica(replica, JoinTimes(placed - begun, time.monotonic() - placed))
+        return replica, JoinTimes(placed - begun, time.monotonic() - placed)
 
     async def _launch(self, replica: Any) -> None:
         waiting = asyncio.timeout(self.deadline)

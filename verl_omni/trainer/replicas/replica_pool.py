@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -39,22 +39,14 @@ class Room:
     hosts: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class StartedReplica:
-    """A replica whose engine is ready, and how long place and start took."""
-
-    replica: Any
-    times: JoinTimes
-
-
 class Launcher(Protocol):
     """Starts and stops the processes of replicas."""
 
     def room(self, replicas: Iterable[Any]) -> Room:
         """The nodes as they are now, with what becomes of `replicas`."""
 
-    def start(self, rank: int) -> StartedReplica:
-        """Start a replica on a node with room, and wait until its engine is ready.
+    def start(self, rank: int) -> tuple[Any, JoinTimes]:
+        """Start a replica on a node with room, and wait until its engine is ready; also, how long place and start took.
 
         Raises:
             Exception: it did not start; its processes are stopped.
@@ -191,7 +183,7 @@ class ReplicaPool(Generic[M]):
             self._launcher.stop(self._ending[0])
             self._left(self._ending.pop(0))
         with self._lock:
-            missing = missing_replicas(room.replicas, self.updates.all(), self._starting)
+            missing = max(0, room.replicas - len(self.updates.all()) - self._starting)
             if self._clock() < self._retry_at or self._stopping.is_set():
                 missing = 0
             self._starting += missing
@@ -249,20 +241,20 @@ class ReplicaPool(Generic[M]):
 
     def _start(self, rank: int) -> None:
         try:
-            self._join(rank, self._launcher.start(rank))
+            self._join(*self._launcher.start(rank))
         except Exception as error:  # noqa: BLE001  a node may disappear at any moment; the run goes on without it
             self._failed(f"{self._noun} {rank} did not start", error)
         finally:  # also if the failure cannot be reported: its place would be taken for ever
             with self._lock:
                 self._starting -= 1
 
-    def _join(self, rank: int, started: StartedReplica) -> None:
+    def _join(self, replica: Any, times: JoinTimes) -> None:
         try:
             with self._lock:
-                self.updates.join(started.replica, started.times)
-                self._unproven.add(rank)
+                self.updates.join(replica, times)
+                self._unproven.add(replica.replica_rank)
         except Exception:
-            self._launcher.stop(started.replica)  # else its place is taken for ever
+            self._launcher.stop(replica)  # else its place is taken for ever
             raise
 
     def _watch(self) -> None:
@@ -271,11 +263,6 @@ class ReplicaPool(Generic[M]):
                 self.look()
             except Exception:  # the trainer meets what is wrong, and the next look may succeed
                 logger.exception("each %s could not be managed; trying again in %g s", self._noun, POLL_SECONDS)
-
-
-def missing_replicas(room: int, running: Sequence[Any], starting: int) -> int:
-    """Number of replicas to start. PURE."""
-    return max(0, room - len(running) - starting)
 
 
 def _in_thread(action: Callable[[], None]) -> None:

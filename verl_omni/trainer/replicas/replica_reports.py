@@ -169,18 +169,14 @@ def versions_of_hosts(held: Iterable[tuple[str, int]], places: Mapping[str, int]
     """Lowest version that serves on each host; a host with a place whose replica does not serve is left out. PURE.
 
     Args:
-        held: address and version of each replica that serves.
+        held: address (HOST:PORT, in a cluster the pod's) and version of each replica that serves.
         places: number of replicas that each host has room for; 1 for a host that is not in it.
     """
     found: dict[str, list[int]] = {}
     for address, version in held:
-        found.setdefault(host_of(address), []).append(version)
+        host = address.rpartition(":")[0].strip("[]")  # IPv6 addresses without their brackets
+        found.setdefault(host, []).append(version)
     return {host: min(versions) for host, versions in found.items() if len(versions) >= places.get(host, 1)}
-
-
-def host_of(address: str) -> str:
-    """The host of HOST:PORT, in a cluster the address of the pod; IPv6 addresses without their brackets."""
-    return address.rpartition(":")[0].strip("[]")
 
 
 def report_pools(

@@ -157,11 +157,7 @@ class ReplicaUpdates:
                 self._drop([(replica, reason)])
 
     def leave(self, replica: Any) -> bool:
-        """Send a replica no more requests and updates; it may finish those that it has.
-
-        Returns:
-            Whether it had not been lost before, as by an update while the pool looked at the nodes.
-        """
+        """See `Members`; an update may have lost it while the pool looked at the nodes."""
         with self._changed:
             if replica not in self.all():
                 return False

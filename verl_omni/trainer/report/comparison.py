@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from verl_omni.trainer.report import page, plots, statements
@@ -116,7 +117,8 @@ def _last(run: Run, metric: str) -> str:
 
 
 def _median(run: Run, metric: str) -> str:
-    return statements.number(statements.median_of(run.steps(), metric))
+    known = [value for line in run.steps() if (value := line.get(metric)) is not None]
+    return statements.number(median(known) if known else None)
 
 
 def _reward(runs: Mapping[str, Run]) -> page.Plot | None:

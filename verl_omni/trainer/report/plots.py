@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from verl_omni.trainer.report.run_data import Line
-from verl_omni.trainer.report.statements import phases
+from verl_omni.trainer.report.statements import phases, recorded
 
 TRAINING = "#4c8fd0"
 HELD_OUT = "#e5683c"
@@ -36,12 +36,12 @@ def reward_curve(steps: Sequence[Line], evaluations: Sequence[Line], metric: str
     subject = name.removeprefix("reward/")
     x = _column(steps, "step")
     mean = _column(steps, metric)
-    if _recorded(steps, f"{name}/std") and _recorded(steps, metric):
+    if recorded(steps, f"{name}/std") and recorded(steps, metric):
         spread = _column(steps, f"{name}/std")
         edge = {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
         figure.add_scatter(x=x, y=mean - spread, **edge)
         figure.add_scatter(x=x, y=mean + spread, fill="tonexty", fillcolor=BAND, **edge)
-    if _recorded(steps, metric):
+    if recorded(steps, metric):
         figure.add_scatter(
             x=x,
             y=mean,
@@ -60,9 +60,9 @@ def phase_bars(steps: Sequence[Line]) -> go.Figure:
     parts = {
         phase: np.nan_to_num(_column(steps, f"timing_s/{phase}"))
         for phase in phases(steps)
-        if _recorded(steps, f"timing_s/{phase}")
+        if recorded(steps, f"timing_s/{phase}")
     }
-    if _recorded(steps, "timing_s/step"):
+    if recorded(steps, "timing_s/step"):
         step_seconds = np.nan_to_num(_column(steps, "timing_s/step"))
         parts["other"] = np.maximum(0.0, step_seconds - sum(parts.values(), np.zeros(len(steps))))
     for phase, seconds in parts.items():
@@ -79,7 +79,7 @@ def phase_bars(steps: Sequence[Line]) -> go.Figure:
 def lines_plot(lines: Sequence[Line], metrics: Mapping[str, str], *, logarithmic: bool = False) -> go.Figure:
     """Metrics over the steps, by label; the scale is logarithmic only if every value is positive."""
     figure = _figure(LOW, lines)
-    columns = {label: _column(lines, metric) for metric, label in metrics.items() if _recorded(lines, metric)}
+    columns = {label: _column(lines, metric) for metric, label in metrics.items() if recorded(lines, metric)}
     for (label, values), color in zip(columns.items(), COLORS, strict=False):
         _add_line(figure, lines, values, label, color)
     lowest = min(float(np.nanmin(values)) for values in columns.values())
@@ -95,7 +95,7 @@ def rewards_of_runs(runs: Mapping[str, tuple[Sequence[Line], Sequence[Line]]]) -
     """Rewards of runs: training steps as a thin line, evaluations as points with error bars."""
     figure = _figure(TALL, [line for parts in runs.values() for lines in parts for line in lines])
     for (name, (steps, evaluations)), color in zip(runs.items(), RUN_COLORS, strict=False):
-        if trained := [line for line in steps if line.get("reward/mean") is not None]:
+        if trained := recorded(steps, "reward/mean"):
             figure.add_scatter(
                 x=_column(steps, "step"),
                 y=_column(steps, "reward/mean"),
@@ -138,7 +138,7 @@ def _add_evaluations(figure: go.Figure, evaluations: Sequence[Line], subject: st
         labels: `name`, and `legendgroup` if it belongs to a group.
     """
     metric = f"val/{subject}"
-    known = [line for line in evaluations if line.get(f"{metric}/mean") is not None]
+    known = recorded(evaluations, f"{metric}/mean")
     if not known:
         return
     errors = _column(known, f"{metric}/stderr")
@@ -210,10 +210,6 @@ def _figure(height: int, lines: Sequence[Line]) -> go.Figure:
 def _mode(values: np.ndarray[Any, Any]) -> str:
     """A line through one point is invisible, so few points get markers."""
     return "lines+markers" if len(values) < 10 else "lines"
-
-
-def _recorded(lines: Sequence[Line], name: str) -> bool:
-    return any(line.get(name) is not None for line in lines)
 
 
 def _column(lines: Sequence[Line], name: str) -> np.ndarray[Any, Any]:

@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-PNG_HEADER = 24  # bytes up to the end of width and height
 MOST_COLUMNS = 12  # evaluations whose images are in the report
 LONGEST_SIDE = 512  # pixels; larger images are reduced
 Kind = Literal["prompt", "best", "worst", "preview"]
@@ -207,13 +205,6 @@ def _is_evaluation(line: Line) -> bool:
     return any(name.startswith("val/") for name in line)
 
 
-def png_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height from the header of a PNG; None for anything else."""
-    if len(data) < PNG_HEADER or not data.startswith(PNG_SIGNATURE) or data[12:16] != b"IHDR":
-        return None
-    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-
-
 def _images(folder: Path, evaluated: Set[int]) -> tuple[dict[int, list[Image]], int]:
     """Images of the evaluations that are shown, and how many of all that are listed are missing or malformed.
 
@@ -227,12 +218,21 @@ def _images(folder: Path, evaluated: Set[int]) -> tuple[dict[int, list[Image]], 
         if not (number.isascii() and number.isdigit() and int(number) in evaluated):
             continue
         entries = _parsed(_INDEX, path / "index.json", [])
-        sizes = [(path / entry.file, entry, png_size(_header(path / entry.file))) for entry in entries]
+        sizes = [(path / entry.file, entry, _png_size(path / entry.file)) for entry in entries]
         unreadable += sum(size is None for _, _, size in sizes)
         if images := [(file, entry, size) for file, entry, size in sizes if size is not None]:
             listed[int(number)] = images
     shown = evenly_spaced(sorted(listed), MOST_COLUMNS)
     return {step: [_image(*each) for each in listed[step]] for step in shown}, unreadable
+
+
+def _png_size(file: Path) -> tuple[int, int] | None:
+    """Width and height from the header of a PNG; None for anything else, and where there is no file."""
+    try:
+        with Picture.open(file, formats=["PNG"]) as picture:
+            return picture.size
+    except (OSError, ValueError):
+        return None
 
 
 def _image(file: Path, entry: Entry, size: tuple[int, int]) -> Image:
@@ -259,13 +259,6 @@ def _data_url(file: Path, size: tuple[int, int]) -> str:
         picture.thumbnail((LONGEST_SIDE * max(1, round(size[0] / size[1])), LONGEST_SIDE))
         picture.convert("RGB").save(smaller, "WEBP", quality=85)
     return f"data:image/webp;base64,{base64.b64encode(smaller.getvalue()).decode()}"
-
-
-def _header(file: Path) -> bytes:
-    if not file.is_file():
-        return b""
-    with file.open("rb") as opened:
-        return opened.read(PNG_HEADER)
 
 
 def _settings(config: str) -> dict[str, Any]:

@@ -279,12 +279,6 @@ def phases(steps: Sequence[Line]) -> tuple[str, ...]:
     return ("wait" if recorded(steps, "timing_s/wait") else "generate", "update", "sync")
 
 
-def median_of(lines: Sequence[Line], metric: str) -> float | None:
-    """Median of a metric; None if no line has it."""
-    known = [value for line in lines if (value := line.get(metric)) is not None]
-    return median(known) if known else None
-
-
 def recorded(lines: Sequence[Line], metric: str) -> list[Line]:
     """Lines with a finite value of a metric."""
     return [line for line in lines if line.get(metric) is not None]

@@ -98,7 +98,7 @@ class RunFolder:
         self._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
         self._write("machine.json", json.dumps(describe_machine(), indent=2) + "\n")
         continues = continues and resumed_from is not None
-        lines = self._lines("metrics.jsonl") if continues else []
+        lines = self.metrics() if continues else []
         kept = [line for line in lines if line["step"] <= (resumed_from or 0)]
         self._write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self._newest = kept[-1]["step"] if kept else None
@@ -113,18 +113,20 @@ class RunFolder:
         config = OmegaConf.load(path)
         return config if isinstance(config, DictConfig) else None
 
-    def metrics(self) -> list[dict[str, float | None]]:
-        """Lines of `metrics.jsonl`, one a step; None for a number that was not finite."""
-        return self._lines("metrics.jsonl")
+    def metrics(self) -> list[dict[str, Any]]:
+        """Lines of `metrics.jsonl`, one a step; None for a number that was not finite. A kill may have cut the last."""
+        path = self.path / "metrics.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line]
 
     def line(self, step: int) -> dict[str, float]:
         """The finite metrics of a step; empty if it has no line."""
-        lines = [line for line in self._lines("metrics.jsonl") if line["step"] == step]
+        lines = [line for line in self.metrics() if line["step"] == step]
         return {name: value for line in lines for name, value in line.items() if value is not None}
 
     def has_evaluation(self, step: int) -> bool:
         """Whether the metrics of `step` already include an evaluation."""
-        return any(line["step"] == step and "val/reward/mean" in line for line in self._lines("metrics.jsonl"))
+        return any(line["step"] == step and "val/reward/mean" in line for line in self.metrics())
 
     def event(self, event: str, **fields: Any) -> None:
         """Append an event; docs/guides/results.md lists them with their fields."""
@@ -202,14 +204,6 @@ class RunFolder:
         self.check_owner()
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-
-    def _lines(self, name: str) -> list[dict[str, Any]]:
-        """Complete lines of a file; a kill may have cut off the last one."""
-        path = self.path / name
-        if not path.exists():
-            return []
-        text = path.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line]
 
 
 def as_picture(sample: torch.Tensor) -> torch.Tensor:

@@ -34,14 +34,13 @@ def begin(config: DictConfig, folder: RunFolder, without_effect: Mapping[str, st
     changes = "" if checkpoint is None else _changes(checkpoint, config, None if by_path else folder.settings())
     continues = checkpoint is not None and checkpoint.resolve().parent == own_checkpoints.resolve()
     folder.start(config, resumed_from=step, continues=continues)
-    if changes and by_path:
+    if changes:
         text = f"the run starts from {checkpoint}, which was trained with other settings: {changes}"
-        folder.event("warning", reason="ResumedWithChanges", message=text, step=step)
-    elif changes:
-        text = (
-            f"the run continues after step {step} with other settings than before: {changes}. For a new run, give the "
-        )
-        text += "job another name, or set trainer.resume_mode=disable (spec.checkpoint.resume: Never)"
+        if not by_path:
+            text = (
+                f"the run continues after step {step} with other settings than before: {changes}. For a new run, give "
+                "the job another name, or set trainer.resume_mode=disable (spec.checkpoint.resume: Never)"
+            )
         folder.event("warning", reason="ResumedWithChanges", message=text, step=step)
     if aside is not None:
         text = f"trainer.resume_mode=disable: the checkpoints of an earlier run are now in {aside}"

@@ -25,11 +25,14 @@ RED = (255, 0, 0)
 BLUE = (0, 0, 255)
 
 
+def read(path: Path) -> Any:
+    return prompt_dataset.load(str(path), smallest_job.load(f"data.cache_dir='{path.parent}'").data, None)
+
+
 def dataset(folder: Path, rows: list[dict[str, Any]]) -> Any:
     """The rows in a file of the trainer's."""
     (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    config = smallest_job.load(f"data.cache_dir='{folder}'").data
-    return prompt_dataset.load(str(folder / "pairs.jsonl"), config, None)
+    return read(folder / "pairs.jsonl")
 
 
 def test_a_request_has_the_images_in_their_order_at_the_size_of_samples(tmp_path: Path) -> None:
@@ -78,8 +81,7 @@ def test_images_may_be_in_the_data_set(tmp_path: Path, feature: datasets.Image |
     for name in ("chosen", "rejected") if feature else ():
         made = made.cast_column(name, feature)
     made.to_parquet(tmp_path / "pairs.parquet")
-    config = smallest_job.load(f"data.cache_dir='{tmp_path}'").data
-    rows = prompt_dataset.load(str(tmp_path / "pairs.parquet"), config, None)
+    rows = read(tmp_path / "pairs.parquet")
     (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
     assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
 
@@ -93,8 +95,7 @@ def test_images_of_datasets_may_be_files(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as there:
         there.chdir(tmp_path)  # datasets looks for files from the working directory
         datasets.Dataset.from_list([row], features=columns).to_parquet("pairs.parquet")
-    config = smallest_job.load(f"data.cache_dir='{tmp_path}'").data
-    rows = prompt_dataset.load(str(tmp_path / "pairs.parquet"), config, None)
+    rows = read(tmp_path / "pairs.parquet")
     (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
     assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
 
@@ -107,8 +108,7 @@ def test_the_program_of_the_docs_writes_pairs(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as there:
         there.chdir(tmp_path)
         exec(compile(program.text, "docs/reference/algorithms.md", "exec"), {})
-    config = smallest_job.load(f"data.cache_dir='{tmp_path}'").data
-    rows = prompt_dataset.load(str(tmp_path / "train.parquet"), config, None)
+    rows = read(tmp_path / "train.parquet")
     request = PreferencePairs(rows, tmp_path / "elsewhere", height=8, width=8).update_request([0], seed=1)
     assert request.batch["pixels"][0].float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
     assert list(request.non_tensor_batch["prompts"]) == ["a red circle"]
@@ -139,7 +139,7 @@ def parquet(folder: Path, rows: list[dict[str, Any]]) -> Any:
     path = folder / "pairs.parquet"
     pd.DataFrame(rows).to_parquet(path)
     prompt_files.check_file(path, "prompt", pairs=folder)
-    return prompt_dataset.load(str(path), smallest_job.load(f"data.cache_dir='{folder}'").data, None)
+    return read(path)
 
 
 def colors(pairs: PreferencePairs, rows: list[int]) -> list[list[list[float]]]:

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ml.trainer.memory_estimate.small_jobs import estimated
+from tests.ml.trainer.memory_estimate.small_jobs import estimated, job
 from verl_omni.models.tiny import MAKERS
-from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import advice, engine_memory, model_shapes, public_models
-from verl_omni.trainer.settings import configuration
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -85,16 +83,7 @@ def test_engines_of_their_own_offload_text_encoders_too(tiny: Path) -> None:
 def test_offloading_text_encoders_is_advised_where_prompts_are_cached(tiny: Path) -> None:
     name = f"{ROLLOUT}.offload_text_encoders"
     for given, advised in ((), False), ((f"{ROLLOUT}.prompt_cache_dir=/cache",), True):
-        config = configuration.load(
-            [
-                f"actor_rollout_ref.model.path={tiny}",
-                "data.train_files=x.jsonl",
-                "trainer.total_training_steps=1",
-                *given,
-            ]
-        )
-        startup.fit_to_machine(config, True)
-        assert (name in {change.setting for change in advice.changes(config)}) is advised
+        assert (name in {change.setting for change in advice.changes(job(tiny, *given))}) is advised
 
 
 @pytest.mark.slow

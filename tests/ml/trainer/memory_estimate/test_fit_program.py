@@ -32,17 +32,6 @@ def test_a_job_that_does_not_fit_is_told_what_to_change(tiny: Path) -> None:
     assert peaks == sorted(peaks, reverse=True)
 
 
-@pytest.mark.slow
-def test_every_change_that_is_advised_can_be_loaded(tiny: Path) -> None:
-    for name in ("flow_grpo", "diffusion_nft"):
-        config = job(tiny, f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}")
-        OmegaConf.update(config, "actor_rollout_ref.model.lora_rank", 0)
-        for change in advice.changes(config):
-            assert OmegaConf.select(config, change.setting, default="missing") != "missing", change.setting
-            value = str(change.value).lower() if isinstance(change.value, bool) else change.value
-            smallest_job.load(f"actor_rollout_ref.model.path={tiny}", f"{change.setting}={value}")
-
-
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 BATCH = "actor_rollout_ref.rollout.max_num_seqs"
 SPLIT = "actor_rollout_ref.rollout.tensor_model_parallel_size"

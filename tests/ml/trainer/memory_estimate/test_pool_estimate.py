@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests.ml import smallest_job
-from verl_omni.trainer import startup
+from tests.ml.trainer.memory_estimate.small_jobs import job
 from verl_omni.trainer.device_checks import measured_update
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import advice, job_estimate
@@ -23,7 +22,6 @@ from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import DEVICE_CONTEXT, RESERVE, Estimate, Setup, estimate
 from verl_omni.trainer.memory_estimate.pool_estimate import RolloutPool, estimate_pools, network_bucket
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
-from verl_omni.trainer.settings import configuration
 from verl_omni.weight_sync.buckets import BucketFiller
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -137,41 +135,15 @@ def test_no_bucket_of_an_update_is_larger_than_estimated(sizes: list[int], limit
     assert max(filled) <= network_bucket(setup, trainer) <= max(16 * limit, *filled)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small SD3."""
-    folder = tmp_path_factory.mktemp("pools") / "model"
-    measured_update.make_model("sd3", folder)
-    return folder
-
-
-def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
-    config = configuration.load(
-        [
-            f"actor_rollout_ref.model.path={folder}",
-            *measured_update.SETTINGS,
-            "actor_rollout_ref.model.lora_rank=4",
-            *overrides,
-        ]
-    )
-    startup.fit_to_machine(config, accelerator)
-    return config
-
-
 STANDALONE = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1")
-
-
-@functools.cache
-def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
-    """The estimate of `job`; made once."""
-    return job_estimate.JobEstimator(accelerator=accelerator).estimate(job(folder, *overrides, accelerator=accelerator))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["adapter", "all weights, in the engine's dtype"])
-def test_the_bytes_of_an_update_are_those_that_the_actor_sends(model: Path, what: str) -> None:
+def test_the_bytes_of_an_update_are_those_that_the_actor_sends(tmp_path: Path, what: str) -> None:
     kind, overrides = ("lora", ()) if what == "adapter" else ("full", ("actor_rollout_ref.model.lora_rank=0",))
-    config = job(model, *STANDALONE, *overrides, f"{ROLLOUT}.dtype=bfloat16", accelerator=False)
+    measured_update.make_model("sd3", tmp_path / "model")
+    config = job(tmp_path / "model", *STANDALONE, *overrides, f"{ROLLOUT}.dtype=bfloat16", accelerator=False)
     result = job_estimate.JobEstimator(accelerator=False).estimate(config)
     actor = measured_update.make_actor(config, "cpu")
     sizes = [tensor.nbytes for _, tensor in actor.weights(kind, dtype=torch.bfloat16 if kind == "full" else None)]
@@ -180,9 +152,9 @@ def test_the_bytes_of_an_update_are_those_that_the_actor_sends(model: Path, what
 
 
 @pytest.mark.slow
-def test_pools_of_different_devices_have_different_verdicts(model: Path) -> None:
+def test_pools_of_different_devices_have_different_verdicts(tiny: Path) -> None:
     # Nothing is left to change for the engines.
-    config = job(model, *STANDALONE, f"{ROLLOUT}.max_num_seqs=1")
+    config = job(tiny, *STANDALONE, f"{ROLLOUT}.max_num_seqs=1")
     free = program.describe(config, None, None, accelerator=True)["pools"]
     assert {name: (pool["fits"], pool["advice"]) for name, pool in free.items()} == {
         "trainer": (None, []),
@@ -231,14 +203,14 @@ def test_engines_of_their_own_may_be_split_and_never_sleep() -> None:
 
 
 @pytest.mark.slow
-def test_without_accelerators_one_machine_needs_memory_for_both_pools(model: Path) -> None:
-    config = job(model, *STANDALONE, accelerator=False)
+def test_without_accelerators_one_machine_needs_memory_for_both_pools(tiny: Path) -> None:
+    config = job(tiny, *STANDALONE, accelerator=False)
     document = program.describe(config, 1 << 50, accelerator=False)
     peaks = {name: max(phase["bytes"] for phase in pool["host"]) for name, pool in document["pools"].items()}
     assert document["peak"] == peaks["trainer"] + peaks["rollout"] and document["fits"] is True
     assert all("fits" not in pool for pool in document["pools"].values())
     two = program.describe(
-        job(model, f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=1", accelerator=False),
+        job(tiny, f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=1", accelerator=False),
         document["peak"],
         accelerator=False,
     )

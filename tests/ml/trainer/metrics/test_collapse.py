@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.ml.trainer.metrics import observed_courses
 from verl_omni.trainer.metrics import collapse, step_metrics
 from verl_omni.trainer.metrics.collapse import IMAGES, REWARD_SPREAD, CollapseState
 
@@ -18,19 +20,22 @@ CONSTANT = "reward/constant_prompts"
 MEASURED = json.loads((Path(__file__).parent / "collapse.json").read_text())
 
 
-def warnings(lines: list[dict[str, float]]) -> list[tuple[int, str]]:
-    """The place of each warning, and its text."""
-    state = CollapseState()
-    found = []
-    for place, line in enumerate(lines):
-        state, message = collapse.observe(state, line)
-        if message is not None:
-            found.append((place, message))
-    return found
+warnings = partial(observed_courses.warnings, CollapseState(), collapse.observe)
 
 
 def lines(run: str) -> list[dict[str, float]]:
-    return [{name: value for name, value in line.items() if value is not None} for line in MEASURED[run]]
+    """The metrics of step 0, an evaluation, and of the training steps after it."""
+    measured = [{"step": 0.0}]
+    measured += [
+        {"step": float(step), REWARD_SPREAD: spread} for step, spread in enumerate(MEASURED[run]["spreads"], 1)
+    ]
+    for step, diversity in MEASURED[run]["images"].items():
+        measured[int(step)][IMAGES] = diversity
+    return measured
+
+
+def without_images(lines: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{name: value for name, value in line.items() if name != IMAGES} for line in lines]
 
 
 def test_the_example_that_paints_everything_red_is_found_once() -> None:
@@ -41,25 +46,17 @@ def test_the_example_that_paints_everything_red_is_found_once() -> None:
 
 
 def test_without_evaluations_the_spread_of_rewards_decides() -> None:
-    training = [{name: value for name, value in line.items() if name != IMAGES} for line in lines("red-grpo")]
+    training = without_images(lines("red-grpo"))
     ((place, message),) = warnings(training)
     assert 40 <= training[place]["step"] <= 55
     assert message.startswith("The samples of a prompt get nearly the same reward: the standard deviation within a")
 
 
-def test_the_control_gives_no_warning() -> None:
-    control = lines("control")
-    assert len(control) > 20
-    assert sum(IMAGES in line for line in control) > 2
-    assert warnings(control) == []
-    assert warnings([{name: value for name, value in line.items() if name != IMAGES} for line in control]) == []
-
-
-def test_the_steps_before_the_collapse_give_no_warning() -> None:
-    healthy = lines("red-grpo")[:36]
-    assert len(healthy) == 36
-    assert warnings(healthy) == []
-    assert warnings([{name: value for name, value in line.items() if name != IMAGES} for line in healthy]) == []
+@pytest.mark.parametrize(("run", "count"), [("control", 26), ("red-grpo", 36)])
+def test_the_control_and_the_steps_before_the_collapse_give_no_warning(run: str, count: int) -> None:
+    healthy = lines(run)[:count]
+    assert len(healthy) == count and sum(IMAGES in line for line in healthy) > 1
+    assert warnings(healthy) == warnings(without_images(healthy)) == []
 
 
 def test_a_second_collapse_after_a_recovery_is_a_second_warning() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
+from tests.ml.trainer.metrics import observed_courses
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.collapse import REWARD_SPREAD
 from verl_omni.trainer.metrics.run_warnings import RewardState, observe_reward
@@ -13,15 +16,7 @@ GROUPS = [f"prompt {number // 6}" for number in range(12)]
 NONE: dict[str, float | None] = {}
 
 
-def warnings(lines: list[dict[str, float | None]]) -> list[tuple[int, str]]:
-    """The place of each warning, and its text."""
-    state = RewardState()
-    found = []
-    for place, line in enumerate(lines):
-        state, message = observe_reward(state, line)
-        if message is not None:
-            found.append((place, message))
-    return found
+warnings = partial(observed_courses.warnings, RewardState(), observe_reward)
 
 
 def line(scores: list[float]) -> dict[str, float | None]:
@@ -44,13 +39,6 @@ def test_one_sample_that_differs_in_one_of_the_first_steps_is_enough() -> None:
     varied = line([0.0] * 11 + [1.0])
     assert warnings([same] * 4 + [varied] + [same] * 20) == []
     assert warnings([varied, *[same] * 20]) == [], "that is a collapse"
-
-
-def test_prompts_whose_samples_all_have_the_same_reward_are_counted() -> None:
-    assert line([0.0] * 6 + [0.2] * 6)["reward/constant_prompts"] == 2
-    assert line([0.0] * 6 + [0.2] * 5 + [0.3])["reward/constant_prompts"] == 1
-    one_each = step_metrics.reward_spread(torch.tensor([0.1, 0.2]), ["a", "b"])
-    assert one_each == {}, "samples are compared with others of their prompt"
 
 
 def test_lines_without_a_spread_do_not_count() -> None:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.ml.trainer.metrics import observed_courses
 from verl_omni.trainer.metrics import degradation, step_metrics
 from verl_omni.trainer.metrics.degradation import DegradationState
 from verl_omni.utils.metrics.image_statistics import measure
 
-
-def warnings(lines: list[dict[str, float | None]]) -> list[tuple[int, str]]:
-    """The place of each warning, and its text."""
-    state = DegradationState()
-    found = []
-    for place, line in enumerate(lines):
-        state, message = degradation.observe(state, line)
-        if message is not None:
-            found.append((place, message))
-    return found
+warnings = partial(observed_courses.warnings, DegradationState(), degradation.observe)
 
 
 def darkening(steps: int) -> list[dict[str, float | None]]:
@@ -43,7 +36,8 @@ def test_a_background_that_goes_dark_while_the_reward_rises_is_found_once() -> N
 
 def test_a_run_that_is_rewarded_for_darkness_is_found() -> None:
     """Recorded: examples/shapes-brightness.yaml at learning rate 0.01, rewarded for 1 - brightness; 12 steps."""
-    measured = json.loads((Path(__file__).parent / "degradation.json").read_text())
+    columns = json.loads((Path(__file__).parent / "degradation.json").read_text())
+    measured = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     assert measured[-1]["reward/mean"] > 3 * measured[0]["reward/mean"]
     warned = warnings(measured)
     assert [measured[place]["step"] for place, _ in warned] == [9, 11, 12]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ml.trainer.recorded_runs import Recorder
 from tests.ml.trainer.test_loop import trainer
 from verl_omni.samples import SAMPLE, TrainingBatch
 from verl_omni.trainer.metrics import exported
@@ -17,27 +18,7 @@ from verl_omni.utils.metrics.exported_metrics import (
     OF_A_STORE,
     OF_STANDALONE_REPLICAS,
     TRAINER,
-    ExportedMetric,
 )
-from verl_omni.utils.metrics.metrics_writer import MetricsWriter
-
-
-class Recorder(MetricsWriter):
-    """Keeps gauges and sums of counters in memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: dict[str, float] = {}
-        self.published: list[float] = []
-
-    def set(self, metric: ExportedMetric, value: float, **labels: str) -> None:
-        self.values["/".join([metric.name, *labels.values()])] = value
-        if metric.name == "omni_weight_version_published":
-            self.published.append(value)
-
-    def add(self, metric: ExportedMetric, value: float, **labels: str) -> None:
-        name = "/".join([metric.name, *labels.values()])
-        self.values[name] = self.values.get(name, 0) + value
 
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, Any]:

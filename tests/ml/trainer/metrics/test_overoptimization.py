@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.ml import smallest_job
+from tests.ml.trainer.recorded_runs import events
 from tests.ml.trainer.test_loop import AnsweringAgentLoop, trainer
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.overoptimization import HeldOutState, observe
@@ -90,25 +90,24 @@ def run(folder: Path, *overrides: str, checkpoint: Path | None = None) -> list[d
     running.stack.agent_loop = Exploiting()
     running.stack.workers.load_checkpoint = lambda folder: None
     running.fit(checkpoint)
-    return [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+    return events(folder)
 
 
 @pytest.mark.slow
 def test_a_run_with_patience_ends_at_a_checkpoint_and_does_not_go_on_when_resumed(tmp_path: Path) -> None:
     patience = "reward.early_stopping_patience=2"
-    events = run(tmp_path, patience)
-    steps = [event for event in events if event["event"] == "step"]
+    run(tmp_path, patience)
+    steps = events(tmp_path, "step")
     assert steps[-1]["step"] == 3, "falls at steps 2 and 3"
     assert steps[-1]["val/held_out_scores"] == {"taste": steps[-1]["val/reward/taste/mean"]}
-    (warning,) = [event for event in events if event["event"] == "warning"]
+    (warning,) = events(tmp_path, "warning")
     assert (warning["reason"], warning["step"]) == ("RewardOveroptimized", 2)
     assert "Since step 1, the trained reward" in warning["message"] and "scorer taste" in warning["message"]
     checkpoint = path_of(tmp_path / "checkpoints", 3)
     assert checkpoint.is_dir()
     assert max(event.get("step", 0) for event in run(tmp_path, patience, checkpoint=checkpoint)) == 3
-    without = run(tmp_path / "without")
-    assert max(event.get("step", 0) for event in without) == 10
-    assert [event["reason"] for event in without if event["event"] == "warning"] == ["RewardOveroptimized"]
+    assert max(event.get("step", 0) for event in run(tmp_path / "without")) == 10
+    assert [event["reason"] for event in events(tmp_path / "without", "warning")] == ["RewardOveroptimized"]
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from typing_extensions import override
 from verl import DataProto
 
+from tests.ml.trainer.recorded_runs import events
 from tests.ml.trainer.runs_in_memory import AHEAD, Trained, trainer
 from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, TooManyUnscored
 from verl_omni.trainer.metrics import step_metrics
@@ -50,11 +50,6 @@ class Judged(Trained):
     def update_actor(self, data: DataProto) -> DataProto:
         self.advantages.append(data.batch["advantages"].tolist())
         return super().update_actor(data)
-
-
-def events(folder: Path, name: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] == name]
 
 
 @pytest.mark.slow
@@ -160,6 +155,7 @@ def test_metrics_are_over_the_samples_that_have_them() -> None:
         "val/acc/stderr": 0.0,
         "val/acc/n": 2,
     }
+    assert step_metrics.rewards(torch.tensor([1.0]), {}) == {"reward/mean": 1.0}, "of one, there is no deviation"
     spread = step_metrics.reward_spread(torch.tensor([0.0, 2.0, NAN, 9.0]), ["a", "a", "b", "b"])
     assert list(spread.values()) == [1.0, 0], "prompt b has one reward"
 

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ray.util.metrics  # noqa: F401  as a run has before its first checkpoint: two threads must not import it at a time
 
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.run import checkpoints
-
-
-class CountingWriter:
-    """Keeps the last values of metrics."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-
-    def set(self, metric: Any, value: float, **labels: str) -> None:
-        self.values[metric.name] = value
-
-    def add(self, metric: Any, value: float, **labels: str) -> None:
-        self.values[metric.name] = self.values.get(metric.name, 0) + value
 
 
 def save(run: main_diffusion.Run, step: int, *, keep: int = 0, adapter: bool = True, kind: str = "checkpoint") -> None:
@@ -54,10 +39,6 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "nothing was sent while the training went on"
         threading.Event().wait(0.01)
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
 
 
 def files(folder: Path) -> set[str]:

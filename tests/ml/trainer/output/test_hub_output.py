@@ -16,10 +16,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from e2e.hub_server import READER, TOKEN, Fault, Hub, hub_server
-from tests.ml.trainer.output.output_runs import events, first_step, save, until
+from tests.ml.trainer import recorded_runs
+from tests.ml.trainer.output.output_runs import first_step, save, until
+from tests.ml.trainer.recorded_runs import events, run
 from verl_omni.trainer import main_diffusion, startup
 from verl_omni.trainer.output import hub_destination, uploads
-from verl_omni.trainer.run.operator_reporter import NullReporter
 from verl_omni.utils import hub_commit
 
 pytestmark = pytest.mark.slow  # each commit is a program
@@ -38,25 +39,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def settings(folder: Path, hub: Hub, deadline: float = 30, *, url: str = f"hf://{REPOSITORY}/a-job") -> Any:
-    return OmegaConf.create(
-        {
-            "trainer": {
-                "default_local_dir": str(folder),
-                "resume_mode": "auto",
-                "total_training_steps": 4,
-                "output": {"url": url, "deadline_s": deadline},
-                "store": {"endpoint": hub.endpoint, "region": None},
-            },
-            "actor_rollout_ref": {
-                "model": {"path": "/models/base", "architecture": "StableDiffusion3Pipeline"},
-                "rollout": {"pipeline": {}},
-            },
-        }
-    )
-
-
-def run(config: Any, train: Train) -> int:
-    return main_diffusion.run_training(config, NullReporter(), train)
+    store = {"endpoint": hub.endpoint, "region": None}
+    own = recorded_runs.settings(folder, output={"url": url, "deadline_s": deadline}, store=store)
+    model = {"path": "/models/base", "architecture": "StableDiffusion3Pipeline"}
+    return OmegaConf.merge(own, {"actor_rollout_ref": {"model": model, "rollout": {"pipeline": {}}}})
 
 
 def saves(*steps: int, adapter: bool = True) -> Train:
@@ -100,7 +86,7 @@ def test_each_checkpoint_is_one_commit_with_its_latest(hub: Hub, tmp_path: Path)
     sent = {name: (tmp_path / name).read_bytes() for name in own_files if not name.endswith(("latest.json", ".jsonl"))}
     assert {name: own_files[name] for name in sent} == sent
     assert hub.visibility == {REPOSITORY: "private"}
-    assert [event["step"] for event in events(tmp_path / "a-job") if event["event"] == "output"] == [2, 4, 4]
+    assert [event["step"] for event in events(tmp_path / "a-job", "output")] == [2, 4, 4]
     assert len(hub.uploads) == len(set(hub.uploads)) == 3, "two adapters and a sample, once each"
     assert [hub.offered.count(name) for name in (*ADAPTERS, "a-job/config.yaml", "README.md")] == [1, 1, 1, 1]
 
@@ -164,7 +150,7 @@ def test_a_hub_that_refuses_ends_the_run_before_it_trains(
     config = settings(tmp_path / "a-job", hub, 3600, url=url)
     assert run(config, lambda run, resources: trained.append(1)) == main_diffusion.FAILURE
     assert trained == [] and hub.commits(REPOSITORY) == []
-    (error,) = [event for event in events(tmp_path / "a-job") if event["event"] == "error"]
+    (error,) = events(tmp_path / "a-job", "error")
     assert error["reason"] == "OutputNotSent"
     assert said in error["message"] and f"they are in {tmp_path / 'a-job'}" in error["message"]
     assert token is None or token not in error["message"]
@@ -190,7 +176,7 @@ def test_a_hub_that_is_busy_gets_everything_later(
     hub.faults.append(Fault(text, status))
     assert run(settings(tmp_path / "a-job", hub), saves(4)) == main_diffusion.OK
     assert hub.faults[0].times == 0
-    assert not [event for event in events(tmp_path / "a-job") if event["event"] == "warning"]
+    assert not events(tmp_path / "a-job", "warning")
     assert ADAPTERS[1] in hub.files(REPOSITORY)
     assert len(hub.uploads) == 1
 
@@ -212,6 +198,7 @@ def test_a_commit_that_is_refused_leaves_the_older_results_whole(
     assert [name for name in hub.files(REPOSITORY) if "/lora/" in name] == [ADAPTERS[0]]
     warnings = [event for event in events(tmp_path / "a-job") if event.get("reason") == "OutputNotSent"]
     assert [event["event"] for event in warnings] == ["warning", "error"]
+    assert events(tmp_path / "a-job")[-1]["event"] == "error", "it is not done"
     # The next attempt resumes from the last checkpoint and sends what is missing.
     hub.faults.clear()
     before = len(hub.uploads)
@@ -244,7 +231,7 @@ def test_a_hub_that_hangs_does_not_hold_up_a_run_that_is_stopped(
         assert run(config, train) == main_diffusion.INTERRUPTED
     finally:
         released.set()
-    warned = [event for event in events(tmp_path / "a-job") if event["event"] == "warning"]
+    warned = events(tmp_path / "a-job", "warning")
     assert {event["reason"] for event in warned} == {"OutputNotSent"}
     assert "the hub has not taken a commit in time" in warned[0]["message"]
 
@@ -255,7 +242,7 @@ def test_a_hub_that_does_not_answer_is_named(hub: Hub, tmp_path: Path, monkeypat
     config.trainer.store.endpoint = "http://minio:9000"  # of inputs
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert run(config, saves()) == main_diffusion.FAILURE
-    (error,) = [event for event in events(tmp_path / "a-job") if event["event"] == "error"]
+    (error,) = events(tmp_path / "a-job", "error")
     assert "http://127.0.0.1:9: ConnectError" in error["message"]
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     assert run(config, saves(4)) == main_diffusion.OK

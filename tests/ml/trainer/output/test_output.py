@@ -16,11 +16,12 @@ from omegaconf import OmegaConf
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from e2e.object_store import ObjectStore, object_store
-from tests.ml.trainer.output.output_runs import CountingWriter, events, files, first_step, save, until
+from tests.ml.trainer import recorded_runs
+from tests.ml.trainer.output.output_runs import files, first_step, save, until
+from tests.ml.trainer.recorded_runs import Recorder, events
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.output import inputs, uploads
 from verl_omni.trainer.output.destinations import StoreDestination
-from verl_omni.trainer.run.operator_reporter import NullReporter
 from verl_omni.trainer.run.run_folder import RunFolder
 from verl_omni.utils import stores
 from verl_omni.utils.stores import Access, Store, StoreError
@@ -45,17 +46,16 @@ def bucket(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(folder: Path, server: ObjectStore, url: str, deadline: float = 30) -> Any:
-    return OmegaConf.create(
-        {
-            "trainer": {
-                "default_local_dir": str(folder),
-                "resume_mode": "auto",
-                "total_training_steps": 4,
-                "output": {"url": url, "deadline_s": deadline},
-                "store": {"endpoint": server.endpoint, "region": None},
-            }
-        }
-    )
+    output = {"url": url, "deadline_s": deadline}
+    return recorded_runs.settings(folder, output=output, store={"endpoint": server.endpoint, "region": None})
+
+
+def save_adapter(folder: RunFolder, step: int) -> Path:
+    """A checkpoint with an adapter."""
+    weights = folder.path / "checkpoints" / f"step_{step:06d}" / "lora"
+    weights.mkdir(parents=True)
+    (weights / "w").write_text("w")
+    return weights.parent
 
 
 def test_adapter_report_and_samples_are_in_the_store_after_a_checkpoint_and_at_the_end(
@@ -70,7 +70,7 @@ def test_adapter_report_and_samples_are_in_the_store_after_a_checkpoint_and_at_t
         save(run, 4)
 
     config = settings(tmp_path / "a-job", server, f"s3://{bucket.name}/team/a-job")
-    assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.OK
+    assert recorded_runs.run(config, train) == main_diffusion.OK
     adapters = {f"checkpoints/step_00000{step}/lora/weights.safetensors" for step in (2, 4)}
     common = {"samples/step_000002/00.png", "report.html", "config.yaml", "metrics.jsonl", "latest.json"}
     assert common | {min(adapters)} <= during, "the checkpoint's results came while the training went on"
@@ -79,7 +79,7 @@ def test_adapter_report_and_samples_are_in_the_store_after_a_checkpoint_and_at_t
     assert not any("state" in name for name in files(results)), "what only a resumed run reads stays in the run folder"
     assert json.loads((results / "latest.json").read_text()) == {"step": 4, "checkpoint": "checkpoints/step_000004"}
     assert (results / "report.html").read_bytes() == (tmp_path / "a-job" / "report.html").read_bytes()
-    assert [event["step"] for event in events(tmp_path / "a-job") if event["event"] == "output"] == [2, 4, 4]
+    assert [event["step"] for event in events(tmp_path / "a-job", "output")] == [2, 4, 4]
     assert events(tmp_path / "a-job")[-1]["event"] == "done"
 
 
@@ -94,10 +94,9 @@ def test_adapters_between_checkpoints_are_sent_and_the_newest_is_named(tmp_path:
         until(lambda: "step_000003" in (sent / "latest.json").read_text())
         newest.append(json.loads((sent / "latest.json").read_text())["checkpoint"])
 
-    trainer = {"default_local_dir": str(tmp_path / "run"), "resume_mode": "auto", "total_training_steps": 4}
-    output = {"output": {"url": f"file://{sent}", "deadline_s": 30}, "store": {"endpoint": None, "region": None}}
-    config = OmegaConf.create({"trainer": {**trainer, **output}})
-    assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.OK
+    output = {"url": f"file://{sent}", "deadline_s": 30}
+    config = recorded_runs.settings(tmp_path / "run", output=output, store={"endpoint": None, "region": None})
+    assert recorded_runs.run(config, train) == main_diffusion.OK
     assert newest == ["adapters/step_000003"]
     assert files(sent / "adapters") == {"step_000003/lora/weights.safetensors"}
 
@@ -112,17 +111,13 @@ def test_a_report_that_cannot_be_written_holds_up_neither_results_nor_the_end_of
     folder = RunFolder(tmp_path / "run")
     sending = uploads.Output(StoreDestination(Store(f"file://{tmp_path}/out")), folder, 30, write_report=write)
     for step in (1, 2, 3):
-        path = tmp_path / "run" / "checkpoints" / f"step_{step}" / "lora"
-        path.mkdir(parents=True)
-        (path / "weights").write_bytes(b"w")
-        sending.add(step, path.parent)
+        sending.add(step, save_adapter(folder, step))
         waiting = threading.Thread(target=sending.wait, daemon=True)
         waiting.start()
         waiting.join(60)
         assert not waiting.is_alive()
-    warned = [event for event in events(tmp_path / "run") if event["event"] == "warning"]
-    assert [event["reason"] for event in warned] == ["ReportNotWritten"]
-    assert {f"checkpoints/step_{step}/lora/weights" for step in (1, 3)} <= files(tmp_path / "out")
+    assert [event["reason"] for event in events(tmp_path / "run", "warning")] == ["ReportNotWritten"]
+    assert {f"checkpoints/step_00000{step}/lora/w" for step in (1, 3)} <= files(tmp_path / "out")
 
 
 def test_pods_that_download_into_one_folder_at_the_same_time_all_get_the_files(tmp_path: Path) -> None:
@@ -194,31 +189,12 @@ def test_a_store_that_refuses_ends_the_run_before_it_trains(
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     trained: list[int] = []
     config = settings(tmp_path / "run", server, f"s3://{name or bucket.name}/run")
-    assert main_diffusion.run_training(config, NullReporter(), lambda run, resources: trained.append(1)) == 1
+    assert recorded_runs.run(config, lambda run, resources: trained.append(1)) == 1
     assert trained == []
-    (error,) = [event for event in events(tmp_path / "run") if event["event"] == "error"]
+    (error,) = events(tmp_path / "run", "error")
     assert error["reason"] == "OutputNotSent"
     assert said in error["message"]
     assert f"they are in {tmp_path / 'run'}" in error["message"]
-
-
-def test_results_that_cannot_be_sent_at_the_end_fail_the_run_and_say_where_they_are(
-    server: ObjectStore, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
-        bucket.rename(bucket.with_name(f"{bucket.name}-gone"))
-        save(run, 4)
-
-    config = settings(tmp_path / "run", server, f"s3://{bucket.name}/run", deadline=0.5)
-    assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.FAILURE
-    warnings = [event for event in events(tmp_path / "run") if event.get("reason") == "OutputNotSent"]
-    assert [event["event"] for event in warnings] == ["warning", "error"]
-    assert str(tmp_path / "run") in warnings[-1]["message"]
-    assert events(tmp_path / "run")[-1]["event"] == "error", "it is not done"
-    # The next attempt resumes from the last checkpoint and sends what is missing.
-    bucket.with_name(f"{bucket.name}-gone").rename(bucket)
-    assert main_diffusion.run_training(config, NullReporter(), lambda run, resources: None) == main_diffusion.OK
-    assert "checkpoints/step_000004/lora/weights.safetensors" in files(bucket / "run")
 
 
 def test_a_store_that_comes_back_before_the_deadline_gets_everything(
@@ -230,7 +206,7 @@ def test_a_store_that_comes_back_before_the_deadline_gets_everything(
     bucket.rename(away)
     asked = threading.Event()
 
-    class Announcing(CountingWriter):
+    class Announcing(Recorder):
         def add(self, metric: Any, value: float, **labels: str) -> None:
             super().add(metric, value)
             asked.set()
@@ -241,13 +217,10 @@ def test_a_store_that_comes_back_before_the_deadline_gets_everything(
         folder,
         60,
         writer=writer,
-        pause=0.01,  # type: ignore[arg-type]
+        pause=0.01,
         write_report=lambda path: None,
     )
-    weights = folder.path / "checkpoints" / "step_000002" / "lora"
-    weights.mkdir(parents=True)
-    (weights / "w").write_text("w")
-    output.add(2, weights.parent)
+    output.add(2, save_adapter(folder, 2))
     assert asked.wait(30)
     away.rename(bucket)
     output.wait()
@@ -256,44 +229,37 @@ def test_a_store_that_comes_back_before_the_deadline_gets_everything(
     assert writer.values["omni_output_step"] == 2
 
 
-def test_a_run_that_is_stopped_gives_up_soon_with_a_warning(
-    server: ObjectStore, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(uploads, "GRACE_SECONDS", 0.2)
-
-    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
-        bucket.rename(bucket.with_name(f"{bucket.name}-gone"))
-        save(run, 2)
-        raise type("Interrupted", (Exception,), {})("stopped")
-
-    config = settings(tmp_path / "run", server, f"s3://{bucket.name}/run", deadline=3600)
-    assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.INTERRUPTED
-    warned = [event for event in events(tmp_path / "run") if event["event"] == "warning"]
-    assert {event["reason"] for event in warned} == {"OutputNotSent"}
-
-
 def test_what_waits_while_a_store_is_down_is_given_up_but_for_the_newest(
     server: ObjectStore, bucket: Path, tmp_path: Path
 ) -> None:
     bucket.rename(bucket.with_name(f"{bucket.name}-gone"))
     folder = RunFolder(tmp_path / "run")
-    sent = CountingWriter()
+    sent = Recorder()
     output = uploads.Output(
         StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))),
         folder,
         0.2,
         writer=sent,
-        pause=0.01,  # type: ignore[arg-type]
+        pause=0.01,
         write_report=lambda path: None,
     )
     for step in range(1, 6):
-        weights = folder.path / "checkpoints" / f"step_{step:06d}" / "lora"
-        weights.mkdir(parents=True)
-        (weights / "w").write_text("w")
-        output.add(step, weights.parent)
+        output.add(step, save_adapter(folder, step))
     output.wait()
     warned = [event["step"] for event in events(folder.path)]
     assert len(warned) <= 3 and warned[-1] == 5
+
+
+def with_inputs(server: ObjectStore, bucket: Path, files: Any, nodes: int) -> Any:
+    """The settings of a run whose model is in a store."""
+    return OmegaConf.create(
+        {
+            "data": {"train_files": files, "val_files": None},
+            "algorithm": {"sample_source": "online"},
+            "actor_rollout_ref": {"model": {"path": f"s3://{bucket.name}/model"}, "rollout": {"nnodes": 0}},
+            "trainer": {"nnodes": nodes, "store": {"endpoint": server.endpoint, "region": None}},
+        }
+    )
 
 
 def test_inputs_in_a_store_are_copied_once_and_again_when_they_change(
@@ -305,14 +271,7 @@ def test_inputs_in_a_store_are_copied_once_and_again_when_they_change(
     (bucket / "train.jsonl").write_text('{"prompt": "a"}\n')
 
     def fetched() -> Any:
-        config = OmegaConf.create(
-            {
-                "data": {"train_files": [f"s3://{bucket.name}/train.jsonl", "/local.jsonl"], "val_files": None},
-                "algorithm": {"sample_source": "online"},
-                "actor_rollout_ref": {"model": {"path": f"s3://{bucket.name}/model"}, "rollout": {"nnodes": 0}},
-                "trainer": {"nnodes": 1, "store": {"endpoint": server.endpoint, "region": None}},
-            }
-        )
+        config = with_inputs(server, bucket, [f"s3://{bucket.name}/train.jsonl", "/local.jsonl"], nodes=1)
         inputs.fetch(config, tmp_path / "cache", lambda text: None)
         return config
 
@@ -327,14 +286,7 @@ def test_inputs_in_a_store_are_copied_once_and_again_when_they_change(
 
 
 def test_inputs_that_a_run_cannot_use_are_refused(server: ObjectStore, bucket: Path, tmp_path: Path) -> None:
-    config = OmegaConf.create(
-        {
-            "data": {"train_files": f"s3://{bucket.name}/none.jsonl", "val_files": None},
-            "algorithm": {"sample_source": "online"},
-            "actor_rollout_ref": {"model": {"path": f"s3://{bucket.name}/model"}, "rollout": {"nnodes": 0}},
-            "trainer": {"nnodes": 2, "store": {"endpoint": server.endpoint, "region": None}},
-        }
-    )
+    config = with_inputs(server, bucket, f"s3://{bucket.name}/none.jsonl", nodes=2)
     with pytest.raises(StoreError, match=r"none\.jsonl could not be read"):
         inputs.fetch(config, tmp_path, lambda text: None)
     config.data.train_files = "/local.jsonl"

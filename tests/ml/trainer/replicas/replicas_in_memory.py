@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-
-from verl_omni.trainer.replicas.replica_pool import ReplicaPool, Room, StartedReplica
+from verl_omni.trainer.replicas.replica_pool import ReplicaPool, Room
 from verl_omni.trainer.replicas.replica_reports import JoinTimes, ReplicaReports
 from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
 
@@ -53,25 +50,8 @@ class Addressed(Replica):
         return self.address
 
 
-class InMemory(Protocol):
-    """What nodes know of a replica; `requests` is the number of those that it has not answered."""
-
-    replica_rank: int
-    node: int
-    alive: bool
-    requests: int
-    stopped: int
-
-    @property
-    def works(self) -> bool:
-        """Whether it answers requests."""
-
-
-R = TypeVar("R", bound=InMemory)
-
-
 @dataclass
-class Nodes(Generic[R]):
+class Nodes:
     """Nodes in memory, each with room for one replica, and what the pool has started there.
 
     Attributes:
@@ -81,74 +61,39 @@ class Nodes(Generic[R]):
         interrupted: ranks stopped with requests, though process and node were well.
     """
 
-    make: Callable[[int, int], R]
-    router: dict[str, R] = field(default_factory=dict)
+    make: Callable[[int, int], Replica] = Replica
+    router: dict[str, Replica] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
-    replicas: list[R] = field(default_factory=list)
+    replicas: list[Replica] = field(default_factory=list)
     interrupted: set[int] = field(default_factory=set)
     start_fails: bool = False
     hosts: dict[str, int] = field(default_factory=dict)
 
-    def room(self, replicas: Iterable[R]) -> Room:
+    def room(self, replicas: Iterable[Replica]) -> Room:
         known = list(replicas)
         gone = frozenset(each.replica_rank for each in known if each.node not in self.nodes)
         leaving = frozenset(each.replica_rank for each in known if self.nodes.get(each.node) == "leaving")
         return Room(sum(state == "ready" for state in self.nodes.values()), gone, leaving, self.hosts)
 
-    def start(self, rank: int) -> StartedReplica:
+    def start(self, rank: int) -> tuple[Replica, JoinTimes]:
         used = {each.node for each in self.replicas if not each.stopped}
         free = [node for node, state in self.nodes.items() if state == "ready" and node not in used]
         if self.start_fails or not free:
             raise ConnectionError("no node has room")
         assert rank not in {each.replica_rank for each in self.replicas}, "named actors would collide"
         self.replicas.append(self.make(rank, free[0]))
-        return StartedReplica(self.replicas[-1], JoinTimes(4.0, 20.0))
+        return self.replicas[-1], JoinTimes(4.0, 20.0)
 
     def give_up(self) -> None:
         """Every start has ended when this is called, because it runs in the thread of the pool."""
 
-    def stop(self, replica: R) -> None:
+    def stop(self, replica: Replica) -> None:
         if replica.requests and replica.works and replica.node in self.nodes:
             self.interrupted.add(replica.replica_rank)
         if self.nodes.get(replica.node) == "leaving":
             del self.nodes[replica.node]  # Ray ends a node that is being drained once nothing runs on it
         replica.stopped += 1
         replica.alive = False
-
-
-@dataclass
-class Memory(Nodes[Replica]):
-    """Transport, router and launcher in memory."""
-
-    make: Callable[[int, int], Replica] = Replica
-    sent: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-
-    def unreachable(self, replicas: Sequence[Replica]) -> dict[int, str]:
-        return {each.replica_rank: "no answer" for each in replicas if not each.works}
-
-    def send(self, version: int, replicas: Sequence[Replica]) -> dict[int, str]:
-        self.sent.append((version, tuple(each.replica_rank for each in replicas)))
-        for each in replicas:
-            if each.takes:
-                each.version = version
-        return {each.replica_rank: "too slow" for each in replicas if not each.takes}
-
-    def versions(self, replicas: Sequence[Replica]) -> tuple[dict[int, int], dict[int, str]]:
-        failed = self.unreachable(replicas)
-        return {each.replica_rank: each.version for each in replicas if each.replica_rank not in failed}, failed
-
-    def serving(self) -> set[str]:
-        return set(self.router)
-
-    def add(self, replicas: Sequence[Replica]) -> None:
-        self.router |= {each.server_address: each for each in replicas}
-
-    def remove(self, replicas: Sequence[Replica]) -> None:
-        for each in replicas:
-            self.router.pop(each.server_address, None)
-
-    def idle(self, replica: Replica) -> bool:
-        return not replica.alive or (replica.answers and not replica.requests)
 
 
 class Recorded(ReplicaReports):
@@ -182,58 +127,60 @@ class Recorded(ReplicaReports):
         self.found = dict(found)
 
 
-def pool_of(
-    memory: Memory, count: int, *, least: int = 1, patience: float = 0.0, clock: Any = None
-) -> ReplicaPool[ReplicaUpdates]:
+@dataclass
+class Memory(Nodes):
+    """Transport, router and launcher in memory.
+
+    Attributes:
+        now: seconds of the clock.
+        reports: what the pool reports.
+    """
+
+    now: float = 0.0
+    reports: Any = field(default_factory=Recorded)
+    sent: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+    def unreachable(self, replicas: Sequence[Replica]) -> dict[int, str]:
+        return {each.replica_rank: "no answer" for each in replicas if not each.works}
+
+    def send(self, version: int, replicas: Sequence[Replica]) -> dict[int, str]:
+        self.sent.append((version, tuple(each.replica_rank for each in replicas)))
+        for each in replicas:
+            if each.takes:
+                each.version = version
+        return {each.replica_rank: "too slow" for each in replicas if not each.takes}
+
+    def versions(self, replicas: Sequence[Replica]) -> tuple[dict[int, int], dict[int, str]]:
+        failed = self.unreachable(replicas)
+        return {each.replica_rank: each.version for each in replicas if each.replica_rank not in failed}, failed
+
+    def serving(self) -> set[str]:
+        return set(self.router)
+
+    def add(self, replicas: Sequence[Replica]) -> None:
+        self.router |= {each.server_address: each for each in replicas}
+
+    def remove(self, replicas: Sequence[Replica]) -> None:
+        for each in replicas:
+            self.router.pop(each.server_address, None)
+
+    def idle(self, replica: Replica) -> bool:
+        return not replica.alive or (replica.answers and not replica.requests)
+
+
+def pool_of(memory: Memory, count: int, *, least: int = 1, patience: float = 0.0) -> ReplicaPool[ReplicaUpdates]:
     """A pool with `count` nodes, whose replicas have version 0."""
     for number in range(count):
         memory.nodes[number] = "ready"
         memory.replicas.append(Replica(number, number))
     memory.add(memory.replicas)
-    updates = ReplicaUpdates(memory, list(memory.replicas), least, patience, Recorded(), clock=clock or (lambda: 0.0))
+    updates = ReplicaUpdates(memory, list(memory.replicas), least, patience, memory.reports, clock=lambda: memory.now)
     updates.update_weights(0)
     return ReplicaPool(
         updates,
         memory,
         count,
         looked=lambda hosts: updates.looked(sum(each.requests for each in memory.replicas), hosts),
-        clock=clock or (lambda: 0.0),
+        clock=lambda: memory.now,
         run=lambda action: action(),
     )
-
-
-class NodesInAnyOrder(RuleBasedStateMachine):
-    """Nodes that join, die and are removed, and starts that fail; `memory` and `added` are those of a subclass."""
-
-    memory: Any
-    added: int
-
-    def some(self, draw: int) -> Any | None:
-        """One of the replicas that were not stopped."""
-        running = [each for each in self.memory.replicas if not each.stopped]
-        return running[draw % len(running)] if running else None
-
-    @precondition(lambda self: len(self.memory.nodes) < 4)
-    @rule()
-    def a_node_joins(self) -> None:
-        self.memory.nodes[self.added] = "ready"
-        self.added += 1
-
-    @rule(draw=st.integers(0, 9))
-    def a_node_dies(self, draw: int) -> None:
-        if replica := self.some(draw):
-            replica.alive = False
-            self.memory.nodes.pop(replica.node, None)
-
-    @rule(draw=st.integers(0, 9))
-    def a_node_is_being_removed(self, draw: int) -> None:
-        if (replica := self.some(draw)) and replica.node in self.memory.nodes:
-            self.memory.nodes[replica.node] = "leaving"
-            self.removed(replica)
-
-    def removed(self, replica: Any) -> None:
-        """The node of a replica is being removed."""
-
-    @rule(fails=st.booleans())
-    def starts_fail(self, fails: bool) -> None:
-        self.memory.start_fails = fails

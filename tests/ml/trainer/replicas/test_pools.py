@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.ml import smallest_job
+from tests.ml.trainer.replicas.replicas_in_memory import Recorded
 from verl_omni.trainer.replicas import pool_nodes
-from verl_omni.trainer.replicas.replica_reports import ReplicaReports
 from verl_omni.trainer.replicas.replica_transport import REASON_SECONDS, RayTransport
 from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
 from verl_omni.trainer.settings import configuration, pool_settings
@@ -20,10 +21,14 @@ ROLLOUT = "actor_rollout_ref.rollout"
 POOL = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
 
 
-def filled_in(*overrides: str) -> Any:
+def job(*overrides: str) -> Any:
     config = smallest_job.load(*overrides)
     pool_settings.fill_in(config.actor_rollout_ref.rollout, has_accelerator=True)
-    return config.actor_rollout_ref.rollout
+    return config
+
+
+def filled_in(*overrides: str) -> Any:
+    return job(*overrides).actor_rollout_ref.rollout
 
 
 @pytest.mark.parametrize(
@@ -96,6 +101,19 @@ def test_verl_has_these_backends_for_standalone_replicas() -> None:
 ROLLOUT_NODE = {"Alive": True, "Resources": {"rollout_pool": 1.0, "GPU": 4.0}}
 
 
+def set_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+    count: Callable[[], int],
+    resources: Callable[[], dict[str, float]] = lambda: {"rollout_pool": 1.0},
+) -> None:
+    """Let Ray's cluster have a number of nodes of the rollout's pool, and these resources."""
+    import ray
+
+    monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ray, "cluster_resources", resources)
+    monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE] * count())
+
+
 @pytest.mark.parametrize(
     ("nodes", "of_each", "size", "found", "wanted"),
     [(2, 4, 1, 4, 8), (1, 8, 1, 4, 8), (1, 8, 2, 2, 4), (4, 3, 1, 4, 12)],
@@ -104,9 +122,7 @@ ROLLOUT_NODE = {"Alive": True, "Resources": {"rollout_pool": 1.0, "GPU": 4.0}}
 def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
     nodes: int, of_each: int, size: int, found: int, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ray
-
-    config = smallest_job.load(
+    config = job(
         f"{ROLLOUT}.nnodes={nodes}",
         f"{ROLLOUT}.n_gpus_per_node={of_each}",
         f"{ROLLOUT}.tensor_model_parallel_size={size}",
@@ -114,10 +130,7 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
         f"{ROLLOUT}.deadline_seconds=0.01",
     )
     rollout = config.actor_rollout_ref.rollout
-    pool_settings.fill_in(rollout, has_accelerator=True)
-    monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"rollout_pool": 1.0})
-    monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE])
+    set_nodes(monkeypatch, lambda: 1)
     said: list[str] = []
     pool_nodes.wait_for_nodes(config, said.append)
     assert said[-1] == f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later"
@@ -127,8 +140,6 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
 
 def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last of four nodes never does, and the run does not wait for it until `rollout.deadline_seconds`."""
-    import ray
-
     now = 0.0
     counts = iter([0, 1, 1, 2, 2, 2, 3])
 
@@ -136,20 +147,14 @@ def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.Mo
         nonlocal now
         now += 50.0
 
-    def joined() -> list[dict[str, Any]]:
-        return [ROLLOUT_NODE] * next(counts, 3)
-
-    config = smallest_job.load(
+    config = job(
         f"{ROLLOUT}.nnodes=4",
         f"{ROLLOUT}.n_gpus_per_node=4",
         f"{ROLLOUT}.node_resource=rollout_pool",
         f"{ROLLOUT}.min_replicas=4",
     )
-    rollout = config.actor_rollout_ref.rollout
-    pool_settings.fill_in(rollout, has_accelerator=True)
     monkeypatch.setattr(pool_nodes, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"rollout_pool": 1.0})
-    monkeypatch.setattr(ray, "nodes", joined)
+    set_nodes(monkeypatch, lambda: next(counts, 3))
     said: list[str] = []
     pool_nodes.wait_for_nodes(config, said.append)
     assert said[-1] == "starting with the nodes of 12 rollout replicas of 16; others may join later"
@@ -157,28 +162,23 @@ def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.Mo
 
 
 def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
     overrides = (*POOL, f"{ROLLOUT}.node_resource=rollout_pool", "trainer.node_resource=trainer_pool")
-    config = smallest_job.load(*overrides, f"{ROLLOUT}.min_replicas=5")
-    monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
-    joining = iter([{"trainer_pool": 1.0}, {"trainer_pool": 1.0, "rollout_pool": 1.0}])
-    monkeypatch.setattr(ray, "cluster_resources", lambda: next(joining))
-    said: list[str] = []
-    pool_settings.fill_in(config.actor_rollout_ref.rollout, has_accelerator=True)
+    config = job(*overrides, f"{ROLLOUT}.min_replicas=5")
+    both = {"trainer_pool": 1.0, "rollout_pool": 1.0}
+    resources = iter([{"trainer_pool": 1.0}, both])
     nodes = iter([1, 2])
-    monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE] * next(nodes))
+    said: list[str] = []
+    set_nodes(monkeypatch, lambda: next(nodes), lambda: next(resources))
     pool_nodes.wait_for_nodes(config, said.append)
     assert said == [
         "waiting for nodes with the Ray resource rollout_pool",
         "waiting for the nodes of 8 rollout replicas: 4 are there",
     ]
     config.actor_rollout_ref.rollout.deadline_seconds = 0.01
-    monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE])
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"trainer_pool": 1.0, "rollout_pool": 1.0})
+    set_nodes(monkeypatch, lambda: 1, lambda: both)
     with pytest.raises(ValueError, match=r"the resource rollout_pool have room for 4 replicas, and rollout.min_rep"):
         pool_nodes.wait_for_nodes(config, said.append)
-    monkeypatch.setattr(ray, "cluster_resources", dict)
+    set_nodes(monkeypatch, lambda: 0, dict)
     with pytest.raises(
         ValueError, match=r"rollout.node_resource: no node of the Ray cluster has the resource rollout_"
     ):
@@ -234,16 +234,6 @@ class Calls:
 GONE = FakeRay.exceptions.RayError("the actor died")
 
 
-class Lost(ReplicaReports):
-    """What is said of lost replicas."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def lost(self, message: str) -> None:
-        self.lines.append(message)
-
-
 def manager(
     monkeypatch: pytest.MonkeyPatch, *replicas: tuple[Any, Any], unconfirmed: dict[int, str] | None = None
 ) -> Any:
@@ -267,18 +257,11 @@ def manager(
     )
     serving = [each.server_address for each in made]
     router = SimpleNamespace(remove_servers=Calls(), get_all_servers=Calls(serving), add_servers=Calls())
-    return ReplicaUpdates(RayTransport(workers, router, deadline=1.0), made, least=1, patience=0.0, reports=Lost())
+    return ReplicaUpdates(RayTransport(workers, router, deadline=1.0), made, least=1, patience=0.0, reports=Recorded())
 
 
 def ranks(updates: Any) -> list[int]:
     return [each.replica_rank for each in updates.replicas]
-
-
-def test_an_update_that_reaches_all_removes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = manager(monkeypatch, ("ok", "ok"), ("ok", "ok"))
-    updates.update_weights(4)
-    assert ranks(updates) == [0, 1] and updates.transport.router.remove_servers.arguments == []
-    assert updates.replicas[1].workers[0].receive_weights.arguments == [("address", 1, 4)]
 
 
 def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

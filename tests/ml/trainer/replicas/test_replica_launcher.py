@@ -13,6 +13,18 @@ import pytest
 from verl_omni.trainer.replicas import replica_launcher
 
 
+def set_nodes(monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]], draining: str = "", **ray: Any) -> None:
+    """Let Ray have these nodes, one of which it drains."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes, **ray))
+    monkeypatch.setattr(replica_launcher, "draining_nodes", lambda: {draining})
+
+
+def replica_on(rank: int, node: str | None) -> Any:
+    """A replica whose worker answers the id of its node."""
+    worker = SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda ask: node))
+    return SimpleNamespace(replica_rank=rank, stop=lambda: None, workers=[worker])
+
+
 @pytest.mark.parametrize(("pinned", "hosts"), [(True, {"10.0.0.7": 3, "10.0.0.8": 1, "10.0.0.9": 0}), (False, {})])
 def test_the_room_of_each_host_is_known_where_the_pool_is_pinned(
     pinned: bool, hosts: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -22,8 +34,7 @@ def test_the_room_of_each_host_is_known_where_the_pool_is_pinned(
         {"NodeID": str(number), "Alive": True, "NodeManagerAddress": address, "Resources": {"GPU": count}}
         for number, (address, count) in enumerate(given)
     ]
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes))
-    monkeypatch.setattr(replica_launcher, "draining_nodes", lambda: {"4"})
+    set_nodes(monkeypatch, nodes, draining="4")
     launcher = replica_launcher.RayLauncher(
         lambda rank: None, lambda alive: sum(int(each["GPU"]) // 2 for each in alive), lambda replica: [], 1.0, pinned
     )
@@ -40,18 +51,9 @@ def test_a_killed_node_has_no_room_for_another_replica_while_ray_takes_it_for_al
             {"NodeID": name, "Alive": True, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port, "Resources": {}}
             for name, port in ports.items()
         ]
-        ray = SimpleNamespace(nodes=lambda: nodes, get=lambda asked, timeout: asked)
-        monkeypatch.setitem(sys.modules, "ray", ray)
-        monkeypatch.setattr(replica_launcher, "draining_nodes", set)
+        set_nodes(monkeypatch, nodes, get=lambda asked, timeout: asked)
         launcher = replica_launcher.RayLauncher(lambda rank: None, len, lambda replica: [], 1.0, pinned=True)
-        replicas = [
-            SimpleNamespace(
-                replica_rank=rank,
-                stop=lambda: None,
-                workers=[SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda ask, node=node: node))],
-            )
-            for rank, node in enumerate(ports)
-        ]
+        replicas = [replica_on(rank, node) for rank, node in enumerate(ports)]
         assert launcher.room(replicas).replicas == 2
         killed.close()
         # The router has lost both: one by the end of its process, whose node is well, one with its node.
@@ -78,17 +80,9 @@ def test_a_look_does_not_wait_long_for_a_replica_that_says_not_where_it_is(monke
         return asked
 
     nodes = [{"NodeID": "a", "Alive": True, "NodeManagerAddress": "127.0.0.1", "Resources": {}}]
-    fake = SimpleNamespace(nodes=lambda: nodes, get=get, exceptions=ray.exceptions)
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(replica_launcher, "draining_nodes", set)
+    set_nodes(monkeypatch, nodes, get=get, exceptions=ray.exceptions)
     launcher = replica_launcher.RayLauncher(lambda rank: None, len, lambda replica: [], 1800.0)
-    stopped, gone = (
-        SimpleNamespace(
-            replica_rank=rank,
-            workers=[SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda ask, node=node: node))],
-        )
-        for rank, node in enumerate([None, "b"])
-    )
+    stopped, gone = (replica_on(rank, node) for rank, node in enumerate([None, "b"]))
     assert launcher.room([stopped, gone]).gone == {1}, "one that does not answer may be well again soon"
     assert waited == [replica_launcher.ANSWER_SECONDS]
 

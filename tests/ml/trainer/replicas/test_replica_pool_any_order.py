@@ -6,24 +6,49 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.ml.trainer.replicas.replicas_in_memory import Memory, NodesInAnyOrder, pool_of
+from tests.ml.trainer.replicas.replicas_in_memory import Memory, Replica, pool_of
 from verl_omni.trainer.replicas.replica_pool import RETRY_MOST_SECONDS
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 
-class AnyOrder(NodesInAnyOrder):
+class AnyOrder(RuleBasedStateMachine):
     """Nodes, processes, updates and requests in any order."""
 
     @initialize(count=st.integers(1, 3))
     def begin(self, count: int) -> None:
         self.memory = Memory()
         self.version = 0
-        self.now = 0.0
-        self.pool = pool_of(self.memory, count, clock=lambda: self.now)
+        self.pool = pool_of(self.memory, count)
         self.updates = self.pool.updates
         self.added = count
+
+    def some(self, draw: int) -> Replica | None:
+        """One of the replicas that were not stopped."""
+        running = [each for each in self.memory.replicas if not each.stopped]
+        return running[draw % len(running)] if running else None
+
+    @precondition(lambda self: len(self.memory.nodes) < 4)
+    @rule()
+    def a_node_joins(self) -> None:
+        self.memory.nodes[self.added] = "ready"
+        self.added += 1
+
+    @rule(draw=st.integers(0, 9))
+    def a_node_dies(self, draw: int) -> None:
+        if replica := self.some(draw):
+            replica.alive = False
+            self.memory.nodes.pop(replica.node, None)
+
+    @rule(draw=st.integers(0, 9))
+    def a_node_is_being_removed(self, draw: int) -> None:
+        if (replica := self.some(draw)) and replica.node in self.memory.nodes:
+            self.memory.nodes[replica.node] = "leaving"
+
+    @rule(fails=st.booleans())
+    def starts_fail(self, fails: bool) -> None:
+        self.memory.start_fails = fails
 
     @rule(draw=st.integers(0, 9), what=st.sampled_from(["alive", "answers", "takes"]), value=st.booleans())
     def a_process_changes(self, draw: int, what: str, value: bool) -> None:
@@ -32,7 +57,7 @@ class AnyOrder(NodesInAnyOrder):
 
     @rule(seconds=st.sampled_from([0.0, RETRY_MOST_SECONDS]))
     def the_pool_looks(self, seconds: float) -> None:
-        self.now += seconds
+        self.memory.now += seconds
         self.pool.look()
 
     @rule()
@@ -98,8 +123,7 @@ class AnyOrder(NodesInAnyOrder):
     @invariant()
     def a_replica_that_leaves_finishes_its_samples(self) -> None:
         if hasattr(self, "memory"):
-            reports: Any = self.updates.reports
-            assert not self.memory.interrupted & reports.left
+            assert not self.memory.interrupted & self.memory.reports.left
 
     def teardown(self) -> None:
         """When nothing happens any more, each node has a replica that serves, and no process is left over."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from verl import DataProto
 
-from tests.ml.trainer.metrics.test_exported import Recorder
+from tests.ml.trainer.recorded_runs import Recorder, events
 from tests.ml.trainer.replicas.replicas_in_memory import Memory, Recorded, Replica
 from tests.ml.trainer.runs_in_memory import RunInMemory, Trained, trainer
 from verl_omni.trainer.metrics.exported import TrainerMetrics
@@ -117,8 +116,7 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_run_waits_for_replicas(
     made.fit(None)
     assert len(stack.updates) == STEPS
     assert [line["step"] for line in made.folder.metrics()] == [1, 2, 3, 4]
-    lines = (tmp_path / "progress.jsonl").read_text().splitlines()
-    assert [each["step"] for each in map(json.loads, lines) if each["event"] == "checkpoint"] == [LOST, STEPS]
+    assert [each["step"] for each in events(tmp_path, "checkpoint")] == [LOST, STEPS]
     assert exported.values["omni_optimizer_steps_total"] == STEPS, "the saved step was counted twice"
     for phase in ("generate", "update", "sync", "eval"):
         spent = sum(line.get(f"timing_s/{phase}") or 0 for line in made.folder.metrics())
@@ -220,8 +218,7 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_generation_waits_for_rep
     made.loop.checkpoints.saver.save = save_and_join  # type: ignore[method-assign]
     made.fit(None)
     assert [line["step"] for line in made.folder.metrics()] == [1, 2, 3, 4]
-    lines = (tmp_path / "progress.jsonl").read_text().splitlines()
-    assert [each["step"] for each in map(json.loads, lines) if each["event"] == "checkpoint"] == [LOST, STEPS]
+    assert [each["step"] for each in events(tmp_path, "checkpoint")] == [LOST, STEPS]
 
 
 def test_no_request_is_read_during_a_generation_with_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_omni.trainer.report.run_data import MOST_COLUMNS, load, parse_events, parse_metrics, png_size
+from verl_omni.trainer.report.run_data import MOST_COLUMNS, load, parse_events, parse_metrics
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 lines = st.fixed_dictionaries({"step": st.integers(0, 9)}, optional={"reward/mean": finite | st.none()})
@@ -57,13 +57,6 @@ def test_events_never_fail_to_parse(text: str) -> None:
 def test_an_incomplete_event_is_skipped() -> None:
     text = '{"event": "start", "total_steps": 4}\n{"event": "st{"event": "start"}\n{"event": "done", "step": 4}\n'
     assert [event.event for event in parse_events(text)] == ["start", "done"]
-
-
-@given(st.binary(max_size=40))
-def test_only_a_png_has_a_size(data: bytes) -> None:
-    assert png_size(data) is None
-    header = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big")
-    assert png_size(header + data) == (640, 480)
 
 
 def test_images_have_prompt_seed_score_and_size(run: Path) -> None:

@@ -52,14 +52,18 @@ def events() -> list[dict[str, Any]]:
     return []
 
 
-@pytest.fixture
-def saver(tmp_path: Path, workers: WritingWorkers, events: list[dict[str, Any]]) -> CheckpointSaver:
+def make(folder: Path, workers: WritingWorkers, events: list[dict[str, Any]]) -> CheckpointSaver:
     def record(event: str, **fields: Any) -> None:
         events.append({"event": event, **fields})
 
     return CheckpointSaver(
-        tmp_path, workers, keep=0, background=True, deadline_s=60.0, event=record, may_write=lambda: None
+        folder, workers, keep=0, background=True, deadline_s=60.0, event=record, may_write=lambda: None
     )
+
+
+@pytest.fixture
+def saver(tmp_path: Path, workers: WritingWorkers, events: list[dict[str, Any]]) -> CheckpointSaver:
+    return make(tmp_path, workers, events)
 
 
 def test_a_checkpoint_is_absent_until_every_rank_has_written_it(
@@ -111,15 +115,7 @@ def test_after_a_crash_the_last_complete_checkpoint_is_the_newest(
     newest = checkpoints.latest(tmp_path)
     assert newest is not None and newest.name == "step_000001"
     assert (tmp_path / ".writing_step_000002").exists()
-    again = CheckpointSaver(
-        tmp_path,
-        WritingWorkers(),
-        keep=0,
-        background=True,
-        deadline_s=60.0,
-        event=lambda *_, **__: None,
-        may_write=lambda: None,
-    )
+    again = make(tmp_path, WritingWorkers(), [])
     again.save(3)
     again.wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000003"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from tests.ml.trainer import recorded_runs
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.run import checkpoint_origin, checkpoints
 from verl_omni.trainer.run.checkpoint_saver import CheckpointSaver
-from verl_omni.trainer.run.operator_reporter import NullReporter
 from verl_omni.trainer.run.resumed_settings import describe_changes
 from verl_omni.trainer.run.run_folder import RunFolder
 
@@ -32,17 +31,9 @@ def started(
     def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
         seen.append(run.checkpoint)
 
-    trainer = {
-        "default_local_dir": str(run_folder),
-        "resume_mode": mode,
-        "total_training_steps": 9,
-        "output": {"url": None},
-    }
-    own = {**trainer, "resume_from_path": None if path is None else str(path)}
-    config = OmegaConf.create({**settings, "trainer": own})
-    assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.OK
-    events = [json.loads(line) for line in (run_folder / "progress.jsonl").read_text().splitlines()]
-    return seen[0], events
+    own = recorded_runs.settings(run_folder, resume_mode=mode, resume_from_path=None if path is None else str(path))
+    assert recorded_runs.run(OmegaConf.merge(settings, own), train) == main_diffusion.OK
+    return seen[0], recorded_runs.events(run_folder)
 
 
 def test_auto_starts_from_the_last_checkpoint_of_the_run_folder(tmp_path: Path) -> None:
@@ -181,6 +172,8 @@ def test_metrics_of_another_run_are_not_those_of_a_run_from_a_checkpoint_elsewhe
     for checkpoint_of, kept in ((tmp_path / "run" / "checkpoints", [1, 2]), (tmp_path / "other" / "checkpoints", [])):
         for step in (1, 2, 3):
             folder.step({"step": step, "reward/mean": 0.5})
+        with (folder.path / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 4, "rew')  # cut off by a kill
         path = checkpoint(checkpoint_of, 2)
         _, events = started(tmp_path / "run", "resume_path", path)
         assert [line["step"] for line in folder.metrics()] == kept

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from tests.ml.smallest_job import FLOAT32, load
 from verl_omni.samples import ScoredSamples
@@ -71,19 +72,22 @@ def test_where_it_cannot_work_it_is_refused(overrides: list[str], said: list[str
     assert list(reward_settings.normalization_problems(load(*overrides))) == []
 
 
-def test_one_sample_of_a_prompt_is_refused() -> None:
-    """An estimator of the user may take it; the normalization cannot."""
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        (
+            "actor_rollout_ref.rollout.n",
+            1,
+            "write at least 2 as actor_rollout_ref.rollout.n",
+        ),  # an estimator may take it
+        ("algorithm.sample_source", "offline", "does not go with algorithm.sample_source=offline"),
+    ],
+)
+def test_one_sample_of_a_prompt_and_pairs_of_a_data_set_are_refused(setting: str, value: Any, said: str) -> None:
     config = load(NORMALIZED, SEVERAL, FUNCTIONS)
-    config.actor_rollout_ref.rollout.n = 1
+    OmegaConf.update(config, setting, value)
     (line,) = reward_settings.normalization_problems(config)
-    assert "write at least 2 as actor_rollout_ref.rollout.n" in line
-
-
-def test_preferences_of_a_data_set_are_refused() -> None:
-    config = load(NORMALIZED, SEVERAL, FUNCTIONS)
-    config.algorithm.sample_source = "offline"
-    (line,) = reward_settings.normalization_problems(config)
-    assert "does not go with algorithm.sample_source=offline" in line
+    assert said in line
 
 
 @pytest.mark.parametrize(("overrides", "signs"), [((), [-1, 1, -1, 1]), ((NORMALIZED,), [1, -1, -1, 1])])

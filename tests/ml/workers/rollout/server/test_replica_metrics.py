@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ml.trainer.metrics.test_exported import Recorder
+from tests.ml.trainer.recorded_runs import Recorder
 from verl_omni.workers.rollout.vllm_rollout.server import replica_metrics
 from verl_omni.workers.rollout.vllm_rollout.server.replica_metrics import ReplicaMetrics
 
