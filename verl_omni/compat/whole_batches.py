@@ -1,6 +1,6 @@
 """Patch: the engine's batches have the requests of whole calls of the server, and of one part of a step.
 
-Faults: `RequestScheduler` (vllm_omni/diffusion/sched/request_scheduler.py) begins a batch that is not full as soon as
+Fault: `RequestScheduler` (vllm_omni/diffusion/sched/request_scheduler.py) begins a batch that is not full as soon as
 no request came for 50 ms. On a busy machine, requests that were made together arrive further apart than that. And it
 puts the parts of a step that wait together into one batch, so that none is there before the others.
 Remove when: a diffusion stage takes the requests of a batch in one call.
