@@ -107,7 +107,7 @@ def test_the_manager_joins_results_and_timings_of_its_workers() -> None:
 
 
 class Call:
-    """The reply of an actor, which may end before somebody waits for it."""
+    """The reply of an actor, which may end before the caller waits for it."""
 
     def __init__(self) -> None:
         self.reply: Future[DataProto] = Future()
@@ -138,7 +138,7 @@ def test_batches_are_sent_at_once_and_received_one_after_the_other() -> None:
     ended = [each.seconds for each in sent]
     assert ended[0] > ended[1] > 0 == ended[2]
     assert [manager.receive(each).batch["rm_scores"].item() for each in sent[:2]] == [0, 1]
-    assert [each.seconds for each in sent] == ended, "until a call ends, not until somebody asks"
+    assert [each.seconds for each in sent] == ended, "until a call ends, not until the caller asks"
     manager.cancel = lambda call: call.reply.cancel()
     manager.abandon(sent[2:])
     assert calls[2].reply.cancelled()

@@ -73,19 +73,6 @@ def test_a_sample_without_one_score_takes_no_part_in_a_normalized_sum() -> None:
     assert computed[[0, 2, 3]].tolist() == alone.tolist() and computed.isnan().tolist() == [False, True, False, False]
 
 
-def test_in_a_normalized_sum_the_range_of_a_scorer_does_not_matter() -> None:
-    """Advantages of a sum follow the scorer with the larger range; normalized, the weights alone decide."""
-    scores = torch.tensor([[0.0, 300.0], [1.0, 200.0], [0.0, 100.0], [1.0, 0.0]])
-    groups = ["a"] * 4
-    sums = [advantages.normalized_sum(scores * torch.tensor([1.0, size]), [3.0, 1.0], groups) for size in (1.0, 1e-2)]
-    assert sums[0].tolist() == pytest.approx(sums[1].tolist(), rel=1e-2)
-    assert sums[0][1] > sums[0][0] and scores.sum(1)[1] < scores.sum(1)[0]
-    constant = torch.cat([scores, torch.full((4, 1), 7.0)], 1)
-    torch.testing.assert_close(advantages.normalized_sum(constant, [3.0, 1.0, 9.0], groups), sums[0])
-    with pytest.raises(ValueError, match="infinite"):
-        advantages.normalized_sum(torch.full((2, 1), math.inf), [1.0], ["a", "a"])
-
-
 def test_equal_rewards_have_no_advantage() -> None:
     computed = advantages.group_advantages(torch.full((3,), 3.488598273467498), ["a"] * 3, global_std=False)
     assert computed.dtype == torch.float32
@@ -97,25 +84,13 @@ def test_a_single_sample_has_no_advantage() -> None:
     assert advantages.group_advantages(torch.tensor([3.0]), ["a"]).tolist() == [0], "the batch has no deviation either"
 
 
-def test_of_two_samples_of_one_prompt_the_better_one_has_the_advantage() -> None:
-    for global_std in (True, False):
-        computed = advantages.group_advantages(torch.tensor([0.0, 4.0]), ["a", "a"], global_std=global_std)
-        assert computed.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-4)
-
-
-def test_the_deviation_is_that_of_the_batch_unless_that_of_the_group_is_asked_for() -> None:
-    rewards = torch.tensor([0.0, 1.0, 0.0, 9.0])
-    groups = ["a", "a", "b", "b"]
-    found, own = (advantages.group_advantages(rewards, groups, **kind) for kind in ({}, {"global_std": False}))
-    assert found.tolist() == pytest.approx([each / (rewards.std().item() + 1e-4) for each in (-0.5, 0.5, -4.5, 4.5)])
-    assert own.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5] * 2, rel=1e-3)
-
-
 def test_bad_rewards_are_refused() -> None:
     with pytest.raises(ValueError, match="infinite"):
         advantages.group_advantages(torch.tensor([-math.inf, 1.0]), ["a", "a"])
     with pytest.raises(ValueError, match="2 rewards for 1 rows"):
         advantages.group_advantages(torch.tensor([1.0, 1.0]), ["a"])
+    with pytest.raises(ValueError, match="infinite"):
+        advantages.normalized_sum(torch.full((2, 1), math.inf), [1.0], ["a", "a"])
     with pytest.raises(ValueError, match="shorter"):
         advantages.normalized_sum(torch.ones(2, 1), [1.0, 1.0], ["a", "a"])
 
@@ -137,12 +112,6 @@ def test_clipped_loss_against_float64(difference: float, advantage: float, clip:
     ratio = math.exp(difference)
     want = max(-bounded * ratio, -bounded * min(max(ratio, 1 - clip), 1 + clip))
     assert loss.item() == pytest.approx(want, rel=1e-4, abs=1e-5)
-
-
-def test_clipping_stops_the_gradient() -> None:
-    log_prob = torch.tensor([0.5], requires_grad=True)
-    grpo.clipped(log_prob, torch.ones(1), clip_ratio=1e-4, adv_clip_max=5.0).sum().backward()
-    assert log_prob.grad is not None and log_prob.grad.item() == 0
 
 
 @given(st.floats(0.05, 2), st.integers(0, 99))
@@ -178,25 +147,11 @@ def test_masked_loss_against_float64(difference: float, advantage: float, diverg
     assert excluded.item() == (outward and far.item() > threshold)
 
 
-@pytest.mark.parametrize(("sign", "excluded"), [(1.0, True), (-1.0, False)])
-def test_steps_back_to_the_old_policy_are_kept(sign: float, excluded: bool) -> None:
-    """Above the threshold: with a ratio above 1, only a negative advantage leads back."""
-    _, found = grpo.masked(torch.ones(1), torch.tensor([sign]), torch.ones(1), threshold=1e-5, adv_clip_max=5.0)
-    assert found.item() is excluded
-
-
 def test_an_excluded_ratio_that_overflows_has_no_gradient() -> None:
     log_ratio = torch.tensor([200.0], requires_grad=True)
     loss, _ = grpo.masked(log_ratio, torch.ones(1), torch.ones(1), threshold=1e-5, adv_clip_max=5.0)
     loss.sum().backward()
     assert loss.item() == 0 and log_ratio.grad is not None and log_ratio.grad.item() == 0
-
-
-def test_kl_is_zero_only_for_equal_means() -> None:
-    mean = torch.randn(2, 3)
-    std = torch.full((2, 1), 0.5)
-    assert grpo.gaussian_kl(mean, mean, std).tolist() == [0, 0]
-    assert grpo.gaussian_kl(mean, mean + 1, std).tolist() == pytest.approx([2.0, 2.0])
 
 
 @given(st.integers(3, 30), st.integers(0, 2**40), st.data())
@@ -212,13 +167,6 @@ def test_a_random_window_lies_in_its_bounds(steps: int, seed: int, data: st.Data
     assert len(set(chosen)) == size and sorted(chosen) == list(chosen) and low <= chosen[0] and chosen[-1] < high
 
 
-def test_without_contiguity_every_set_of_steps_is_equally_likely() -> None:
-    common = {"strategy": "random", "global_step": 0, "iters_per_group": 1, "contiguous": False}
-    windows = [window.place(steps=9, size=2, bounds=[1, 5], seed=seed, **common) for seed in range(3000)]  # type: ignore[arg-type]
-    sets = [(low, high) for low in range(1, 5) for high in range(low + 1, 5)]
-    assert [windows.count(each) for each in sets] == pytest.approx([500] * 6, abs=80)
-
-
 def test_a_progressive_window_is_contiguous() -> None:
     with pytest.raises(ValueError, match="write sde_contiguous=true or sample_strategy=random"):
         window.place(
@@ -231,23 +179,6 @@ def test_a_progressive_window_is_contiguous() -> None:
             iters_per_group=1,
             contiguous=False,
         )
-
-
-def test_a_progressive_window_moves_and_starts_over() -> None:
-    starts = [
-        window.place(
-            steps=6,
-            size=2,
-            bounds=[1, 5],
-            strategy="progressive",
-            seed=0,
-            global_step=step,
-            iters_per_group=2,
-            contiguous=True,
-        )[0]
-        for step in range(8)
-    ]
-    assert starts == [1, 1, 2, 2, 3, 3, 1, 1]
 
 
 def test_without_a_size_the_window_has_all_steps_but_the_last() -> None:

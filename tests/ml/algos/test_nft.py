@@ -83,16 +83,6 @@ def test_the_minimum_of_the_loss_is_the_improved_policy() -> None:
     assert torch.allclose(v.detach().float(), old + (good - old) / beta, atol=1e-5)
 
 
-def test_good_samples_attract_and_bad_samples_repel_the_old_policy() -> None:
-    target = torch.tensor([[1.0], [1.0], [1.0]])
-    v = torch.zeros(3, 1, requires_grad=True)
-    r = torch.tensor([1.0, 0.5, 0.0])
-    time = torch.ones(3)
-    nft.loss(v, torch.zeros(3, 1), target, r, time, beta=1.0, least=1e-5).sum().backward()
-    assert v.grad is not None
-    assert v.grad.flatten().tolist() == pytest.approx([-2.0, 0.0, 2.0])
-
-
 @given(st.lists(st.floats(-20, 20), min_size=1, max_size=6), st.floats(0.5, 5))
 @settings(max_examples=40, deadline=None)
 def test_optimality_is_a_probability_monotonic_in_the_advantage(advantages: list[float], clip: float) -> None:

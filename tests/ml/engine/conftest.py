@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from tests.ml.engine.leftovers import Leftovers
-from tests.ml.engine.replica_driver import DEADLINE, PROMPTS, RANK, SCORER, Replica, TwoReplicas, replicas_of
+from tests.ml.engine.replica_driver import DEADLINE, PROMPTS, SCORER, Replica, TwoReplicas, announced, replicas_of
 from tests.ml.engine.shared_ray import SharedRay, end_actors
-from verl_omni.weight_sync import ipc, names
+from tests.ml.engine.small_run import small_run
+from verl_omni.weight_sync import ipc
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -66,7 +67,6 @@ class Stacks:
                 f"data.train_files='{folder / 'prompts.jsonl'}'",
                 f"trainer.default_local_dir='{folder / 'run'}'",
                 "trainer.total_training_steps=2",
-                "reward.scorer=brightness",
                 *overrides,
             ]
         )
@@ -89,27 +89,15 @@ def start(shared_ray: SharedRay, tmp_path_factory: pytest.TempPathFactory) -> An
 
 @pytest.fixture(scope="module")
 def start_tiny(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any, Any]]:
-    """`start` with a tiny Stable Diffusion 3, LoRA, images of 64 x 64 in 4 steps, and groups of 2."""
+    """`start` with the settings of `small_run`, a tiny Stable Diffusion 3, and engines that sleep."""
 
     def starting(prompts: list[str], *overrides: str) -> tuple[Any, Any]:
         from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
         model = tmp_path_factory.mktemp("tiny") / "model"
         make_tiny_sd3(model)
-        pipeline = "actor_rollout_ref.rollout.pipeline"
-        made: tuple[Any, Any] = start(
-            prompts,
-            f"actor_rollout_ref.model.path='{model}'",
-            f"actor_rollout_ref.model.lora_rank={RANK}",
-            "actor_rollout_ref.rollout.n=2",
-            "actor_rollout_ref.rollout.free_cache_engine=true",  # engines sleep, as on accelerators
-            "data.max_prompt_length=16",
-            f"{pipeline}.max_sequence_length=16",
-            f"{pipeline}.height=64",
-            f"{pipeline}.width=64",
-            f"{pipeline}.num_inference_steps=4",
-            *overrides,
-        )
+        sleeping = "actor_rollout_ref.rollout.free_cache_engine=true"  # as on accelerators
+        made: tuple[Any, Any] = start(prompts, *small_run(model), sleeping, *overrides)
         return made
 
     return starting
@@ -221,14 +209,24 @@ class RunningFamily:
         }
         job = ray.get_runtime_context().get_job_id()
         update = f"base-{scale}-{only}-{component}"
-        handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
-        receiving = self.stack.servers.server_handles[0].collective_rpc.remote(
-            "update_weights_from_ipc", kwargs={"use_shm": True, "zmq_update_id": update, "deadline": 60.0}
-        )
+        handle, told = announced(update, 60.0, job=job)
+        receiving = self.stack.servers.server_handles[0].collective_rpc.remote("update_weights_from_ipc", kwargs=told)
         ipc.send(iter(weights.items()), handle=handle, bucket_bytes=1 << 16, device=None, deadline=60.0)
         (answer,) = ray.get(receiving, timeout=120)
         assert not answer["lora"] and answer["tensors"] == len(weights)
         return len(weights)
+
+    def check_base(self, changed: Any, tensors: int) -> None:
+        """Other base weights change the images that `evaluate` last returned, and the right ones restore them.
+
+        Args:
+            tensors: number of the transformer's tensors.
+        """
+        assert self.send_base(1.5) == tensors
+        assert (self.evaluate().images.int() - changed.images.int()).abs().max() > 1
+        self.send_base(1.0)
+        # The batch size affects rounding.
+        assert (self.evaluate().images.int() - changed.images.int()).abs().max() <= 1
 
 
 @pytest.fixture
@@ -246,15 +244,8 @@ def family(
         MAKERS[name](tmp_path / name)
         config, stack = stacks.start(
             FAMILY_PROMPTS,
-            "data.train_batch_size=2",
-            "actor_rollout_ref.rollout.n=2",
-            f"actor_rollout_ref.model.path='{tmp_path / name}'",
-            "actor_rollout_ref.model.lora_rank=4",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            *small_run(tmp_path / name),
             "actor_rollout_ref.actor.optim.lr=1e-2",
-            "actor_rollout_ref.rollout.pipeline.height=64",
-            "actor_rollout_ref.rollout.pipeline.width=64",
-            "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
             "actor_rollout_ref.rollout.pipeline.guidance_scale=3.0",
             "actor_rollout_ref.rollout.pipeline.max_sequence_length=32",
             *overrides,

@@ -28,6 +28,26 @@ def lora_settings(rank: int = RANK, alpha: int = RANK, parts: str = "qk") -> dic
     return {"r": rank, "lora_alpha": alpha, "target_modules": targets, "peft_type": "LORA", "bias": "none"}
 
 
+def announced(
+    update: str, deadline: float, *, job: str = "0", rank: int = 0, adapter: Any = None, version: int | None = None
+) -> tuple[str, dict[str, Any]]:
+    """The handle to send an update on, and what the worker of a replica is told about it: full weights or an adapter.
+
+    Args:
+        update: unique on this host.
+        adapter: its peft settings.
+    """
+    told = {
+        "peft_config": adapter,
+        "base_sync_done": adapter is not None,
+        "use_shm": True,
+        "zmq_update_id": update,
+        "deadline": deadline,
+        "global_steps": version,
+    }
+    return names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{rank}-rank-0.sock", update), told
+
+
 @dataclass
 class Replica:
     """A server of the stack, and the trainer's end of a weight update to it."""
@@ -56,19 +76,9 @@ class Replica:
         self.updates += 1
         # Unique on this host: the Ray of another run also counts its jobs from one.
         update = f"{names.make_update_zmq_id(0, self.updates)}-{TOKEN}"
-        base = f"ipc:///tmp/rl-colocate-zmq-{self.job}-replica-{self.rank}-rank-0.sock"
-        answer = self.server.collective_rpc.remote(
-            "update_weights_from_ipc",
-            kwargs={
-                "peft_config": settings or lora_settings(),
-                "base_sync_done": True,
-                "use_shm": True,
-                "zmq_update_id": update,
-                "deadline": DEADLINE,
-                "global_steps": version,
-            },
-        )
-        return names.make_update_zmq_handle(base, update), answer
+        adapter = settings or lora_settings()
+        handle, told = announced(update, DEADLINE, job=self.job, rank=self.rank, adapter=adapter, version=version)
+        return handle, self.server.collective_rpc.remote("update_weights_from_ipc", kwargs=told)
 
     def publish(
         self,

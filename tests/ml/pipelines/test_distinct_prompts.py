@@ -19,8 +19,3 @@ def test_each_distinct_prompt_is_encoded_once() -> None:
     embeds, pooled = encode_distinct(samples, encode)
     assert encoded == [["red", "a cat"]]
     assert pooled.tolist() == [3, 3, 5, 5, 3] and embeds.shape == (5, 4) and embeds[2].tolist() == [5] * 4
-
-
-def test_prompts_may_be_token_ids_and_all_distinct() -> None:
-    (found,) = encode_distinct([[1, 2], [3]], lambda ids: (torch.tensor([sum(each) for each in ids]),))
-    assert found.tolist() == [3, 3]

@@ -242,41 +242,6 @@ def test_an_input_image_must_have_the_aspect_ratio_of_the_sample() -> None:
     assert problem is not None and "300 x 200" in problem and "512 x 768" in problem
 
 
-@pytest.mark.parametrize("negative", [5, 2, 8])  # padded lengths of the negative prompts; those of the prompts are 5
-def test_qwen_image_guidance_keeps_the_norm_of_each_patch(negative: int) -> None:
-    """The rescaling of the engine's guidance (vllm_omni/diffusion/distributed/cfg_parallel.py)."""
-    generator = torch.Generator().manual_seed(0)
-    called: list[int] = []
-    predictions = {"positive": torch.randn(2, 6, 8, generator=generator), "negative": torch.randn(2, 6, 8)}
-
-    def transformer(**inputs: Any) -> tuple[Tensor]:
-        rows = len(inputs["hidden_states"])
-        assert inputs["encoder_hidden_states"].shape == (rows, 3, 4), "padding beyond the longest prompt is cut"
-        assert inputs["img_shapes"] == [[(1, 2, 3)]] * rows and float(inputs["timestep"][-1]) == 0.5
-        called.append(rows)
-        kinds = ["positive" if embeds.any() else "negative" for embeds in inputs["encoder_hidden_states"]]
-        return (torch.stack([predictions[kind][row % 2] for row, kind in enumerate(kinds)]),)
-
-    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
-    batch = {
-        "img_shapes": torch.tensor([[1, 2, 3]] * 2),
-        "prompt_embeds": torch.ones(2, 5, 4),
-        "prompt_embeds_mask": mask,
-        "negative_prompt_embeds": torch.zeros(2, negative, 4),
-        "negative_prompt_embeds_mask": torch.tensor([[1] + [0] * (negative - 1)] * 2),
-    }
-    timestep = torch.full((2,), 500.0)
-    x = torch.zeros(2, 6, 8)
-    dtype = torch.float32
-    plain = qwen_image.velocity(transformer, batch, x, timestep, 1.0, dtype=dtype)
-    guided = qwen_image.velocity(transformer, batch, x, timestep, 3.0, dtype=dtype)
-    assert called == [2, 4], "guidance is one batch of both prompts"
-    assert torch.equal(plain, predictions["positive"])
-    assert torch.allclose(guided.norm(dim=-1), plain.norm(dim=-1), rtol=1e-5)
-    unscaled = 3 * predictions["positive"] - 2 * predictions["negative"]
-    assert torch.allclose(torch.cosine_similarity(guided, unscaled, dim=-1), torch.ones(2, 6), atol=1e-5)
-
-
 @pytest.mark.parametrize("edits", [False, True])
 @torch.no_grad()
 def test_prompts_of_other_lengths_in_a_batch_change_no_velocity_of_qwen_image(edits: bool) -> None:

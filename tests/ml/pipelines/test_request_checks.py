@@ -57,6 +57,7 @@ def test_what_is_accepted_places_a_window(extra: dict[str, Any], seed: int) -> N
         ({"noise_level": "abc"}, "could not convert"),
         ({"noise_level": math.nan}, "finite"),
         ({"noise_level": math.inf}, "finite"),
+        ({"noise_level": 1e30}, "at most"),
         ({"noise_level": [1]}, "list"),
         ({"noise_level": 0.7, "sde_window_size": 9}, "does not fit"),
         ({"noise_level": 0.7, "sde_window_range": [0]}, "index"),

@@ -1,4 +1,4 @@
-"""Language models on the CPU platform: supported attention, cache size and cache slots."""
+"""Language models on the CPU platform: supported attention and cache size."""
 
 from __future__ import annotations
 
@@ -70,15 +70,3 @@ def test_the_cache_fits_the_requests_within_a_share_of_free_memory(
     assert worker.determine_available_memory() == bytes_of_cache
     worker.cache_config.kv_cache_memory_bytes = 7
     assert worker.determine_available_memory() == 7
-
-
-def test_slots_of_a_batch_of_prompts_and_decodes() -> None:
-    from verl_omni.platforms.cpu.torch_worker import compute_slot_mapping
-
-    table = torch.tensor([[7, 3], [2, 5], [0, 0]], dtype=torch.int32)
-    starts = torch.tensor([0, 3, 4], dtype=torch.int32)
-    positions = torch.tensor([3, 4, 5, 6])
-    made = torch.full((6,), 99)
-    compute_slot_mapping(4, 6, starts, positions, table, 2, 4, made, PAD_ID=-1)
-    # Positions 3 to 5 of the first request, and 6 of the second, in blocks of 4.
-    assert made.tolist() == [7 * 4 + 3, 3 * 4, 3 * 4 + 1, 5 * 4 + 2, -1, -1]

@@ -35,11 +35,6 @@ def test_only_a_cpu_server_with_its_worker_as_a_thread_switches_threads_faster(
     assert intervals == ([profile.uni_switch_seconds] if changed else [])
 
 
-def test_only_the_cpu_replaces_the_scheduler_of_language_models() -> None:
-    assert ServerProfile().language_model_scheduler is None
-    assert CPU_PROFILE.language_model_scheduler
-
-
 FLASH = "flash_attn.FlashAttentionBackend"
 TORCH = "sdpa.SDPABackend"
 

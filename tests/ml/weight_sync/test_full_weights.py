@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from verl_omni.weight_sync.errors import IncompleteUpdate
-from verl_omni.weight_sync.full_weights import FullUpdate, LanguageModelUpdate, fused_module_parts
+from verl_omni.weight_sync.full_weights import FullUpdate, LanguageModelUpdate
 from verl_omni.weight_sync.names import to_engine_adapter
 
 
@@ -160,11 +160,6 @@ def test_an_update_without_weights_is_refused() -> None:
     update.load([])
     with pytest.raises(IncompleteUpdate, match="no weights"):
         update.finish()
-
-
-def test_fused_modules_are_read_from_the_models_mapping() -> None:
-    assert fused_module_parts(Transformer(wrapped=False)) == {"to_qkv": ["to_q", "to_k", "to_v"]}
-    assert fused_module_parts(nn.Linear(1, 1)) == {}
 
 
 def test_checkpoint_names_are_mapped_to_parameter_names() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,16 +10,13 @@ from typing_extensions import override
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.flux.pipeline_flux import FluxPipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
-from vllm_omni.errors import OmniClientError
 
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.prompt_encoding import PromptEncoding
-from verl_omni.pipelines.request_checks import check_request
-from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.pipelines.scheduler_config import received
+from verl_omni.pipelines.text_requests import text_requests
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
-from verl_omni.utils.vllm_omni.client_errors import client_errors
 
 __all__ = ["FluxRolloutPipeline", "get_post_process_func", "get_pre_process_func"]
 
@@ -30,19 +25,7 @@ STEPS = 28  # upstream's default in `forward`
 GUIDANCE = 3.5  # diffusers' default
 
 
-def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
-    """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
-    size = size_check(ARCHITECTURE, Path(od_config.model))
-
-    def pre_process(request: Any) -> Any:
-        params = request.sampling_params
-        if not isinstance(request.prompt, str) and request.prompt.get("multi_modal_data"):
-            raise OmniClientError("FLUX.1-dev accepts text prompts only: remove the images, videos or audio")
-        with client_errors():
-            check_request(params, size, steps=params.num_inference_steps or STEPS)
-        return request
-
-    return pre_process
+get_pre_process_func = text_requests(ARCHITECTURE, "FLUX.1-dev", STEPS)
 
 
 class FluxRolloutPipeline(PromptEncoding, FluxPipeline):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm_omni.diffusion.models.flux2_klein.pipeline_flux2_klein import Flux2KleinPipeline, compute_empirical_mu
-from vllm_omni.errors import OmniClientError
 
 from verl_omni.pipelines.flux2_klein.training import image_positions, text_positions
 from verl_omni.pipelines.own_forward import OwnForward
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.prompt_encoding import PromptEncoding
-from verl_omni.pipelines.request_checks import check_request
-from verl_omni.pipelines.sample_shapes import size_check
+from verl_omni.pipelines.text_requests import text_requests
 from verl_omni.utils.model_folder import INDEX
-from verl_omni.utils.vllm_omni.client_errors import client_errors
 
 __all__ = ["Flux2KleinRolloutPipeline", "get_post_process_func", "get_pre_process_func"]
 
@@ -29,19 +26,7 @@ STEPS = 50  # upstream's defaults in `forward`
 SEQUENCE_LENGTH = 512
 
 
-def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
-    """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
-    size = size_check(ARCHITECTURE, Path(od_config.model))
-
-    def pre_process(request: Any) -> Any:
-        params = request.sampling_params
-        if not isinstance(request.prompt, str) and request.prompt.get("multi_modal_data"):
-            raise OmniClientError("FLUX.2-klein accepts text prompts only: remove the images, videos or audio")
-        with client_errors():
-            check_request(params, size, steps=params.num_inference_steps or STEPS)
-        return request
-
-    return pre_process
+get_pre_process_func = text_requests(ARCHITECTURE, "FLUX.2-klein", STEPS)
 
 
 class Flux2KleinRolloutPipeline(PromptEncoding, OwnForward, Flux2KleinPipeline):

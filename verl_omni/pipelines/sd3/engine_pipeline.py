@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -11,36 +9,19 @@ from typing_extensions import override
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
-from vllm_omni.errors import OmniClientError
 
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.prompt_encoding import PromptEncoding
-from verl_omni.pipelines.request_checks import check_request
-from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.pipelines.sd3.step_execution import STEPS, StepwiseSD3
+from verl_omni.pipelines.text_requests import text_requests
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
-from verl_omni.utils.vllm_omni.client_errors import client_errors
 
 ARCHITECTURE = "StableDiffusion3Pipeline"
 __all__ = ["SD3RolloutPipeline", "get_post_process_func", "get_pre_process_func"]
 
 
-def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
-    """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
-    size = size_check(ARCHITECTURE, Path(od_config.model))
-
-    def pre_process(request: Any) -> Any:
-        prompt = request.prompt
-        params = request.sampling_params
-        if not isinstance(prompt, str) and prompt.get("multi_modal_data"):
-            raise OmniClientError("Stable Diffusion 3 accepts text prompts only: remove the images, videos or audio")
-        params.num_inference_steps = params.num_inference_steps or STEPS
-        with client_errors():
-            check_request(params, size, steps=params.num_inference_steps)
-        return request
-
-    return pre_process
+get_pre_process_func = text_requests(ARCHITECTURE, "Stable Diffusion 3", STEPS)
 
 
 class SD3RolloutPipeline(PromptEncoding, StepwiseSD3, StableDiffusion3Pipeline):

@@ -16,6 +16,7 @@ import pytest
 
 from tests.ml.engine import forked_program
 from tests.ml.engine.leftovers import Leftovers
+from tests.ml.engine.small_run import small_run
 from verl_omni.models.vision_language import make_tiny_qwen3_vl
 from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 
@@ -63,22 +64,12 @@ def start(
     prompts.write_text(
         "".join(json.dumps({"prompt": f"a {c} circle", "ground_truth": "a"}) + "\n" for c in ("red", "blue"))
     )
-    pipeline = "actor_rollout_ref.rollout.pipeline"
     settings = (
+        *small_run(model),
         f"data.train_files='{prompts}'",
         f"trainer.default_local_dir='{folder / 'run'}'",
         "reward.scorer=genrm_ocr",
         "reward.scorer_kwargs.max_tokens=4",
-        "data.train_batch_size=2",
-        "data.max_prompt_length=16",
-        f"actor_rollout_ref.model.path='{model}'",
-        "actor_rollout_ref.model.lora_rank=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.rollout.n=2",
-        f"{pipeline}.max_sequence_length=16",
-        f"{pipeline}.height=64",
-        f"{pipeline}.width=64",
-        f"{pipeline}.num_inference_steps=4",
         f"{RM}.enable=true",
         f"{RM}.model_path='{judge}'",
         f"{RM}.rollout.tensor_model_parallel_size=1",

@@ -153,13 +153,6 @@ class Running:
     stack: Any
     rows: list[dict[str, Any]]
 
-    def samples(self, version: int, n: int = 2) -> Any:
-        """A training batch with the version of the weights."""
-        from verl_omni.trainer.generation import sample_generation
-
-        prompts = sample_generation.training_requests(self.rows, n=n, step=version + 1, version=version, seed=3)
-        return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
-
     def drawn(self, request: str, **sampling: Any) -> Any:
         """One sample straight from the server, with sampling parameters of its own."""
         import ray
@@ -174,8 +167,6 @@ def running(start_tiny: Any, rows: Any) -> Running:
     rollout = "actor_rollout_ref.rollout"
     config, stack = start_tiny(
         PROMPTS,
-        "data.train_batch_size=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         f"{rollout}.pipeline.num_inference_steps={STEPS}",
         f"{rollout}.algo.sde_type=dance_sde",
         f"{rollout}.algo.sde_window_size=2",
@@ -185,30 +176,6 @@ def running(start_tiny: Any, rows: Any) -> Running:
     )
     stack.weights.update_weights(global_steps=0)
     return Running(config, stack, rows(PROMPTS))
-
-
-def test_a_progressive_window_moves_in_the_recorded_steps(running: Running) -> None:
-    sigmas = [running.samples(version).tensors["all_sigmas"] for version in range(4)]
-    for found in sigmas:
-        assert found.shape == (4, 3) and bool((found == found[0]).all()), "one place for all samples of a step"
-    first, second, third, again = (found[0] for found in sigmas)
-    # Each place starts one step after the previous one, and the fourth is the first again.
-    assert first[1:].tolist() == second[:2].tolist() and second[1:].tolist() == third[:2].tolist()
-    assert third[-1] == 0 and torch.equal(first, again)
-
-
-def test_dance_sde_has_the_same_likelihoods_in_engine_and_trainer(running: Running) -> None:
-    from verl import DataProto
-
-    samples = running.samples(version=1)
-    batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
-    request = {"noise_level": 0.7, "sde_type": "dance_sde", "guidance_scale": 1.0, "tolerance": 1e-4}
-    answer = running.stack.workers.update_actor(DataProto.from_dict(tensors=batch, meta_info={"request": request}))
-    found = answer.meta_info["metrics"]
-    assert found["rollout_corr/max_abs_diff"][0] < 1e-4 and found["actor/grad_norm"][0] > 0
-    other = DataProto.from_dict(tensors=batch, meta_info={"request": {**request, "noise_level": 0.5}})
-    with pytest.raises(Exception, match="LogProbMismatch"):  # the check sees a wrong sampler
-        running.stack.workers.update_actor(other)
 
 
 def test_scattered_steps_have_the_same_likelihoods_in_engine_and_trainer(running: Running) -> None:
@@ -237,22 +204,6 @@ def test_scattered_steps_have_the_same_likelihoods_in_engine_and_trainer(running
     answer = running.stack.workers.update_actor(DataProto.from_dict(tensors=batch, meta_info={"request": request}))
     metrics = answer.meta_info["metrics"]
     assert metrics["rollout_corr/max_abs_diff"][0] < 1e-4 and metrics["actor/grad_norm"][0] > 0
-
-
-def test_the_seed_determines_a_random_window(running: Running) -> None:
-    window = {
-        "noise_level": 0.7,
-        "sde_type": "sde",
-        "logprobs": True,
-        "sde_window_size": 1,
-        "sde_window_range": [0, 4],
-        "sample_strategy": "random",
-    }
-    seeded = [running.drawn(f"s{seed}", **window, seed=seed).extra_fields["all_sigmas"][0].item() for seed in range(12)]
-    again = [running.drawn(f"a{seed}", **window, seed=seed).extra_fields["all_sigmas"][0].item() for seed in range(12)]
-    free = [running.drawn(f"f{number}", **window).extra_fields["all_sigmas"][0].item() for number in range(12)]
-    assert seeded == again and len(set(seeded)) > 1
-    assert len(set(free)) > 1, "requests without a seed must not all have the same window"
 
 
 def test_recorded_clean_latents_decode_to_the_image(running: Running) -> None:

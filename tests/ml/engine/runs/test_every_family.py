@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[4]
 MODULES = 2 * 8  # layers, projections of an attention; Wan's have two with half as many
 FRAMES = 5
-VIDEOS = ("data.max_prompt_length=16", f"actor_rollout_ref.rollout.pipeline.num_frames={FRAMES}")
+VIDEOS = (f"actor_rollout_ref.rollout.pipeline.num_frames={FRAMES}",)
 
 
 # --- Qwen-Image ---------------------------------------------------------------------------------------------
@@ -46,8 +46,6 @@ def test_qwen_image_agrees_before_and_after_an_update_that_changes_the_images(fa
     before = running.evaluate()
     assert before.images.shape == (2, 3, 64, 64) and before.images.dtype == torch.uint8
 
-    assert latent(running).shape == (16, 16), "patches, 4 channels each"
-
     samples = running.samples(version=0)
     assert samples.versions == [0] * 4
     assert samples.tensors["all_latents"].shape == (4, 4, 16, 16), "steps of the window + 1, patches, 4 channels each"
@@ -57,38 +55,7 @@ def test_qwen_image_agrees_before_and_after_an_update_that_changes_the_images(fa
     assert samples.tensors["img_shapes"].tolist() == [[1, 4, 4]] * 4
     changed = running.check_agreement(samples, before, MODULES)
 
-    assert running.send_base(1.5) == 77, "tensors of the transformer's file"
-    assert (running.evaluate().images.int() - changed.images.int()).abs().max() > 1
-    running.send_base(1.0)
-    # The batch size affects rounding.
-    assert (running.evaluate().images.int() - changed.images.int()).abs().max() <= 1
-
-
-def latent(running: Any) -> torch.Tensor:
-    """The latent of a sample of Qwen-Image without guidance."""
-    import ray
-    from transformers import AutoTokenizer
-
-    from verl_omni.pipelines.qwen_image.training import CHAT_TEMPLATE
-
-    tokenizer = AutoTokenizer.from_pretrained(f"{running.config.actor_rollout_ref.model.path}/tokenizer")
-    asked = [{"role": "user", "content": "a red circle"}]
-    ids = tokenizer.apply_chat_template(
-        asked, chat_template=CHAT_TEMPLATE, add_generation_prompt=True, return_dict=False
-    )
-    params = {
-        "height": 64,
-        "width": 64,
-        "num_inference_steps": 4,
-        "max_sequence_length": 32,
-        "seed": 1,
-        "output_type": "latent",
-    }
-    sample = running.stack.servers.server_handles[0].generate.remote(
-        prompt_ids=ids, sampling_params=params, request_id="latent"
-    )
-    made: torch.Tensor = ray.get(sample, timeout=120).diffusion_output
-    return made
+    running.check_base(changed, tensors=77)
 
 
 # --- Qwen-Image-Edit ----------------------------------------------------------------------------------------
@@ -197,18 +164,12 @@ def test_wan_agrees_before_and_after_an_update_that_changes_the_videos(family: A
         running.send_base(wrong, only="proj_out")
         with pytest.raises(Exception, match="VelocityMismatch"):
             running.update(running.samples(version=2))
-    assert running.send_base(1.5) == 69, "tensors of the transformer's file"
-    assert (running.evaluate().images.int() - changed.images.int()).abs().max() > 1
-    running.send_base(1.0)
-    # The batch size affects rounding.
-    assert (running.evaluate().images.int() - changed.images.int()).abs().max() <= 1
+    running.check_base(changed, tensors=69)
     assert running.update(running.samples(version=2))["actor/grad_norm"] > 0, "with the right weights they agree"
 
     for wrong, words in (
         ({"size": "large"}, "size"),
         ({"num_frames": 0}, "num_frames"),
-        ({"num_inference_steps": -3}, "greater than"),
-        ({"model": "another"}, "Model mismatch"),
         ({"seed": "x"}, "seed"),
     ):
         refused = video_over_http(running, **wrong)
@@ -305,7 +266,7 @@ def test_two_ranks_share_each_samples_sequence_and_one_reports_the_rows(family: 
 
 
 def test_flux_agrees_and_its_guidance_scale_is_an_input(family: Any) -> None:
-    running = family("flux", "data.max_prompt_length=16")
+    running = family("flux")
     modules = 8 + 3  # projections of a joint block and of a single one
     assert running.publish(0)["bound"] == modules
     before = running.evaluate()
@@ -318,17 +279,14 @@ def test_flux_agrees_and_its_guidance_scale_is_an_input(family: Any) -> None:
     assert not any(name.startswith("negative_") for name in samples.tensors)
     changed = running.check_agreement(samples, before, modules)
 
-    assert running.send_base(1.5) == 66, "tensors of the transformer's file"
-    assert (running.evaluate().images.int() - changed.images.int()).abs().max() > 1
-    running.send_base(1.0)
-    assert (running.evaluate().images.int() - changed.images.int()).abs().max() <= 1
+    running.check_base(changed, tensors=66)
 
 
 # --- FLUX.2-klein -------------------------------------------------------------------------------------------
 
 
 def test_flux2_klein_agrees_before_and_after_an_update_that_changes_the_images(family: Any) -> None:
-    running = family("flux2_klein", "data.max_prompt_length=16")
+    running = family("flux2_klein")
     modules = 8 + 1  # projections of a joint block, and the fused one of a single block
     assert running.publish(0)["bound"] == modules
     before = running.evaluate()
@@ -340,10 +298,7 @@ def test_flux2_klein_agrees_before_and_after_an_update_that_changes_the_images(f
     assert not torch.equal(positive, negative)
     changed = running.check_agreement(samples, before, modules)
 
-    assert running.send_base(1.5) == 29, "tensors of the transformer's file"
-    assert (running.evaluate().images.int() - changed.images.int()).abs().max() > 1
-    running.send_base(1.0)
-    assert (running.evaluate().images.int() - changed.images.int()).abs().max() <= 1
+    running.check_base(changed, tensors=29)
 
 
 MODEL = "actor_rollout_ref.model"
@@ -410,9 +365,9 @@ def test_the_job_that_drl_init_writes_trains_in_bfloat16_from_files_in_float32(
 @pytest.mark.parametrize(
     ("name", "modules", "overrides"),
     [
-        ("flux", 17, ["data.max_prompt_length=16"]),
-        ("flux2_klein", 14, ["data.max_prompt_length=16"]),
-        ("sd3", 23, ["data.max_prompt_length=16"]),
+        ("flux", 17, []),
+        ("flux2_klein", 14, []),
+        ("sd3", 23, []),
         ("qwen_image", 34, ["data.max_prompt_length=160"]),
         ("wan", 20, VIDEOS),
     ],

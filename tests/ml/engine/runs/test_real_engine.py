@@ -48,8 +48,6 @@ class Held(NamedTuple):
 def running(start_tiny: Any, rows: Any) -> Running:
     settings, stack = start_tiny(
         PROMPTS,
-        "data.train_batch_size=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         # The batch size affects rounding, and depends on the time at which requests
         # arrive: with a batch size of one, images are bit-identical (batches: test_full_weights.py).
         "actor_rollout_ref.rollout.max_num_seqs=1",
@@ -183,22 +181,6 @@ def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(runn
     assert torch.equal(before.images, restored.images) and restored.versions == [2, 2, 2]
     assert stack.versions() == [2]
     counted.none()
-
-
-def test_abort_ends_running_requests_and_resume_accepts_new_ones(running: Running) -> None:
-    stack = running.stack
-    stack.weights.abort_replicas()
-    stack.weights.resume_generation_replicas()
-    assert evaluate(running).versions == [2, 2, 2]
-
-
-def test_a_worker_error_is_raised_and_not_returned(running: Running) -> None:
-    """Fault 8."""
-    import ray
-
-    server = running.stack.servers.server_handles[0]
-    with pytest.raises(Exception, match="no_such_method"):
-        ray.get(server.collective_rpc.remote("no_such_method"))
 
 
 def test_a_failed_sample_names_prompt_replica_and_version(running: Running) -> None:

@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.ml.engine.shared_ray import SharedRay
+from tests.ml.engine.small_run import small_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-MODEL = "actor_rollout_ref.model"
-ROLLOUT = "actor_rollout_ref.rollout"
 LAYERS = [f"transformer_blocks.{block}.attn.{name}" for block in (0, 1) for name in ("to_q", "to_out.0")]
 RANK = 4
 WIDTH = 32
@@ -51,20 +50,11 @@ def write_adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 def train(shared_ray: SharedRay, folder: Path, adapter: Path, run: Path) -> None:
     (folder / "prompts.txt").write_text("a red wall\na blue door\n")
-    pipeline = f"{ROLLOUT}.pipeline"
     shared_ray.train(
         [
-            f"{MODEL}.path='{folder / 'model'}'",
-            f"{MODEL}.lora_adapter_path='{adapter}'",
+            *small_run(folder / "model"),
+            f"actor_rollout_ref.model.lora_adapter_path='{adapter}'",
             f"data.train_files='{folder / 'prompts.txt'}'",
-            "data.train_batch_size=2",
-            "data.max_prompt_length=16",
-            f"{ROLLOUT}.n=2",
-            f"{pipeline}.max_sequence_length=16",
-            f"{pipeline}.height=64",
-            f"{pipeline}.width=64",
-            f"{pipeline}.num_inference_steps=4",
-            "reward.scorer=brightness",
             "trainer.total_training_steps=1",
             f"trainer.default_local_dir='{run}'",
             "trainer.save_freq=1",

@@ -18,6 +18,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from tests.ml.engine.small_run import small_run
+
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PROMPT = "a red circle"
@@ -99,15 +101,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(start: Any, model: Path) -> Server:
-    _, stack = start(
-        [PROMPT],
-        "data.max_prompt_length=16",
-        "data.train_batch_size=1",
-        "actor_rollout_ref.rollout.n=2",
-        f"actor_rollout_ref.model.path='{model}'",
-        "actor_rollout_ref.model.lora_rank=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
-    )
+    _, stack = start([PROMPT, "a blue square"], *small_run(model))
     stack.weights.update_weights(global_steps=0)
     return Server(stack.servers.server_addresses[0], model)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.ml.engine.engine_command_line import command_line
+from tests.ml.engine.local_engine import LocalEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -51,29 +51,6 @@ def drawn(model: Path, **settings: Any) -> list[Any]:
 
 
 async def _drawn(model: Path, given: dict[str, Any]) -> list[Any]:
-    from vllm_omni.entrypoints import AsyncOmni
-
-    from verl_omni.pipelines.registry import training_adapter
-    from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
-    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
-    from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
-    from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
-
-    mode = DiffusionMode()
-    settings = DiffusionModelConfig(path=str(model))
-    mode.load_model_config(settings)
-    rollout = DiffusionRolloutConfig(**given)
-    template = training_adapter(settings.architecture).CHAT_TEMPLATE
-
-    def ids(text: str) -> list[int]:
-        if template is None:
-            return list(settings.tokenizer(text).input_ids)
-        asked = [{"role": "user", "content": text}]
-        found: list[int] = settings.tokenizer.apply_chat_template(
-            asked, chat_template=template, add_generation_prompt=True, return_dict=False
-        )
-        return found
-
     params = {
         "height": 64,
         "width": 64,
@@ -87,16 +64,11 @@ async def _drawn(model: Path, given: dict[str, Any]) -> list[Any]:
         "noise_level": 0.7,
         "sde_window_size": 1,
     }
-    engine = AsyncOmni(**mode.engine_args(command_line(model, 1), rollout, settings))
-    samples = []
+    engine = LocalEngine(model, **given)
     try:
-        for prompt in PROMPTS:
-            request = RolloutRequest(ids(prompt), negative_prompt_ids=ids(NEGATIVE))
-            made = mode.engine_request(request, params, None, rollout, engine.default_sampling_params_list)
-            samples.append(mode.to_output(await last_output(engine.generate(request_id=prompt, **made)), params, 0))
+        return [await engine.sample(prompt, prompt, params, negative=NEGATIVE) for prompt in PROMPTS]
     finally:
         engine.shutdown()
-    return samples
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -150,18 +122,7 @@ def test_a_pipeline_of_a_user_that_encodes_by_itself_is_refused(monkeypatch: pyt
 def test_families_say_whether_their_embeddings_can_be_kept() -> None:
     from verl_omni.pipelines.registry import FAMILIES
     from verl_omni.utils.registry import load
-    from verl_omni.workers.config import DiffusionRolloutConfig
-    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 
-    refused = []
-    for architecture, each in FAMILIES.items():
-        assert each.caches_prompts is load(each.pipeline).caches_prompts
-        if not each.caches_prompts:
-            refused.append(architecture)
-            with pytest.raises(ValueError, match=rf"prompt_cache_dir: prompt embeddings of {architecture} depend on"):
-                DiffusionMode().engine_args(
-                    argparse.Namespace(),
-                    DiffusionRolloutConfig(prompt_cache_dir="/cache"),
-                    SimpleNamespace(architecture=architecture),
-                )
-    assert refused == ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"]
+    assert all(each.caches_prompts is load(each.pipeline).caches_prompts for each in FAMILIES.values())
+    without = [architecture for architecture, each in FAMILIES.items() if not each.caches_prompts]
+    assert without == ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"]

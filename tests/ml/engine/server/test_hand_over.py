@@ -80,7 +80,6 @@ def test_a_batch_is_one_call_one_engine_batch_one_object_and_one_text_a_prompt(s
 
     config, stack = start_tiny(
         PROMPTS,
-        f"data.train_batch_size={len(PROMPTS)}",
         f"actor_rollout_ref.rollout.n={SAMPLES_PER_PROMPT}",
         f"actor_rollout_ref.rollout.max_num_seqs={BATCH}",
     )

@@ -14,6 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.ml.engine.replica_driver import announced
+from verl_omni.weight_sync import ipc
+
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 EXTENSION = "verl_omni.workers.rollout.vllm_rollout.utils.vLLMOmniColocateWorkerExtension"
@@ -54,24 +57,12 @@ class Running:
 
     def send(self, weights: Iterable[tuple[str, Tensor]], adapter: dict[str, Any] | None = None) -> dict[str, Any]:
         """Send weights as a trainer does; the worker's answer."""
-        from verl_omni.weight_sync import ipc, names
-
-        update = secrets.token_hex(4)
-        handle = names.make_update_zmq_handle("ipc:///tmp/rl-colocate-zmq-0-replica-0-rank-0.sock", update)
+        handle, told = announced(secrets.token_hex(4), 20.0, adapter=adapter)
         with ThreadPoolExecutor(1) as pool:
             sending = pool.submit(
                 ipc.send, iter(weights), handle=handle, bucket_bytes=1 << 13, device=None, deadline=20.0
             )
-            (answer,) = self.engine.collective_rpc(
-                "update_weights_from_ipc",
-                kwargs={
-                    "peft_config": adapter,
-                    "base_sync_done": adapter is not None,
-                    "use_shm": True,
-                    "zmq_update_id": update,
-                    "deadline": 20.0,
-                },
-            )
+            (answer,) = self.engine.collective_rpc("update_weights_from_ipc", kwargs=told)
             sending.result(timeout=30)
         found: dict[str, Any] = answer
         return found
@@ -139,12 +130,3 @@ def test_an_adapter_reaches_the_model_and_changes_what_it_writes(running: Runnin
     assert answer["lora"] and answer["bound"] > 0
     assert running.write(adapter=True) == running.expected() != plain
     assert running.write() == plain, "requests without the adapter are answered by the base model"
-
-
-def test_an_update_of_unknown_weights_is_refused_and_changes_nothing(running: Running) -> None:
-    from verl_omni.weight_sync.errors import PeerFailed, WeightSyncError
-
-    before = running.write()
-    with pytest.raises((WeightSyncError, PeerFailed), match="no_such"):
-        running.send([("no_such.weight", torch.zeros(2))])
-    assert running.write() == before

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.ml.engine.engine_command_line import command_line
+from tests.ml.engine.local_engine import LocalEngine
 from verl_omni.pipelines.scheduler_config import EULER
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -91,31 +91,6 @@ def test_the_engine_samples_like_diffusers(name: str, tmp_path: Path) -> None:
 
 async def engine_sample(model: Path, case: Case) -> np.ndarray:
     """A sample of the engine, [..., 3, H, W] from 0 to 255."""
-    from vllm_omni.entrypoints import AsyncOmni
-
-    from verl_omni.pipelines.registry import training_adapter
-    from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
-    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
-    from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
-    from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
-
-    mode = DiffusionMode()
-    settings = DiffusionModelConfig(path=str(model))
-    rollout = DiffusionRolloutConfig(step_execution=case.step_execution, engine_kwargs={"vllm_omni": case.engine})
-    mode.load_model_config(settings)
-    arguments = mode.engine_args(command_line(model, 1), rollout, settings)
-    template = training_adapter(settings.architecture).CHAT_TEMPLATE
-    images = [PICTURE] if "edit" in case.model else None
-
-    def ids(text: str) -> list[int]:
-        if template is None:
-            return list(settings.tokenizer(text).input_ids)
-        parts = [{"type": "image"}, {"type": "text", "text": text}] if images else text
-        found: list[int] = settings.tokenizer.apply_chat_template(
-            [{"role": "user", "content": parts}], chat_template=template, add_generation_prompt=True, return_dict=False
-        )
-        return found
-
     params = {
         "height": HEIGHT,
         "width": WIDTH,
@@ -128,11 +103,11 @@ async def engine_sample(model: Path, case: Case) -> np.ndarray:
         "num_frames": FRAMES if case.model.startswith("wan") else 1,
         **case.request,
     }
-    request = RolloutRequest(ids(PROMPT), negative_prompt_ids=ids(case.negative), image_data=images)
-    engine = AsyncOmni(**arguments)
+    rollout = {"step_execution": case.step_execution, "engine_kwargs": {"vllm_omni": case.engine}}
+    engine = LocalEngine(model, **rollout)
+    image = PICTURE if "edit" in case.model else None
     try:
-        made = mode.engine_request(request, params, None, rollout, engine.default_sampling_params_list)
-        output = mode.to_output(await last_output(engine.generate(request_id="one", **made)), params, 0)
+        output = await engine.sample("one", PROMPT, params, negative=case.negative, image=image)
     finally:
         engine.shutdown()
     pixels: np.ndarray = output.diffusion_output.numpy() * 255

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.ml.engine.engine_command_line import command_line
+from tests.ml.engine.local_engine import LocalEngine, command_line
+from tests.ml.engine.replica_driver import announced
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -58,23 +59,12 @@ def drawn(model: Path, *, step_execution: bool) -> Drawn:
 
 
 async def _drawn(model: Path, step_execution: bool) -> Drawn:
-    from vllm_omni.entrypoints import AsyncOmni
-
-    from verl_omni.pipelines.registry import family, training_adapter
+    from verl_omni.pipelines.registry import family
     from verl_omni.utils.registry import load
-    from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
-    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
-    from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
-    from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
-    mode = DiffusionMode()
-    settings = DiffusionModelConfig(path=str(model))
-    engine_kwargs = {"vllm_omni": {"request_batch_max_wait_ms": 250.0}}
-    rollout = DiffusionRolloutConfig(step_execution=step_execution, engine_kwargs=engine_kwargs)
-    arguments = mode.engine_args(command_line(model, AT_ONCE), rollout, settings)
     forwards = list[int]()
     steps = list[int]()
-    pipeline = load(family(settings.architecture).pipeline)
+    pipeline = load(family(architecture_of(model)).pipeline)
     plain = pipeline.predict_noise_maybe_with_cfg
     step = pipeline.denoise_step
 
@@ -88,13 +78,8 @@ async def _drawn(model: Path, step_execution: bool) -> Drawn:
 
     pipeline.predict_noise_maybe_with_cfg = counted
     pipeline.denoise_step = counted_step
-    engine = AsyncOmni(**arguments)
-    asked = "a red circle"
-    ids = settings.tokenizer(asked).input_ids
-    if template := training_adapter(settings.architecture).CHAT_TEMPLATE:
-        ids = settings.tokenizer.apply_chat_template(
-            [{"role": "user", "content": asked}], chat_template=template, add_generation_prompt=True, return_dict=False
-        )
+    engine_kwargs = {"vllm_omni": {"request_batch_max_wait_ms": 250.0}}
+    engine = LocalEngine(model, AT_ONCE, step_execution=step_execution, engine_kwargs=engine_kwargs)
 
     async def sample(seed: int, length: int = LENGTH) -> Any:
         guided = 1.0 + (seed > 2)
@@ -110,9 +95,7 @@ async def _drawn(model: Path, step_execution: bool) -> Drawn:
             "noise_level": 0.7,
             "sde_window_size": 2,
         }
-        request = RolloutRequest(ids, negative_prompt_ids=None if template else [])
-        made = mode.engine_request(request, params, None, rollout, engine.default_sampling_params_list)
-        return mode.to_output(await last_output(engine.generate(request_id=f"{seed}-{length}", **made)), params, 0)
+        return await engine.sample(f"{seed}-{length}", "a red circle", params)
 
     try:
         alone = [await sample(seed) for seed in SEEDS]
@@ -168,7 +151,7 @@ async def _aborted_and_updated(model: Path) -> None:
 
     from verl_omni.pipelines.registry import family
     from verl_omni.utils.registry import load
-    from verl_omni.weight_sync import ipc, names
+    from verl_omni.weight_sync import ipc
     from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineControlError, wait_until
@@ -207,10 +190,7 @@ async def _aborted_and_updated(model: Path) -> None:
     weights = load_file(model / "transformer" / "diffusion_pytorch_model.safetensors")
     del weights["pos_embed.pos_embed"]  # a constant: no update carries it
     sent = {f"transformer.{name}": tensor for name, tensor in weights.items()}
-    update_id = f"abort-{os.getpid()}"
-    socket = "ipc:///tmp/rl-colocate-zmq-0-replica-0-rank-0.sock"
-    handle = names.make_update_zmq_handle(socket, update_id)
-    update = {"use_shm": True, "zmq_update_id": update_id, "deadline": 30.0}
+    handle, update = announced(f"abort-{os.getpid()}", 30.0)
 
     async def updated() -> None:
         sending = asyncio.to_thread(

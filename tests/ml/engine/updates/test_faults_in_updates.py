@@ -4,8 +4,6 @@ nothing, and the old weights are still served.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -22,10 +20,9 @@ from torch import Tensor
 
 from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import DEADLINE, LAYER, PROMPTS, SOON, Replica, TwoReplicas, lora_settings, wait_for
-from verl_omni.weight_sync import ipc, names
+from verl_omni.weight_sync import ipc
 from verl_omni.weight_sync.buckets import compute_digest
 from verl_omni.weight_sync.buffers import SendBuffer
-from verl_omni.weight_sync.errors import WeightSyncError
 from verl_omni.weight_sync.messages import BucketMessage, Entry, ReplyMessage
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -38,20 +35,6 @@ def refused(answer: Any) -> str:
     with pytest.raises(Exception, match=r"(update_weights_from_ipc|commit_adapter) failed") as caught:
         ray.get(answer, timeout=SOON)
     return str(caught.value)
-
-
-def test_an_adapter_larger_than_a_bucket_arrives_whole(two_replicas: TwoReplicas) -> None:
-    """Fault 2 of the reference: of several buckets only the last one was right."""
-    counted = Leftovers()
-    one, other = two_replicas.replicas
-    found = one.publish(one.adapter(2.0), version=2, bucket_bytes=600)
-    assert (found["tensors"], found["bound"]) == (8, 4)
-    assert found["buckets"] > 4
-    other.publish(other.adapter(2.0), version=2)
-    assert torch.equal(one.picture(), other.picture())
-    for replica in two_replicas.replicas:
-        replica.publish(replica.adapter(1.0), version=1)
-    counted.none()
 
 
 def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
@@ -71,36 +54,21 @@ def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
     assert "PeerDisconnected" in refused(answer)
 
 
-def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
-    """The tensors in a faulty sender's buffer, and its messages after the first."""
+def bucket(fault: str) -> tuple[dict[str, Tensor], BucketMessage]:
+    """The tensors in a faulty sender's buffer, and its message after the first."""
     q, k = (f"{LAYER.format(block=0, part=part)}.lora_A.weight" for part in "qk")
-    one = torch.full((4, 32), 1.0)
-    two = torch.full((4, 32), 2.0)
-    size = one.nbytes
-    of_one, of_two = (compute_digest(each.view(-1).view(torch.uint8)) for each in (one, two))
-    first = {q: Entry(one.shape, "float32", 0, of_one)}
-    second = {k: Entry(two.shape, "float32", size, of_two)}
-    swapped = {
-        q: Entry(one.shape, "float32", size, of_one),
-        k: Entry(two.shape, "float32", 0, of_two),
-    }
-    beyond = {q: Entry(one.shape, "float32", 2 * size - 8, of_one)}
-    message = BucketMessage
-    return {q: one, k: two}, {
-        "truncated": [message(beyond, [q])],
-        "re-ordered": [message(swapped, [q, k])],
-        "duplicated": [message(first), message(first), message(second, [q, k])],
-        "left out": [message(second, [q, k])],
-    }[fault]
+    tensors = {q: torch.full((4, 32), 1.0), k: torch.full((4, 32), 2.0)}
+    size = tensors[q].nbytes
+    places = {"re-ordered": {q: size, k: 0}, "left out": {k: size}}[fault]
+    digests = {name: compute_digest(each.view(-1).view(torch.uint8)) for name, each in tensors.items()}
+    entries = {name: Entry((4, 32), "float32", place, digests[name]) for name, place in places.items()}
+    return tensors, BucketMessage(entries, [q, k])
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [("truncated", ""), ("re-ordered", "digest mismatch"), ("duplicated", "arrived twice"), ("left out", "missing")],
-)
+@pytest.mark.parametrize(("fault", "said"), [("re-ordered", "digest mismatch"), ("left out", "missing")])
 def test_a_corrupt_bucket_is_refused(replica: Replica, fault: str, said: str) -> None:
     handle, answer = replica.begin()
-    tensors, messages = bucket(fault)
+    tensors, message = bucket(fault)
     buffer = SendBuffer(None)
     with ipc.Channel(handle, DEADLINE, owner=True) as channel:
         begin = buffer.replace(1024, 1024)
@@ -108,24 +76,18 @@ def test_a_corrupt_bucket_is_refused(replica: Replica, fault: str, said: str) ->
         for tensor in tensors.values():
             buffer.tensor[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
             place += tensor.nbytes
-        failed = None
-        for message in [begin, *messages]:
-            channel.send(message)
-            failed = channel.receive(ReplyMessage).failed
-            if failed is not None:
-                break
+        for each in (begin, message):
+            channel.send(each)
+            channel.receive(ReplyMessage)
     buffer.close()
-    assert said in (failed or refused(answer))
-    refused(answer)
+    assert said in refused(answer)
 
 
 def bad(fault: str) -> list[tuple[str, Tensor]]:
     """The tensors of an invalid adapter."""
     module = "transformer.no_such_block.attn.to_q" if fault == "unknown module" else LAYER.format(block=0, part="q")
-    value = float("nan") if fault == "not finite" else 1.0
-    a = torch.full((4, 7 if fault == "wrong shape" else 32), value)
-    pair = [(f"{module}.lora_A.weight", a), (f"{module}.lora_B.weight", torch.ones(32, 4))]
-    return [*pair, *pair] if fault == "a name twice" else pair
+    a = torch.ones(4, 7 if fault == "wrong shape" else 32)
+    return [(f"{module}.lora_A.weight", a), (f"{module}.lora_B.weight", torch.ones(32, 4))]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +95,6 @@ def bad(fault: str) -> list[tuple[str, Tensor]]:
     [
         ("unknown module", "1 of 1 LoRA modules are not in the engine"),
         ("wrong shape", "but the adapter has lora_A (4, 7) and lora_B (32, 4)"),
-        ("not finite", "to_q.lora_A.weight has values that are not finite"),
-        ("a name twice", "to_q.lora_A.weight was sent twice"),
     ],
 )
 def test_a_bad_adapter_is_refused(replica: Replica, fault: str, said: str) -> None:
@@ -144,51 +104,9 @@ def test_a_bad_adapter_is_refused(replica: Replica, fault: str, said: str) -> No
     from verl_omni.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
 
     handle, answer = replica.begin()
-    sends = contextlib.nullcontext() if fault in ("unknown module", "wrong shape") else pytest.raises(WeightSyncError)
-    with sends:
-        ipc.send(bad(fault), handle=handle, bucket_bytes=4096, device=None, deadline=DEADLINE)
+    ipc.send(bad(fault), handle=handle, bucket_bytes=4096, device=None, deadline=DEADLINE)
     assert said in refused(answer)
     assert ray.get(replica.server.collective_rpc.remote("list_loras"))[0] == VLLM_LORA_INT_ID
-
-
-def test_a_full_shared_memory(replica: Replica) -> None:
-    handle, answer = replica.begin()
-    room = os.statvfs("/dev/shm")
-    larger = torch.empty(room.f_blocks * room.f_frsize + 1, dtype=torch.uint8)  # its pages are never touched
-    with pytest.raises(Exception, match=r"\[SharedMemoryFull\] /dev/shm is full"):
-        ipc.send([("transformer.x", larger)], handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
-    assert "SharedMemoryFull" in refused(answer)
-
-
-def test_a_sender_without_a_receiver_ends_at_its_deadline(replica: Replica) -> None:
-    handle = names.make_update_zmq_handle(
-        f"ipc:///tmp/rl-colocate-zmq-{replica.job}-replica-9-rank-0.sock", "step-0-seq-0"
-    )
-    with pytest.raises(Exception, match=r"no receiver connected within 0\.5 s"):
-        ipc.send(replica.adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=0.5)
-
-
-def test_a_sample_has_the_version_of_its_weights_while_weights_change(two_replicas: TwoReplicas) -> None:
-    """Requests wait in the engine's queue during an update: some are generated before it, and some after."""
-    import ray
-
-    one = two_replicas.replicas[0]
-    seeds = range(10)
-    pictures: dict[int, list[Tensor]] = {}
-    for version, strength in ((3, 1.5), (2, 2.0)):
-        one.publish(one.adapter(strength), version)
-        pictures[version] = [one.picture(seed) for seed in seeds]
-    differ = [not torch.equal(old, new) for old, new in zip(pictures[2], pictures[3], strict=True)]
-    assert all(differ), "two versions with the same images would prove nothing"
-    drawn = [seed for _ in range(10) for seed in seeds]  # enough for a late poll, and for both calls of the update
-    asked = [one.draw(seed) for seed in drawn]
-    wait_for(lambda: 0 < one.in_flight() < len(drawn) - 2)
-    one.publish(one.adapter(1.5), 3)
-    found = [(answer.extra_fields["global_steps"], answer.diffusion_output) for answer in ray.get(asked, timeout=SOON)]
-    for seed, (version, picture) in zip(drawn, found, strict=True):
-        assert torch.equal(picture, pictures[version][seed]), f"seed {seed} is not of version {version}"
-    assert {version for version, _ in found} == {2, 3}
-    one.publish(one.adapter(1.0), 1)
 
 
 Change = tuple[int, int, str]  # rank, alpha, parts of the attention
@@ -222,19 +140,11 @@ def test_rank_alpha_and_modules_may_change_and_nothing_of_the_previous_adapter_s
     counted.none()
 
 
-@pytest.mark.parametrize(
-    ("sent", "told", "said"),
-    [
-        ((600, 600, "q"), (600, 600, "q"), "LoRA rank of 600 exceeds max allowed rank of 512"),
-        ((2, 2, "q"), (4, 4, "q"), r"lora_A (2, 32) and lora_B (32, 2), but the adapter's rank is 4"),
-        ((4, 4, "qx"), (4, 4, "qx"), "2 of 4 LoRA modules are not in the engine"),
-    ],
-)
-def test_an_adapter_of_too_large_a_rank_is_refused(replica: Replica, sent: Change, told: Change, said: str) -> None:
-    handle, answer = replica.begin(settings=lora_settings(*told))
-    weights = replica.adapter(3.0, sent[0], sent[2])
+def test_an_adapter_of_too_large_a_rank_is_refused(replica: Replica) -> None:
+    handle, answer = replica.begin(settings=lora_settings(600, 600, "q"))
+    weights = replica.adapter(3.0, 600, "q")
     ipc.send(weights.items(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=DEADLINE)
-    assert said in refused(answer)
+    assert "LoRA rank of 600 exceeds max allowed rank of 512" in refused(answer)
 
 
 # --- requests over HTTP, while training goes on ---------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ml.engine.replica_driver import Replica, announced
+from tests.ml.engine.small_run import small_run
 from verl_omni.weight_sync import ipc, names
 from verl_omni.weight_sync.buffers import SEGMENT_PREFIX
 
@@ -24,17 +26,11 @@ BUCKET_MB = 1  # the model has 2.4 MB
 def running(start: Any) -> tuple[Any, Any]:
     config, stack = start(
         PROMPTS,
-        "data.max_prompt_length=12",
-        "data.train_batch_size=2",
-        f"actor_rollout_ref.model.path='{MODEL}'",
+        *small_run(MODEL),
         "actor_rollout_ref.model.lora_rank=0",
         "trainer.n_gpus_per_node=2",
-        "actor_rollout_ref.rollout.n=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "actor_rollout_ref.actor.optim.lr=1e-3",
-        "actor_rollout_ref.rollout.pipeline.height=64",
-        "actor_rollout_ref.rollout.pipeline.width=64",
-        "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
+        "data.max_prompt_length=12",
         "actor_rollout_ref.rollout.pipeline.max_sequence_length=12",
         f"actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={BUCKET_MB}",
     )
@@ -56,17 +52,9 @@ def ask(server: Any, seed: int) -> Any:
     """One sample from one replica."""
     import ray
 
-    params = {
-        "height": 64,
-        "width": 64,
-        "num_inference_steps": 4,
-        "guidance_scale": 1.0,
-        "max_sequence_length": 12,
-        "seed": seed,
-        "logprobs": False,
-    }
-    made = server.generate.remote(prompt_ids=[2, 5, 7], sampling_params=params, request_id=f"ask-{seed}")
-    return ray.get(made, timeout=120)
+    asked = Replica.request(seed)
+    asked["sampling_params"]["max_sequence_length"] = 12
+    return ray.get(server.generate.remote(**asked, request_id=f"ask-{seed}"), timeout=120)
 
 
 def from_both(running: tuple[Any, Any]) -> tuple[torch.Tensor, list[int]]:
@@ -125,21 +113,6 @@ def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restore
     assert_no_segment_remains()
 
 
-def test_a_batch_is_spread_over_both_replicas_with_the_same_images(running: tuple[Any, Any], rows: Any) -> None:
-    """Up to the last bit: the batch size affects rounding."""
-    from verl_omni.trainer.generation import sample_generation
-
-    config, stack = running
-    made = [
-        sample_generation.generate_scored(
-            config, stack.agent_loop, sample_generation.evaluation_requests(rows(chosen), seed=7)
-        )
-        for chosen in (PROMPTS, PROMPTS[:3])
-    ]
-    difference = (made[0].images[:3].int() - made[1].images.int()).abs()
-    assert difference.max() <= 1
-
-
 @pytest.mark.parametrize("fault", ["sender fails", "unknown name"])
 def test_a_replica_with_half_an_update_refuses_requests_until_a_complete_one(
     running: tuple[Any, Any], fault: str
@@ -162,10 +135,8 @@ def test_a_replica_with_half_an_update_refuses_requests_until_a_complete_one(
 
     job = ray.get_runtime_context().get_job_id()
     update = names.make_update_zmq_id(9, len(fault))
-    handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
-    receiving = servers[0].collective_rpc.remote(
-        "update_weights_from_ipc", kwargs={"use_shm": True, "zmq_update_id": update, "deadline": 30.0}
-    )
+    handle, told = announced(update, 30.0, job=job)
+    receiving = servers[0].collective_rpc.remote("update_weights_from_ipc", kwargs=told)
     with pytest.raises(Exception, match="disk is gone" if fault == "sender fails" else "no_such_weight"):
         ipc.send(broken(), handle=handle, bucket_bytes=1 << 16, device=None, deadline=30.0)
     with pytest.raises(Exception, match="disk is gone" if fault == "sender fails" else "no_such_weight"):

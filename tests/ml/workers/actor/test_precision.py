@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ml.workers.tiny_actor import model_settings
 from verl_omni.models.tiny import MAKERS
@@ -125,41 +123,6 @@ def test_small_steps_move_every_weight(make: Make) -> None:
     }
     assert torch.cat([each.flatten() for each in moved.values()]).float().mean() > 0.99
 
-    rounded = [nn.Parameter(before[name].bfloat16()) for name in gradient]
-    start = [parameter.detach().clone() for parameter in rounded]
-    optimizer = torch.optim.AdamW(rounded, lr=1e-5, weight_decay=0)
-    for parameter, name in zip(rounded, gradient, strict=True):
-        parameter.grad = gradient[name].bfloat16()
-    optimizer.step()
-    pairs = zip(rounded, start, gradient, strict=True)
-    lost = [(p == old)[(gradient[name] != 0) & (old != 0)].flatten() for p, old, name in pairs]
-    assert torch.cat(lost).float().mean() > 0.5, "the fault that float32 weights avoid"
-
-
-def test_the_second_moment_decays(make: Make) -> None:
-    """500 steps without a gradient: 0.999^500 = 0.61 of it is left, in bfloat16 all of it."""
-    actor = make(SD3, lr=0.0)
-    velocity(actor, SD3).square().mean().backward()
-    actor.optimizer.step()
-    parameter = next(p for p in actor.trained if whole(p.grad).any())
-    state = actor.optimizer.state[parameter]
-    before = whole(state["exp_avg_sq"]).clone()
-    rounded = nn.Parameter(torch.zeros(before.shape, dtype=torch.bfloat16))
-    optimizer = torch.optim.AdamW([rounded], lr=0.0)
-    rounded.grad = whole(parameter.grad).bfloat16()
-    optimizer.step()
-    start = optimizer.state[rounded]["exp_avg_sq"].clone()
-    actor.optimizer = torch.optim.AdamW([parameter], lr=0.0)
-    actor.optimizer.state[parameter] = state
-    parameter.grad.zero_()
-    rounded.grad.zero_()
-    for _ in range(500):
-        actor.optimizer.step()
-        optimizer.step()
-    assert before.dtype == torch.float32
-    assert torch.allclose(whole(state["exp_avg_sq"]), before * 0.999**500, rtol=1e-3)
-    assert torch.equal(optimizer.state[rounded]["exp_avg_sq"], start), "the fault that a float32 state avoids"
-
 
 class OneLayer(nn.Module):
     def __init__(self) -> None:
@@ -180,14 +143,9 @@ def test_micro_gradients_add_up(once: bool) -> None:
     parallel.parallelize(module, mesh, [], half, reshard_after_forward=True)
     for place in range(terms):
         parallel.require_reduction(module, not once or place == terms - 1)
-        (found,) = module(torch.ones(1, 4, dtype=torch.bfloat16))
-        found.sum().backward()
+        module(torch.ones(1, 4, dtype=torch.bfloat16))[0].sum().backward()
     gradient = whole(module.layer.weight.grad)
     assert gradient.dtype == torch.float32 and bool((gradient == terms).all())
-    total = torch.zeros((), dtype=torch.bfloat16)
-    for _ in range(terms):
-        total += 1
-    assert total == 256, "the fault that sums in float32 avoid"
 
 
 @pytest.mark.parametrize("rank", [4, 0], ids=["adapter", "all weights"])
@@ -282,53 +240,6 @@ def test_activation_checkpointing_does_not_change_a_bit(make: Make, architecture
     assert all(torch.equal(kept[name], tensor) for name, tensor in computed.items())
 
 
-class PeakMemory(TorchDispatchMode):
-    """Largest number of bytes at one time of the tensors made in this block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = self._now = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(each, Tensor):
-                self._note(each.untyped_storage())
-        return result
-
-    def _note(self, storage: Any) -> None:
-        key = storage._cdata
-        size = storage.nbytes()
-        if key in self._known:
-            return
-        self._known.add(key)
-        self._now += size
-        self.peak = max(self.peak, self._now)
-        weakref.finalize(storage, self._free, key, size)
-
-    def _free(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self._now -= size
-
-
-def test_activation_checkpointing_needs_less_memory(make: Make, tmp_path: Path) -> None:
-    """Eight layers: the activations of one layer at a time, and the input of each."""
-    from diffusers import SD3Transformer2DModel
-
-    config = dict(make(SD3).module.config)
-    SD3Transformer2DModel.from_config({**config, "num_layers": 8}).save_pretrained(tmp_path / "transformer")
-    peaks = {}
-    for checkpointing in (False, True):
-        actor = make(SD3, dtype="float32", checkpointing=checkpointing, folder=tmp_path)
-        large = torch.randn(2, 16, 32, 32)
-        timestep = torch.full((2,), 500.0)
-        with PeakMemory() as memory:
-            actor.policy.velocity(conditions(SD3), large, timestep, 1.0).square().mean().backward()
-        peaks[checkpointing] = memory.peak
-    assert peaks[True] < 0.4 * peaks[False], peaks
-
-
 # torch's compiler imports modules of its own that use `torch.jit.script_method`.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_a_compiled_layer_has_the_gradients_of_the_layer(make: Make, tmp_path: Path) -> None:
@@ -363,10 +274,14 @@ def test_compiled_layers_have_the_same_gradients(make: Make, architecture: str) 
     assert other.take_flops() == plain.take_flops() > 0  # type: ignore[operator]
 
 
-def test_compiled_layers_keep_their_inputs_only(make: Make) -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, as it traces
+@pytest.mark.parametrize("change", [lambda actor: actor, compiled], ids=["plain", "compiled"])
+def test_with_checkpointing_layers_keep_their_inputs_only(
+    make: Make, change: Callable[[DiffusionActor], DiffusionActor]
+) -> None:
     kept = {}
     for checkpointing in (False, True):
-        actor = compiled(make(SD3, dtype="float32", checkpointing=checkpointing))
+        actor = change(make(SD3, dtype="float32", checkpointing=checkpointing))
         sizes = {}
         inputs = conditions(SD3), torch.randn(2, 16, 32, 32), torch.full((2,), 500.0)
 

@@ -21,7 +21,6 @@ from ml.workers.tiny_actor import make_actor, model_settings, relative_differenc
 from verl_omni.pipelines.flux.tiny_model import make_tiny_flux
 from verl_omni.pipelines.flux2_klein.tiny_model import make_tiny_flux2_klein
 from verl_omni.pipelines.qwen_image.tiny_model import make_tiny_qwen_image
-from verl_omni.pipelines.qwen_image.training import divisible_rows
 from verl_omni.pipelines.qwen_image_edit.tiny_model import make_tiny_qwen_image_edit
 from verl_omni.pipelines.registry import FAMILIES, family_sizes
 from verl_omni.pipelines.sample_shapes import sample_shapes
@@ -253,14 +252,6 @@ def test_a_kernel_that_cannot_be_split_is_refused(found: dict[str, list[Any]]) -
     for message in found["refused"]:
         assert "ulysses_sequence_parallel_size: 2 is not supported" in message
         assert "model.attn_backend" in message and "'_native_math'" in message
-
-
-def test_rows_that_are_added_to_a_prompt_are_masked() -> None:
-    embeds, mask = divisible_rows(torch.ones(2, 5, 3), torch.ones(2, 5, dtype=torch.bool), 4)
-    assert embeds.shape == (2, 8, 3)
-    assert mask.tolist() == [[True] * 5 + [False] * 3] * 2
-    same, _ = divisible_rows(torch.ones(2, 8, 3), torch.ones(2, 8, dtype=torch.bool), 4)
-    assert same.shape == (2, 8, 3)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -8,13 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from verl_omni.pipelines.registry import training_adapter
+from ml.workers.tiny_actor import model_settings
 from verl_omni.workers.actor import parallel, shard_loading
 from verl_omni.workers.actor.precision import Precision
 
@@ -25,18 +24,6 @@ FAMILY = "StableDiffusion3Pipeline"
 HEADS = 8
 LAYERS = 6
 STATUS = Path("/proc/self/status")
-
-
-def settings(folder: Path) -> Any:
-    """Settings of a model all of whose weights are trained."""
-    return SimpleNamespace(
-        path=str(folder),
-        architecture=FAMILY,
-        lora_rank=0,
-        fsdp_layer_prefixes=list(training_adapter(FAMILY).LAYERS),
-        attn_backend="native",
-        enable_gradient_checkpointing=True,
-    )
 
 
 def own_bytes() -> int:
@@ -75,7 +62,7 @@ def find(rank: int, ranks: int, folder: Path, kind: str) -> list[int]:
     for way in ("warm-up", "files", "pickled"):
         with watched(peaks):
             shard_loading.load_sharded(
-                settings(folder / ("pickled" if way == "pickled" else "files")),
+                model_settings(folder / ("pickled" if way == "pickled" else "files"), rank=0, checkpointing=True),
                 mesh,
                 precision=Precision(torch.float32, torch.float32),
                 seed=3,

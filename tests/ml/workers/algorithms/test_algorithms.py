@@ -177,22 +177,27 @@ def arguments(config: Any, step: int) -> dict[str, Any]:
     return training_algorithm(loss_of(config).loss_mode).update_arguments(config, step)
 
 
-def test_a_window_of_cps_before_the_last_step_is_accepted() -> None:
-    assert load("actor_rollout_ref.rollout.algo.sde_type=cps", "actor_rollout_ref.rollout.algo.sde_window_range=[5,9]")
-
-
-@pytest.mark.parametrize("algorithm", [NFT, DPO])
-def test_without_log_probabilities_a_window_of_cps_may_hold_the_last_step(algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "window"), [(f"{LOSS}.loss_mode=flow_grpo", "5,9"), (NFT, "0,10"), (DPO, "0,10")]
+)
+def test_only_where_log_probabilities_count_a_window_of_cps_ends_before_the_last_step(
+    algorithm: str, window: str
+) -> None:
     algo = "actor_rollout_ref.rollout.algo"
-    assert load(algorithm, f"{algo}.sde_type=cps", f"{algo}.noise_level=0.7", f"{algo}.sde_window_range=[0,10]")
+    assert load(algorithm, f"{algo}.sde_type=cps", f"{algo}.noise_level=0.7", f"{algo}.sde_window_range=[{window}]")
 
 
 @pytest.mark.parametrize(
-    "wrong", ["draws=0", "mix_beta=-1", "adaptive_weight_min=0", "ref_kl_coef=-1", "old_decay_max=1"]
+    ("loss", "wrong"),
+    [
+        *((NFT, wrong) for wrong in ("draws=0", "mix_beta=-1", "adaptive_weight_min=0", "ref_kl_coef=-1")),
+        (NFT, "old_decay_max=1"),
+        (DPPO, "kl_mask_threshold=-1"),
+    ],
 )
-def test_numbers_out_of_range_are_refused(wrong: str) -> None:
+def test_numbers_out_of_range_are_refused(loss: str, wrong: str) -> None:
     with pytest.raises(configuration.SettingsError, match=rf"{LOSS}\.{wrong.partition('=')[0]}: must "):
-        load(NFT, f"{LOSS}.{wrong}")
+        load(loss, f"{LOSS}.{wrong}")
 
 
 def scored(scores: list[float]) -> ScoredSamples:
@@ -329,14 +334,6 @@ def test_schedules_count_the_optimizer_steps_of_the_run() -> None:
         f"{ACTOR}.ppo_epochs=3",
     )
     assert optimizer_steps(config) == 5 * 2 * 3
-
-
-def test_a_negative_threshold_of_the_divergence_is_refused() -> None:
-    assert loss_of(load(DPPO, f"{LOSS}.kl_mask_threshold=0", f"{LOSS}.add_kl_coefficient=true")).kl_mask_threshold == 0
-    with pytest.raises(configuration.SettingsError, match=rf"{LOSS}\.kl_mask_threshold: must not be negative: -1"):
-        load(DPPO, f"{LOSS}.kl_mask_threshold=-1")
-    with pytest.raises(ValueError, match="flow_dppo: kl_mask_threshold must not be negative: -1"):
-        training_algorithm("flow_dppo").settings(kl_mask_threshold=-1.0)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

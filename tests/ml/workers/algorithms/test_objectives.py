@@ -82,13 +82,6 @@ def test_nft_fits_good_samples_better_than_bad_ones(model_folder: Path) -> None:
     assert not {name for name in metrics[0] if name.startswith("rollout_corr/")}, "there are no likelihoods to compare"
 
 
-def test_nft_has_no_gradient_at_optimality_one_half(model_folder: Path) -> None:
-    """The control: the same samples with r = 1/2 leave the policy where it is."""
-    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
-    data = judged() | {"optimality": torch.full((4,), 0.5)}
-    assert actor.update(data, step=1)["actor/grad_norm"] < 1e-7
-
-
 @pytest.mark.parametrize(("rank", "rate", "pull"), [(4, 1e-2, 30.0), (0, 1e-4, 300.0)], ids=["adapter", "all weights"])
 def test_the_reference_kl_of_nft_pulls_to_the_base_model(
     model_folder: Path, rank: int, rate: float, pull: float
@@ -127,16 +120,6 @@ def test_nft_takes_a_part_of_the_samplers_levels(fraction: float, count: int) ->
     assert set(batch["times"].flatten().tolist()) == known, "every level is drawn for some sample"
     part = {name: values[3:4] for name, values in with_levels(32).items()}
     assert torch.equal(objective.prepare(part)["times"], batch["times"][3:4]), "a row's levels depend on its seed alone"
-
-
-def test_nft_fits_good_samples_better_at_the_samplers_levels(model_folder: Path) -> None:
-    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
-    data = with_levels()
-    before = errors(actor, data)
-    for step in range(1, 7):
-        actor.update(data, step=step, timestep_fraction=1.0)
-    gained = before - errors(actor, data)
-    assert gained[data["optimality"] == 1].mean() > gained[data["optimality"] == 0].mean() + 1e-3
 
 
 def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:
@@ -179,18 +162,6 @@ def test_running_as_the_old_policy_leaves_the_trained_one_unchanged(model_folder
         make(model_folder, diffusion_loss=NFT).update(data, step=1)
 
 
-def test_dpo_prefers_the_better_sample_of_each_pair(model_folder: Path) -> None:
-    actor = make(model_folder, diffusion_loss=DPO)
-    data = compared()
-    flat = {name: value.flatten(0, 1) for name, value in data.items() if value.ndim > 2}
-    before = errors(actor, flat)
-    metrics = [actor.update(data) for _ in range(6)]
-    gained = before - errors(actor, flat)
-    assert metrics[0]["actor/loss"] == pytest.approx(0.6931, abs=1e-4) and metrics[0]["actor/margin"] == 0
-    assert metrics[-1]["actor/loss"] < metrics[0]["actor/loss"] and metrics[-1]["actor/accuracy"] == 1
-    assert bool((gained[0::2] > gained[1::2] + 1e-3).all())
-
-
 def test_dpo_has_no_gradient_without_a_preference(model_folder: Path) -> None:
     actor = make(model_folder, diffusion_loss=DPO)
     metrics = actor.update(compared() | {"preferred": torch.zeros(2)})
@@ -226,18 +197,6 @@ def test_dpo_trains_when_both_samples_of_a_pair_are_the_same(model_folder: Path)
     assert metrics == make(model_folder, diffusion_loss=DPO).update(plain) and metrics["actor/grad_norm"] > 0
 
 
-@pytest.mark.parametrize(("loss", "adapters", "request_"), [(NFT, BOTH, {"step": 1}), (DPO, ("default",), {})])
-def test_micro_batches_do_not_change_the_gradient(
-    model_folder: Path, loss: Any, adapters: tuple[str, ...], request_: dict[str, int]
-) -> None:
-    norms = []
-    for micro in (None, 1, 2):
-        actor = make(model_folder, adapters=adapters, diffusion_loss=loss, ppo_micro_batch_size_per_gpu=micro)
-        data = judged() if loss is NFT else compared()
-        norms.append(actor.update(data, **request_)["actor/grad_norm"])
-    assert norms[1:] == pytest.approx([norms[0]] * 2, rel=1e-4) and norms[0] > 0
-
-
 def test_a_loaded_checkpoint_resumes_bit_exactly_with_its_old_policy(model_folder: Path, tmp_path: Path) -> None:
     first = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()
@@ -246,12 +205,9 @@ def test_a_loaded_checkpoint_resumes_bit_exactly_with_its_old_policy(model_folde
     first.save(tmp_path / "state")
     two = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     two.load(tmp_path / "state")
-    assert [two.update(data, step=3), two.update(data, step=4)] == [
-        first.update(data, step=3),
-        first.update(data, step=4),
-    ]
+    assert two.update(data, step=3) == first.update(data, step=3)
     for which in ("default", "old"):
-        assert same(dict(first.weights("lora", which)), dict(two.weights("lora", which)))  # type: ignore[arg-type]
+        assert same(weights_of(first, which), weights_of(two, which))
     make(model_folder, diffusion_loss=DPO).save(tmp_path / "other")
     with pytest.raises(ValueError, match="no old policy"):
         two.load(tmp_path / "other")

@@ -170,18 +170,6 @@ def test_an_adapter_of_an_earlier_update_is_not_committed() -> None:
     assert made.served == "old"
 
 
-def test_tensors_of_a_lora_request_are_optional() -> None:
-    from vllm_omni.lora.request import LoRARequest
-
-    from verl_omni.utils.vllm_omni.utils import OmniTensorLoRARequest
-
-    made = OmniTensorLoRARequest(lora_name="123", lora_int_id=123, lora_path="simon_lora_path")
-    assert isinstance(made, LoRARequest)
-    assert (made.peft_config, made.lora_tensors) == (None, None)
-    with pytest.raises(AssertionError, match="lora_path cannot be empty"):
-        OmniTensorLoRARequest(lora_name="123", lora_int_id=123, lora_path="")
-
-
 def test_a_pipeline_without_lora_layers_is_refused() -> None:
     from vllm_omni.diffusion.lora.manager import DiffusionLoRAManager
 

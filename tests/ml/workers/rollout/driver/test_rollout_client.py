@@ -36,14 +36,6 @@ async def test_an_error_from_ray_names_the_replica_in_its_last_line() -> None:
     assert describe_error(failure.value) == "ReplicaCallFailed: replica 10.0.0.1:81: ValueError: no such type"
 
 
-async def test_an_error_names_the_replica_and_keeps_the_cause() -> None:
-    router = Router(ValueError("Pixel rollout output must contain only finite values"))
-    with pytest.raises(ReplicaCallFailed, match=r"replica 10\.0\.0\.1:81: ValueError: Pixel rollout") as failure:
-        await ask(DiffusionLLMServerClient(CONFIG, router))
-    assert isinstance(failure.value.__cause__, ValueError)
-    assert router.released == ["10.0.0.1:81"]
-
-
 @pytest.mark.parametrize("crossed", [False, True], ids=["as raised", "as Ray hands it over"])
 async def test_an_error_that_names_the_replica_is_not_wrapped(crossed: bool) -> None:
     from ray.exceptions import RayTaskError

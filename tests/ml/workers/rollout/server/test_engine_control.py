@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.ml.workers.rollout.fake_engine import PARAMS, Engine, asking, made, turn
+from verl_omni.weight_sync.errors import PartialWeights, WeightSyncError
 from verl_omni.workers.rollout.vllm_rollout.server import http_gate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
@@ -215,6 +216,36 @@ async def test_requests_of_training_wait_for_an_update_too() -> None:
     assert (await waiting).extra_fields == {"global_steps": 4}
 
 
+async def test_weights_of_a_language_model_change_between_requests_and_serve_none_while_they_are_mixed() -> None:
+    from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
+
+    server = made(Engine())
+    server._mode = LanguageModelMode()
+    answers: list[dict[str, Any]] = []
+
+    async def call(**given: Any) -> list[Any]:
+        return [[answers.pop(0)]]
+
+    async def update(*replies: dict[str, Any]) -> None:
+        answers[:] = replies
+        await server.collective_rpc("update_weights_from_ipc")
+
+    server.engine.collective_rpc = call
+    full = {"lora": False, "bytes": 64}
+    with server._mode.hold_weights(), pytest.raises(WeightSyncError, match="1 requests are in flight: abort"):
+        await update(full)
+    with pytest.raises(RuntimeError, match="arrived twice"):
+        await update({"error": "[IncompleteUpdate] a arrived twice"})
+    assert await server._lora_request() is None, "nothing was written"
+    with pytest.raises(RuntimeError, match="failed part-way"):
+        await update({"error": "[PartialWeights] the update failed part-way"})
+    await update({"lora": True, "bytes": 64}, {"bound": 1})
+    with pytest.raises(PartialWeights, match="the update failed part-way"):
+        await server._lora_request()
+    await update(full)
+    assert await server._lora_request() is None
+
+
 async def test_a_standalone_server_never_sleeps() -> None:
     server = made(Engine(), "STANDALONE")
     await server.sleep()
@@ -285,7 +316,6 @@ async def test_requests_in_flight_versions_and_bytes_are_exported(monkeypatch: p
         return [[{"tensors": 2, "bytes": 640, "bound": 1, "lora": False}]]
 
     server.engine.collective_rpc = reply
-    server._mode.check_update_replies = lambda method, replies: replies[0]
     await server.collective_rpc("update_weights_from_ipc", kwargs={"global_steps": 4})
     assert seen == [("weight_update_bytes_total", 640, "1")], "the version is served once the adapter publishes it"
     await server.set_global_steps(4)

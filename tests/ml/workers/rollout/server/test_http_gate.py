@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from verl_omni.workers.rollout.vllm_rollout.server import http_gate
 from verl_omni.workers.rollout.vllm_rollout.server.http_gate import HttpGate, NotServed
 
 WHY = "this replica sleeps"
@@ -62,19 +61,6 @@ async def test_a_request_is_held_while_the_gate_is_closed_for_any_reason() -> No
     assert await answer == [0] and request.started == 1
 
 
-async def test_a_request_in_flight_starts_again_after_the_gate_was_closed() -> None:
-    made = gate()
-    request = Request()
-    answer = asyncio.create_task(collect(made.run(request)))
-    await turn()
-    async with made.closed(WHY):
-        assert (request.started, request.dropped) == (1, 1), "closed, and the engine still has it"
-        request.go.release()
-        await turn()
-        assert request.started == 1 and not answer.done()
-    assert await answer == [0] and request.started == 2
-
-
 async def test_a_request_that_has_not_reached_the_engine_is_held_too() -> None:
     made = gate()
     request = Request()
@@ -113,16 +99,6 @@ async def test_the_gate_does_not_wait_for_a_client_that_reads_slowly() -> None:
     assert request.dropped == 1
 
 
-async def test_a_held_request_is_refused_at_the_deadline() -> None:
-    made = gate(deadline=0.02)
-    request = Request()
-    await made.close("sleep", WHY)
-    words = rf"not admitted within 0\.02 s \(rollout\.deadline_seconds\), because {WHY}: send it again later"
-    with pytest.raises(NotServed, match=words):
-        await collect(made.run(request))
-    assert request.started == 0
-
-
 async def test_an_error_of_the_engine_is_raised_and_a_client_that_leaves_is_forgotten() -> None:
     made = gate()
 
@@ -138,24 +114,3 @@ async def test_an_error_of_the_engine_is_raised_and_a_client_that_leaves_is_forg
     answer.cancel()
     await asyncio.wait({answer})
     assert request.dropped == 1 and not made._in_flight
-
-
-async def test_an_engine_that_keeps_a_request_makes_closing_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_gate, "CANCEL_SECONDS", 0.02)
-    made = gate()
-    released = asyncio.Event()
-
-    async def stubborn() -> AsyncIterator[int]:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await released.wait()
-        yield 0
-
-    answer = asyncio.create_task(collect(made.run(stubborn)))
-    await turn()
-    with pytest.raises(TimeoutError, match=rf"0\.02 s while the engine drops 1 requests over HTTP, because {WHY}"):
-        await made.close("sleep", WHY)
-    released.set()
-    answer.cancel()
-    await asyncio.wait({answer})

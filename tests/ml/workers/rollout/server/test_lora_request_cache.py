@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.ml.workers.rollout import fake_engine
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # the server's module takes half a minute to import
 
 
-class Engine:
+class LoraEngine(fake_engine.Engine):
     """Counts the calls of `list_loras`."""
 
-    default_sampling_params_list = (None,)
-
     def __init__(self) -> None:
+        super().__init__()
         self.list_calls = 0
         self.calls: list[tuple[str, Any]] = []
 
@@ -29,31 +29,12 @@ class Engine:
         self.calls.append((method, args))
         return [{"tensors": 2, "bytes": 64, "lora": True}]
 
-    async def sleep(self, level: int) -> list[Any]:
-        return [SimpleNamespace(status="SUCCESS")]
-
-    async def wake_up(self, tags: list[str]) -> list[Any]:
-        return [SimpleNamespace(status="SUCCESS")]
-
 
 @pytest.fixture
 def server() -> Any:
-    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
-    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
-
-    made: Any = object.__new__(vLLMOmniHttpServer)
-    made._lora_loaded = None
+    made = fake_engine.made(LoraEngine())
+    made.model_config.lora_rank = 4
     made._asleep = {"weights"}
-    made._ready = asyncio.Event()
-    made.engine = Engine()
-    made.model_config = SimpleNamespace(lora_rank=4, lora={})
-    made.config = SimpleNamespace(step_execution=False, deadline_seconds=30.0)
-    made.node_rank = 0
-    made.rollout_mode = None
-    made._worker_version = None
-    made.replica_rank = 0
-    made._mode = DiffusionMode()
-    made._submission_paused = False
     return made
 
 

@@ -62,22 +62,19 @@ def test_float_pixels_on_request() -> None:
 
 @pytest.mark.parametrize("params", [{"output_type": "latent"}, {"extra_args": {"output_type": "latent"}}])
 def test_latents_are_unchanged_in_float32(params: dict[str, Any]) -> None:
+    from verl_omni.workers.rollout.vllm_rollout.server import requests
+
+    assert requests.engine_sampling_params(params).output_type == "latent"
     made = sample(engine_output(LATENT), **params).diffusion_output
     assert made.dtype == torch.float32 and torch.equal(made, LATENT[0].float())
 
 
-@pytest.mark.parametrize("name", ["image", "pt", "np"])
+@pytest.mark.parametrize("name", ["image", "video", "pt", "np"])
 def test_the_reference_s_names_of_pixels_mean_pixels(name: str) -> None:
     from verl_omni.workers.rollout.vllm_rollout.server import requests
 
     assert torch.equal(sample(engine_output(PICTURE), output_type=name).diffusion_output, PICTURE[0])
     assert requests.engine_sampling_params({"output_type": name}).output_type == "pt"
-
-
-@pytest.mark.parametrize("shape", [(1, 16, 8, 8), (1, 16, 64), (1, 16, 2, 8, 8)], ids=["image", "patches", "video"])
-def test_latents_of_every_family_lose_the_batch_dimension(shape: tuple[int, ...]) -> None:
-    latent = torch.randn(shape)
-    assert torch.equal(sample(engine_output(latent), output_type="latent").diffusion_output, latent[0])
 
 
 @pytest.mark.parametrize(
@@ -214,21 +211,6 @@ def test_parameters_are_split_between_engine_and_pipeline() -> None:
         "weights_version": True,
         "flow_shift": 3.0,
     }
-
-
-@pytest.mark.parametrize(
-    ("params", "output_type"),
-    [
-        ({}, "pt"),
-        ({"output_type": "video"}, "pt"),
-        ({"output_type": "latent"}, "latent"),
-        ({"extra_args": {"output_type": "latent"}}, "latent"),
-    ],
-)
-def test_the_output_type_is_set_for_the_engine(params: dict[str, Any], output_type: str) -> None:
-    from verl_omni.workers.rollout.vllm_rollout.server import requests
-
-    assert requests.engine_sampling_params(params).output_type == output_type
 
 
 @pytest.mark.parametrize("params", [{"output_type": "hologram"}, {"pixel_dtype": "int4"}])
@@ -386,15 +368,3 @@ def test_a_language_model_is_the_first_stage_and_a_pipeline_the_last() -> None:
     assert image_request["sampling_params_list"][1].lora_request == "adapter" and image_request["prompt"][
         "modalities"
     ] == ["image"]
-
-
-def test_engine_settings_reach_the_engine_in_either_spelling() -> None:
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm_omni.entrypoints.cli import serve
-
-    parser = FlexibleArgumentParser()
-    kinds = parser.add_subparsers(dest="subparser")
-    for command in serve.cmd_init():
-        command.subparser_init(kinds)
-    for spelling in ("--stage_init_timeout", "--stage-init-timeout"):
-        assert parser.parse_args(["serve", "model", spelling, "7"]).stage_init_timeout == 7

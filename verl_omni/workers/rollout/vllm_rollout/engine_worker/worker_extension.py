@@ -193,7 +193,7 @@ class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: i
             if is_diffusion:
                 self._refuse_to_compute(error_text(error))
                 raise
-            # The server refuses requests (`WeightsGate`).
+            # The server refuses requests (`check_weights`).
             raise PartialWeights(
                 f"a full weight update failed part-way, so old and new weights are mixed: {error_text(error)}"
             ) from error

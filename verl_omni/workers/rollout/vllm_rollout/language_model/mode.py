@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from typing_extensions import override
@@ -13,9 +13,9 @@ from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_omni.compat import stage_lora
+from verl_omni.weight_sync.errors import WeightSyncError
 from verl_omni.workers.config import DiffusionRolloutConfig
 from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
-from verl_omni.workers.rollout.vllm_rollout.language_model.weights_gate import WeightsGate
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode, Params
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
@@ -26,7 +26,7 @@ class LanguageModelMode(ModelMode):
     npu_worker_extension = WORKER_EXTENSION
 
     def __init__(self) -> None:
-        self._gate = WeightsGate()
+        self._in_flight = 0
 
     @override
     def load_model_config(self, config: Any) -> HFModelConfig:
@@ -87,16 +87,20 @@ class LanguageModelMode(ModelMode):
         return token_requests.aborted_token_output(global_steps=global_steps)
 
     @override
-    def hold_weights(self) -> AbstractAsyncContextManager[None]:
-        return self._gate.request()
+    @contextmanager
+    def hold_weights(self) -> Iterator[None]:
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
 
     @override
-    def weight_update(self) -> AbstractContextManager[None]:
-        return self._gate.update()
-
-    @override
-    def check_update_replies(self, method: str, replies: Iterable[Any]) -> list[Any]:
-        return self._gate.check_update_replies(method, replies)
+    def check_idle(self) -> None:
+        if self._in_flight:
+            raise WeightSyncError(
+                f"{self._in_flight} requests are in flight: abort them or wait for them before the update"
+            )
 
     @override
     async def clear_cache(self, engine: Any) -> None:

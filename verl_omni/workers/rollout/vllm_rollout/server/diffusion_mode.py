@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from typing_extensions import override
@@ -26,7 +26,6 @@ from verl_omni.utils.registry import load
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.vllm_rollout.server import outputs, requests
-from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import check_worker_replies
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import ModelMode, Params
 from verl_omni.workers.rollout.vllm_rollout.server.sampling_checks import check_sampling
 
@@ -137,16 +136,12 @@ class DiffusionMode(ModelMode):
         return outputs.aborted_output(requests.sample_format(params), global_steps=global_steps)
 
     @override
-    def hold_weights(self) -> AbstractAsyncContextManager[None]:
+    def hold_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     @override
-    def weight_update(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    @override
-    def check_update_replies(self, method: str, replies: Iterable[Any]) -> list[Any]:
-        return check_worker_replies(method, replies)
+    def check_idle(self) -> None:
+        """The worker itself checks it."""
 
     @override
     async def clear_cache(self, engine: Any) -> None:

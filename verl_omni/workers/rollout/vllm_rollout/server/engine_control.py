@@ -12,7 +12,7 @@ from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from verl_omni.weight_sync.errors import PartialWeights
+from verl_omni.weight_sync.errors import PartialWeights, parse_error
 from verl_omni.workers.rollout.replica_calls import EngineDead
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import (
     EngineControlError,
@@ -39,6 +39,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
 
     _mode: ModelMode
     _differing: str | None = None  # why the workers may have different adapters
+    _mixed: str | None = None  # why a language model may have old and new weights
 
     @override
     def _post_init(self, cuda_visible_devices: str) -> None:
@@ -80,7 +81,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         New requests wait during a weight update, and those over HTTP start again after it. All workers receive an
         adapter before the first one serves it, so after a failed transfer all have the old one. If serving it fails in
         one worker only, such as for lack of memory, that one has the old adapter and the others have the new one:
-        requests then fail until an update has succeeded (`check_adapters`).
+        requests then fail until an update has succeeded (`check_weights`).
 
         Raises:
             EngineControlError: any worker failed.
@@ -92,8 +93,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         self._ready.clear()
         try:
             async with self._http.closed("the weights of this replica are being updated"):
-                with self._mode.weight_update():
-                    return await self._update_weights(timeout, args, kwargs)
+                return await self._update_weights(timeout, args, kwargs)
         finally:
             if not self._asleep:
                 self._ready.set()
@@ -101,6 +101,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     async def _update_weights(
         self, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> list[Any]:
+        self._mode.check_idle()
         if self.config.step_execution:
             unfinished = list(self.engine.request_states)
             told = await self.engine.collective_rpc(method=FORGET, timeout=timeout, args=(unfinished,))
@@ -109,7 +110,12 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         staging = {**(kwargs or {}), "stage_adapter": True}
         replies = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=staging)
         self._lora_loaded = None
-        flat = self._mode.check_update_replies(UPDATE, replies)
+        try:
+            flat = check_worker_replies(UPDATE, replies)
+        except EngineControlError as error:
+            if isinstance(cause := parse_error(str(error)), PartialWeights):
+                self._mixed = cause.args[0]
+            raise
         if all(each["lora"] for each in flat):  # every worker has received it
             if len(flat) > 1:
                 self._differing = f"the update to version {version} did not end"
@@ -119,18 +125,23 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
             except EngineControlError as error:
                 self._differing = str(error) if len(flat) > 1 else None  # a single worker keeps the old adapter
                 raise
+        else:
+            self._mixed = None  # which an adapter does not repair
         self._differing = None
         self._worker_version = version
         await self.clear_kv_cache()
         self.exported.received(flat)
         return flat
 
-    def check_adapters(self) -> None:
-        """Return if all workers serve the same adapter.
+    def check_weights(self) -> None:
+        """Return if all workers serve the same weights.
 
         Raises:
-            PartialWeights: some of them may serve the one before: the last update ended while they changed it.
+            PartialWeights: some of them may serve the adapter before, or a part of the weights before: the last update
+                ended while they changed them.
         """
+        if self._mixed is not None:
+            raise PartialWeights(self._mixed)
         if self._differing is not None:
             raise PartialWeights(
                 f"workers of replica {self.replica_rank} may have different adapters, until a weight update succeeds: "

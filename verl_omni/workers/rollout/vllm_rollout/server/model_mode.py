@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from verl.workers.rollout.replica import TokenOutput
@@ -70,17 +70,14 @@ class ModelMode(Protocol):
 
     # --- weights and cache ---
 
-    def hold_weights(self) -> AbstractAsyncContextManager[None]:
+    def hold_weights(self) -> AbstractContextManager[None]:
         """Context of one request, in which the server changes no weights."""
 
-    def weight_update(self) -> AbstractContextManager[None]:
-        """Context of one weight update."""
-
-    def check_update_replies(self, method: str, replies: Iterable[Any]) -> list[Any]:
-        """Flatten the workers' replies to a weight update.
+    def check_idle(self) -> None:
+        """Return if weights can be changed.
 
         Raises:
-            EngineControlError: any worker failed.
+            WeightSyncError: a request would be answered by old weights and new ones.
         """
 
     async def clear_cache(self, engine: Any) -> None:

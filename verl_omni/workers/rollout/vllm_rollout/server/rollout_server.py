@@ -8,7 +8,7 @@ import importlib
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -211,9 +211,8 @@ class vLLMOmniHttpServer(EngineControlServer):
         if await self._park_until_admitted(request_id) is not None:
             return self._mode.aborted_output(sampling_params, self.global_steps)
         # verl would count it as being admitted until its first output, the finished sample. AsyncOmni counts its own.
-        async with AsyncExitStack() as serving:
+        with self._mode.hold_weights():
             try:
-                await serving.enter_async_context(self._mode.hold_weights())
                 lora = await self._lora_request()
                 arguments = self._mode.engine_request(
                     request, sampling_params, lora, self.config, self.engine.default_sampling_params_list
@@ -231,7 +230,7 @@ class vLLMOmniHttpServer(EngineControlServer):
     @asynccontextmanager
     async def _policy(self) -> AsyncIterator[Policy]:
         """Adapter and weight version for one HTTP request that has passed the gate."""
-        async with self._mode.hold_weights():
+        with self._mode.hold_weights():
             yield Policy(await self._lora_request(), self._version())
 
     def _version(self) -> int | None:
@@ -243,7 +242,7 @@ class vLLMOmniHttpServer(EngineControlServer):
 
     async def _lora_request(self) -> Any:
         """The adapter's request once it is loaded. Cached, because `list_loras` waits for the running forward pass."""
-        self.check_adapters()
+        self.check_weights()
         if not self.lora_as_adapter:
             return None
         async with self._lora_lookup:  # one call for all requests of a batch: each would end with a forward pass
