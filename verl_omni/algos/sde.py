@@ -14,7 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-SDE_TYPES = ("sde", "cps", "dance_sde")
+from verl_omni.algos.sde_settings import SDE_TYPES
+
 # A level nearer to 1 is 1: a scheduler that shifts it, such as by 1.43, rounds it to 1 - 2^-24 or 1 - 2^-23, and
 # diffusers' UniPC begins at 1 - 1e-6, for a logarithm of its solver.
 ROUNDED_ONE = 1 - 1e-5

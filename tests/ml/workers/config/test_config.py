@@ -113,7 +113,7 @@ def test_documented_defaults(config: type, documented: dict[str, Any]) -> None:
             NotImplementedError,
             "pipeline_model_parallel_size must be 1",
         ),
-        (DiffusionRolloutAlgoConfig, {"sample_strategy": "all"}, ValueError, "Unknown sample_strategy: 'all'"),
+        (DiffusionRolloutAlgoConfig, {"sample_strategy": "all"}, ValueError, "Unknown sample_strategy 'all'"),
         (
             DiffusionRolloutAlgoConfig,
             {"sample_strategy": "progressive", "iters_per_group": 0},
