@@ -9,11 +9,11 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from verl_omni.agent_loop.training_tensors import RECORDED
 from verl_omni.algos import agreement
 from verl_omni.algos.sde_settings import SdeSettings
 from verl_omni.pipelines.registry import NEGATIVE, training_adapter
 from verl_omni.pipelines.sample_shapes import example, sample_shapes
+from verl_omni.samples import RECORDED
 from verl_omni.trainer.memory_estimate.model_shapes import ModelShapes
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 

@@ -214,7 +214,7 @@ def test_dance_sde_has_the_same_likelihoods_in_engine_and_trainer(running: Runni
 def test_scattered_steps_have_the_same_likelihoods_in_engine_and_trainer(running: Running) -> None:
     from verl import DataProto
 
-    from verl_omni.agent_loop.training_tensors import RECORDED
+    from verl_omni.samples import RECORDED
 
     sampler = {
         "noise_level": 0.7,
