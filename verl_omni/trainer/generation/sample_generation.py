@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,8 @@ from verl_omni.algos import advantages
 from verl_omni.reward_loop.part_settings import only_evaluates
 from verl_omni.reward_loop.scorer_results import TooManyUnscored, failures_allowed, too_many_text
 from verl_omni.samples import SampleRequest, SampleRequests, ScoredSamples
-from verl_omni.trainer.generation import late_scoring, part_stream, verl_batches
+from verl_omni.trainer.generation import late_scoring, verl_batches
+from verl_omni.trainer.generation.generation_ahead import GenerationAhead
 from verl_omni.trainer.settings.reward_settings import NORMALIZED
 from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.seeds import hashed_seed
@@ -106,13 +106,15 @@ def generate_parts(
     agent_loop: Any,
     parts: Sequence[SampleRequests],
     take: Callable[[ScoredSamples], None],
-    at_the_end: Callable[[Callable[[], None]], None],
+    before_ray_ends: Callable[[Callable[[], None]], None],
 ) -> ScoredSamples:
     """Generate and score the parts of a batch; returns all samples.
 
+    The next part is sent when the last one is made: the engine would put parts that wait together into one batch.
+
     Args:
         take: gets the samples of each part but the last, while the next ones are generated.
-        at_the_end: as `part_stream.in_order`.
+        before_ray_ends: gets what waits for a thread that is left, because one in a call of Ray must not outlive Ray.
 
     Raises:
         Exception: as `generate_scored`, and what `take` raises; parts that were sent to the engine are left alone.
@@ -121,19 +123,27 @@ def generate_parts(
     whole = replace(parts[0], requests=[request for part in parts for request in part.requests])
     allowed = failures_allowed(len(whole.requests), float(config.reward.max_failed_share))
 
-    def generate(part: SampleRequests) -> Any:
-        output = agent_loop.generate_sequences(verl_batches.requests_to_verl(part, failures_allowed=allowed))
+    def generate(number: int, _: int) -> Any:
+        prompts = verl_batches.requests_to_verl(parts[number - 1], failures_allowed=allowed)
+        output = agent_loop.generate_sequences(prompts)
         if not verl_batches.is_scored(output):
             raise KeyError(UNSCORED)
         return output, time.perf_counter() - began
 
     outputs = []
     seconds = 0.0
-    with closing(part_stream.in_order(parts, generate, at_the_end)) as stream:
-        for part, (output, seconds) in zip(parts, stream, strict=True):
+    stream = GenerationAhead(generate, ahead=len(parts), first=0, last=len(parts))
+    stream.start(0)
+    try:
+        for number, part in enumerate(parts, 1):
+            output, seconds = stream.take(number)
             outputs.append(output)
-            if len(outputs) < len(parts):
+            if number < len(parts):
                 take(verl_batches.samples_from_verl(config, part, output, seconds=seconds, scoring=None))
+    except BaseException:
+        stream.stop()
+        before_ray_ends(stream.join)
+        raise
     output = verl_batches.joined(outputs)
     scoring = verl_batches.scoring_seconds(output)
     samples = verl_batches.samples_from_verl(config, whole, output, seconds=seconds, scoring=scoring)
