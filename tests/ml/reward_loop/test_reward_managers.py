@@ -40,8 +40,9 @@ def user_file(tmp_path: Path) -> Callable[[str], str]:
 
 
 async def test_without_a_function_the_data_source_names_the_scorer(settings: Settings, sample: Sample) -> None:
-    result = await visual(settings()).run_single(sample())
-    assert result == {"reward_score": DARK, "reward_extra_info": {"acc": DARK}}
+    for row in (sample(), sample(extra_info=None)):
+        result = await visual(settings()).run_single(row)
+        assert result == {"reward_score": DARK, "reward_extra_info": {"acc": DARK}}
 
 
 async def test_the_references_section_has_no_settings_of_scorers(settings: Settings, sample: Sample) -> None:
@@ -79,21 +80,16 @@ async def test_verls_scorer_of_texts_is_ignored(settings: Settings, sample: Samp
     assert (await visual(settings(), scorer).run_single(sample()))["reward_score"] == DARK
 
 
-async def test_a_function_needs_no_other_settings(sample: Sample) -> None:
+async def test_a_function_given_in_python_scores_and_needs_no_other_settings(
+    settings: Settings, sample: Sample
+) -> None:
     """As in a program of one's own: `VisualRewardManager(config, tokenizer, function)`."""
 
-    def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    def judge(solution_image: Any) -> float:
         return float(solution_image.shape[0])
 
-    manager = VisualRewardManager(OmegaConf.create({"reward": {}}), None, judge)
-    assert (await manager.run_single(sample()))["reward_score"] == 3
-
-
-async def test_a_function_given_in_python_scores(settings: Settings, sample: Sample) -> None:
-    def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> float:
-        return float(solution_image.shape[0])
-
-    assert (await visual(settings(scorer="brightness"), judge).run_single(sample()))["reward_score"] == 3
+    for config in (settings(scorer="brightness"), OmegaConf.create({"reward": {}})):
+        assert (await visual(config, judge).run_single(sample()))["reward_score"] == 3
 
 
 def with_custom_function(settings: Settings, path: str) -> Any:
@@ -166,9 +162,7 @@ async def test_a_plain_function_does_not_block_the_loop(settings: Settings, samp
 async def test_the_data_sets_row_is_not_changed(settings: Settings, sample: Sample) -> None:
     seen: list[dict[str, Any]] = []
 
-    async def judge(
-        data_source: str, solution_image: torch.Tensor, ground_truth: str, extra_info: dict[str, Any]
-    ) -> float:
+    async def judge(extra_info: dict[str, Any]) -> float:
         seen.append(dict(extra_info))
         extra_info["index"] = "changed"
         return 0.0
@@ -188,10 +182,6 @@ async def test_scorers_get_the_turns_and_the_scores_of_the_agent_loop(settings: 
     data = sample(__num_turns__=2, reward_scores={"tool": 0.5})
     manager = visual(settings(custom_reward_function={"path": "mine.py", "name": "x"}), judge)
     assert (await manager.run_single(data))["reward_score"] == 2.5
-
-
-async def test_rows_without_extra_info_are_scored(settings: Settings, sample: Sample) -> None:
-    assert (await visual(settings()).run_single(sample(extra_info=None)))["reward_score"] == DARK
 
 
 @pytest.mark.parametrize(
