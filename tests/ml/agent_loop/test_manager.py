@@ -60,11 +60,6 @@ def test_verls_manager_refuses_results_that_are_aligned_here() -> None:
     rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "iou": 0.2}, {})]
     with pytest.raises(AssertionError, match=r"not present in the keys|Conflicting values"):
         DataProto.concat([collate([row(*each)], {}) for each in rows])
-    joined = whole(rows, 1)
-    assert joined.meta_info["reward_extra_keys"] == ["acc", "iou"]
-    assert list(joined.non_tensor_batch["acc"]) == [1.0, 0.5]
-    assert list(joined.non_tensor_batch["iou"]) == [None, 0.2]
-    assert list(joined.non_tensor_batch["reward_extra_info"]) == [{"acc": 1.0}, {"acc": 0.5, "iou": 0.2}]
 
 
 def test_a_field_that_a_worker_s_samples_lack_is_not_the_data_set_s_column() -> None:

@@ -161,12 +161,6 @@ async def test_samples_carry_statistics_and_how_often_they_were_lost(worker: Any
     assert latents.non_tensor_batch["__sample__"][0].statistics is None
 
 
-async def test_embeddings_longer_than_configured_are_an_error(worker: Any, batch: Any, engine: Any) -> None:
-    made = worker(engine=engine(prompt_embeds=torch.ones(7, 5)))
-    with pytest.raises(SampleFailed, match="prompt_embeds sequence length 7 exceeds max_prompt_embed_length=6"):
-        await made.generate_sequences(batch(["a"]))
-
-
 @pytest.mark.parametrize(("given", "length"), [("null", 6), ("9", 9)])
 def test_the_embedding_length_defaults_to_max_sequence_length(worker: Any, given: str, length: int) -> None:
     assert worker(f"actor_rollout_ref.rollout.max_prompt_embed_length={given}").max_prompt_embed_length == length

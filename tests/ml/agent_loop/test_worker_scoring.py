@@ -207,12 +207,6 @@ async def test_a_reward_worker_that_is_gone_is_named_also_before_ray_knows_that_
         await worker("reward.scorer=color", rewards=[Gone()]).generate_sequences(batch(["a"]))
 
 
-async def test_without_reward_workers_there_are_no_scores(worker: Any, batch: Any) -> None:
-    output = await worker().generate_sequences(batch(["a"]))
-    assert "rm_scores" not in output.batch
-    assert "reward_extra_keys" not in output.meta_info
-
-
 async def test_responses_are_dropped_when_only_scores_are_requested(worker: Any, batch: Any, rewards: Any) -> None:
     scorer = rewards()
     rows = batch(["a", "b"], {"global_steps": 3, "carry_responses": False})

@@ -177,11 +177,6 @@ def test_the_servers_error_is_shown_by_its_last_line(serve: Serve, status: int) 
         score(server, attempts=2)
 
 
-def test_a_busy_server_is_asked_again(serve: Serve) -> None:
-    good = pickle.dumps({"scores": [1.0]})
-    assert score(serve((503, b"busy"), (500, pickle.dumps({"error": "no memory"})), (200, good))) == {"score": 1.0}
-
-
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [

@@ -8,7 +8,6 @@ import logging
 import math
 import re
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -146,20 +145,9 @@ async def test_a_users_function_may_take_lists(
     assert results[-1]["reward_extra_info"][calls] == 2, "the first sample alone, then all that waited"
 
 
-async def test_a_plain_function_does_not_block_the_loop(settings: Settings, sample: Sample) -> None:
-    config = settings(custom_reward_function={"path": "mine.py", "name": "x"})
-    threads: list[int] = []
-
-    def judge(data_source: str, solution_image: torch.Tensor, ground_truth: str, extra_info: dict[str, Any]) -> float:
-        threads.append(threading.get_ident())
-        return 1.0
-
-    await visual(config, judge).run_single(sample())
-    assert len(threads) == 1
-    assert threads[0] != threading.get_ident()
-
-
-async def test_the_data_sets_row_is_not_changed(settings: Settings, sample: Sample) -> None:
+async def test_a_scorer_gets_what_the_agent_loop_added_and_does_not_change_the_row(
+    settings: Settings, sample: Sample
+) -> None:
     seen: list[dict[str, Any]] = []
 
     async def judge(extra_info: dict[str, Any]) -> float:
@@ -169,19 +157,11 @@ async def test_the_data_sets_row_is_not_changed(settings: Settings, sample: Samp
 
     row_info = {"index": 7}
     before = copy.deepcopy(row_info)
-    data = sample(extra_info=row_info, tool_extra_fields={"seed": 3})
+    of_loop = {"tool_extra_fields": {"seed": 3}, "__num_turns__": 2, "reward_scores": {"tool": 0.5}}
+    data = sample(extra_info=row_info, **of_loop)
     await visual(settings(custom_reward_function={"path": "mine.py", "name": "x"}), judge).run_single(data)
-    assert seen == [{"index": 7, "seed": 3, "num_turns": None, "rollout_reward_scores": {}}]
+    assert seen == [{"index": 7, "seed": 3, "num_turns": 2, "rollout_reward_scores": {"tool": 0.5}}]
     assert row_info == before
-
-
-async def test_scorers_get_the_turns_and_the_scores_of_the_agent_loop(settings: Settings, sample: Sample) -> None:
-    def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> float:
-        return float(extra_info["num_turns"] + extra_info["rollout_reward_scores"]["tool"])
-
-    data = sample(__num_turns__=2, reward_scores={"tool": 0.5})
-    manager = visual(settings(custom_reward_function={"path": "mine.py", "name": "x"}), judge)
-    assert (await manager.run_single(data))["reward_score"] == 2.5
 
 
 @pytest.mark.parametrize(

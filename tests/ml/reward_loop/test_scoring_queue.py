@@ -67,24 +67,6 @@ async def test_a_scorer_gets_the_arguments_that_it_takes() -> None:
     assert await scores(queue(of_all), 1) == [["data_source", "extra_info", "ground_truth", "solution_image"]]
 
 
-async def test_the_calls_at_a_time_are_limited_and_none_is_left_unused() -> None:
-    running = 0
-    seen = []
-
-    async def judge(solution_image: int) -> int:
-        nonlocal running
-        running += 1
-        for _ in range(3):
-            await asyncio.sleep(0)
-        seen.append(running)
-        running -= 1
-        return solution_image
-
-    assert await scores(queue(judge), SAMPLES) == list(range(SAMPLES))
-    assert max(seen) == scoring_queue.COROUTINES
-    assert seen[0] == scoring_queue.COROUTINES, "as many calls as may run are started at once"
-
-
 @pytest.mark.parametrize(
     ("quick_seconds", "waiting_seconds", "alone"),
     [(600.0, 600.0, 10**6), (600.0, 0.01, 0), (-1.0, 600.0, scoring_queue.SLOW_CALLS)],
@@ -134,7 +116,8 @@ async def test_the_deadline_of_a_sample_begins_with_its_call() -> None:
         return solution_image
 
     assert await scores(queue(judge, timeout=timeout), SAMPLES) == list(range(SAMPLES))
-    assert begun == SAMPLES and most <= scoring_queue.COROUTINES
+    assert begun == SAMPLES
+    assert most == scoring_queue.COROUTINES, "the calls at a time are limited, and none is left unused"
 
 
 async def test_a_call_that_does_not_end_fails_and_the_next_ones_run() -> None:
