@@ -142,7 +142,8 @@ class Sample:
     version: int | None = None
     """Version of the weights that generated it; None: the server did not say."""
     score: float | None = None
-    """Its reward, NaN if it could not be scored; None: it is scored later."""
+    """Its reward, NaN if it could not be scored; None: it has none yet. In the trainer, only what a loop gave if the
+    other samples are scored later; `ScoredSamples` has the scores."""
     failure: ScoringFailure | None = None
     """Why it could not be scored."""
     statistics: ImageStatistics | None = None
@@ -164,9 +165,12 @@ class Sample:
         return {name: tensor for name, tensor in recorded.items() if tensor is not None} | dict(self.conditions)
 
     def for_trainer(self, *, scored_later: bool) -> Sample:
-        """The sample without tensors, which are in the object store or in verl's batch, or have been scored."""
-        kept = self.scorer_fields if scored_later else {}
-        return replace(self, media=None, recording=NOTHING_RECORDED, conditions={}, scorer_fields=kept)
+        """The sample without tensors, which are in the object store or in verl's batch, or have been scored.
+
+        What scoring needs is left out too, unless samples are scored later: the trainer gets thousands of them.
+        """
+        lean = replace(self, media=None, recording=NOTHING_RECORDED, conditions={})
+        return lean if scored_later else replace(lean, score=None, scorer_fields={})
 
 
 @dataclass(frozen=True, slots=True)

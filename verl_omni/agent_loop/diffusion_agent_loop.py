@@ -221,7 +221,10 @@ class DiffusionAgentLoopWorker:
         for made in outputs:
             number = made.extra_fields.pop(STORED_NUMBER)
             made.extra_fields[GENERATED] = replace(made.extra_fields[GENERATED], stored=stored[number])
-        return self._postprocess(outputs, {name: column for name, column in columns.items() if name == "uid"})
+        output = self._postprocess(outputs, {})
+        if not this_batch.score_later:
+            output.non_tensor_batch.pop("reward_extra_info", None)  # each of its fields has a column
+        return output
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], /, *, agent_name: str, **kwargs: Any

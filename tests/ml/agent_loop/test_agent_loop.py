@@ -135,12 +135,13 @@ def test_the_open_fields_of_a_loop_become_a_sample() -> None:
     pixels = torch.zeros(3, 2, 2, dtype=torch.uint8)
     fields = {"global_steps": 4, "audio": torch.ones(3), "times_lost": 2, "boxes": torch.ones(2), "tries": 1}
     recorded = {"all_latents": torch.ones(3, 2), "prompt_embeds": torch.ones(4, 5), "sigma_max": torch.ones(1)}
+    masks = {"prompt_embeds_mask": torch.ones(4), "negative_prompt_embeds": None}
     output = DiffusionAgentLoopOutput(
         prompt_ids=[1],
         response_diffusion_output=pixels,
         response_logprobs=torch.ones(2),
         metrics=AgentLoopMetrics(),
-        extra_fields={**fields, **recorded, "negative_prompt_embeds": None},
+        extra_fields={**fields, **recorded, **masks},
     )
     sample = sample_of(output, ("prompt_embeds", "negative_prompt_embeds"))
     assert sample.media is pixels and (sample.version, sample.times_lost, sample.times_aborted) == (4, 2, 0)

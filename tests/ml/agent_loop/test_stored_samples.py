@@ -81,8 +81,8 @@ async def test_the_driver_gets_scores_versions_and_references_only(
     output = await made.generate_sequences(rows)
     shapes = {name: tuple(tensor.shape) for name, tensor in output.batch.items()}
     assert shapes == {"prompts": (3, 0), "rm_scores": (3, 1)}
-    assert set(output.non_tensor_batch) == {"uid", "__sample__", "reward_extra_info", "acc", "__num_turns__"}
-    assert list(output.non_tensor_batch["uid"]) == ["u", "u", "v"]
+    assert set(output.non_tensor_batch) == {"__sample__", "acc", "__num_turns__"}
+    assert list(output.non_tensor_batch["acc"]) == [0.0, 1.0, 2.0], "in the order of the rows"
     assert [sample.version for sample in output.non_tensor_batch["__sample__"]] == [3, 3, 3]
 
 

@@ -13,6 +13,7 @@ from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed, load_agent_l
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
 
+LATER = {"global_steps": 3, "score_later": True}
 LOOP = """
 from verl_omni.agent_loop import DiffusionAgentLoopOutput, DiffusionSingleTurnAgentLoop
 
@@ -65,7 +66,7 @@ async def test_loops_from_a_yaml_list_are_instantiated_for_each_row(
     listed = tmp_path / "loops.yaml"
     listed.write_text("- {name: framed, _target_: framed_loop.Framed, border: 5}\n")
     made = worker(f"actor_rollout_ref.rollout.agent.agent_loop_config_path='{listed}'")
-    output = await made.generate_sequences(batch(["a", "b", "c"], agent_name=["framed", "framed", None]))
+    output = await made.generate_sequences(batch(["a", "b", "c"], LATER, agent_name=["framed", "framed", None]))
     assert [request["sampling_params"].get("border") for request in made.server_manager.asked] == [5, 5, None]
     assert list(output.non_tensor_batch["__num_turns__"]) == [1, 1, 2], "a loop's state belongs to one row"
     assert [sample.score for sample in output.non_tensor_batch["__sample__"]] == [0.5, 0.5, None]

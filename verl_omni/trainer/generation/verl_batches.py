@@ -102,7 +102,7 @@ def samples_from_verl(
         scores=scores,
         extras={key: list(columns[key]) for key in output.meta_info.get("reward_extra_keys", [])},
         versions=[sample.version for sample in samples],
-        groups=[str(uid) for uid in columns["uid"]],
+        groups=[request.group for request in batch.requests],
         seconds=seconds,
         scoring_seconds=scoring,
         stored=stored,
