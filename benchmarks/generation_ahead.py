@@ -31,15 +31,17 @@ class Sleeping:
         self.version = 0
 
     def generate_sequences(self, prompts: Any) -> Any:
-        import numpy as np
         import torch
         from tensordict import TensorDict
         from verl import DataProto
 
+        from verl_omni.samples import GENERATED, Sample
+        from verl_omni.utils.columns import objects
+
         time.sleep(self.generation_s)
         rows = len(prompts)
         tensors = {"rm_scores": torch.arange(rows).float()[:, None], "rollout_log_probs": torch.zeros(rows, 1)}
-        columns = {**prompts.non_tensor_batch, "global_steps": np.full(rows, self.version, dtype=object)}
+        columns = {**prompts.non_tensor_batch, GENERATED: objects([Sample(version=self.version)] * rows)}
         return DataProto(batch=TensorDict(tensors, batch_size=rows), non_tensor_batch=columns)
 
     def update_actor(self, data: Any) -> Any:

@@ -3,8 +3,8 @@
     SampleRequest   the trainer wants a sample: a prompt, what scorers need of its row, a seed
       |             agent loop (`agent_loop`): prompt -> token ids; sampling parameters (`agent_loop/sampling.py`)
     RolloutRequest  what a rollout server is asked for (`workers/rollout/vllm_rollout/server/requests.py`)
-      |             engine (`pipelines`)
-    DiffusionOutput what it answers (`workers/rollout`), and what an agent loop makes of it
+      |             engine (`pipelines`); it answers with verl-omni's `DiffusionOutput` (`workers/rollout`)
+    Sample          what an agent loop made of the answer (`agent_loop/output.py`)
       |             reward workers (`reward_loop`); training tensors go to the object store (`utils/sample_store.py`)
     ScoredSamples   samples with their scores, in the trainer
       |             advantages, pairs, draws of noise (`workers/algorithms`)
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from verl_omni.reward_loop.scorer_results import ScoringFailure
 from verl_omni.utils.metrics.image_statistics import ImageStatistics
 from verl_omni.utils.sample_store import StoredSample
 
+GENERATED = "__sample__"  # column of verl's batch with the `Sample` of each row, without its tensors
 SAMPLE = "sample"  # tensor of a training batch that stands for samples: their places in `ScoredSamples`, int64
 
 
@@ -87,6 +88,91 @@ class SampleRequests:
     def prompts(self) -> list[Any]:
         """The messages of each request, [B]."""
         return [request.row["raw_prompt"] for request in self.requests]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What the engine recorded of a sample for training, as far as the algorithm asks for it.
+
+    There is no batch dimension. T of the S denoising steps are in the sample's SDE window. A latent has two dimensions
+    or more, by the family: [C, h, w] for Stable Diffusion 3.
+
+    Example:
+        Recording(clean_latents=torch.zeros(16, 64, 64), sampler_levels=torch.linspace(1, 0.1, 10))
+    """
+
+    clean_latents: Tensor | None = None
+    """The final latent, in the model's dtype."""
+    sampler_levels: Tensor | None = None
+    """Noise levels before each denoising step, from 1 to 0, float32 [S]."""
+    all_latents: Tensor | None = None
+    """Latents before the window and after each of its steps, [T + 1, ...] in the model's dtype; of a window that is not
+    contiguous before and after each step, [2 T, ...]."""
+    all_timesteps: Tensor | None = None
+    """Times of the recorded steps as the model gets them, in the units of the scheduler, float32 [T]."""
+    all_sigmas: Tensor | None = None
+    """Noise levels of `all_latents`, from 1 to 0, float32."""
+    sigma_max: Tensor | None = None
+    """Noise level after the first denoising step (see `algos.sde.moments`), float32 [1]."""
+    rollout_log_probs: Tensor | None = None
+    """Log-probabilities of the recorded steps, means over the elements of a latent, float32 [T]."""
+    velocity_projections: Tensor | None = None
+    """Projections of the recorded steps' velocities (see `algos.agreement`), float32 [T, K + 1]."""
+
+
+NOTHING_RECORDED = Recording()
+RECORDED = tuple(each.name for each in fields(Recording))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A generated sample, from its agent loop to the reward workers and the trainer.
+
+    Example:
+        Sample(media=torch.zeros(3, 512, 512, dtype=torch.uint8), version=2, scorer_fields={"tries": 1})
+    """
+
+    media: Tensor | None = None
+    """Pixels, uint8 (or float32 from 0 to 1) [C, H, W] or [T, C, H, W], or latents, float32; None in the trainer."""
+    recording: Recording = NOTHING_RECORDED
+    """What the engine recorded for training; nothing in the trainer."""
+    conditions: Mapping[str, Tensor] = field(default_factory=dict)
+    """Inputs of the velocity besides latents and time, by the names in the family's `CONDITIONS`, [L, D] or [D]."""
+    scorer_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of scorers: the audio of a video, `audio` (float32) and `audio_sample_rate` (Hz), the weight
+    version as `global_steps`, and what an agent loop added."""
+    version: int | None = None
+    """Version of the weights that generated it; None: the server did not say."""
+    score: float | None = None
+    """Its reward, NaN if it could not be scored; None: it has none yet. In the trainer, only what a loop gave if the
+    other samples are scored later; `ScoredSamples` has the scores."""
+    failure: ScoringFailure | None = None
+    """Why it could not be scored."""
+    statistics: ImageStatistics | None = None
+    """Statistics of its pixels; None of latents."""
+    picture: Tensor | None = None
+    """Its pixels, uint8 [C, H, W] or [T, C, H, W], if its request keeps them."""
+    stored: StoredSample | None = None
+    """Reference of its training tensors in the object store; None: they are in verl's batch."""
+    unscored: Any = None
+    """Reference of `prompts` int64 [1, P] and `responses` [1, ...] in the object store, until it is scored later."""
+    times_lost: int = 0
+    """How often it was lost with its replica, and generated again."""
+    times_aborted: int = 0
+    """How often its request was aborted, and sent again."""
+
+    def training_tensors(self) -> dict[str, Tensor]:
+        """The tensors that training reads, by name."""
+        recorded = {name: getattr(self.recording, name) for name in RECORDED}
+        return {name: tensor for name, tensor in recorded.items() if tensor is not None} | dict(self.conditions)
+
+    def for_trainer(self, *, scored_later: bool) -> Sample:
+        """The sample without tensors, which are in the object store or in verl's batch, or have been scored.
+
+        What scoring needs is left out too, unless samples are scored later: the trainer gets thousands of them.
+        """
+        lean = replace(self, media=None, recording=NOTHING_RECORDED, conditions={})
+        return lean if scored_later else replace(lean, score=None, scorer_fields={})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,19 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl import DataProto
 
-from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
-from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, PICTURE, STATISTICS, UNSCORED
+from verl_omni.agent_loop.output import (
+    PADDED_FIELDS,
+    DiffusionAgentLoopOutput,
+    _InternalDiffusionAgentLoopOutput,
+)
 from verl_omni.reward_loop.scorer_results import FAILURE
-from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST, objects
+from verl_omni.samples import GENERATED
+from verl_omni.utils.columns import objects
 
 # Columns that training reads. A data set's column may be replaced by a scorer's field, to show it as a metric.
-_MADE_HERE = frozenset({"uid", "stored", "__num_turns__", FAILURE, STATISTICS, PICTURE})
-OWN_COLUMNS = _MADE_HERE | {*FOR_THE_DRIVER, "reward_extra_info", "raw_prompt", TIMES_LOST, TIMES_ABORTED}
-OF_THE_BATCH = _MADE_HERE | {"prompts", "responses", "rm_scores", UNSCORED}
-PADDED_FIELDS = ("prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask")
+_MADE_HERE = frozenset({"uid", "__num_turns__", GENERATED})
+OWN_COLUMNS = _MADE_HERE | {"global_steps", "reward_extra_info", "raw_prompt"}
+OF_THE_BATCH = _MADE_HERE | {"prompts", "responses", "rm_scores", FAILURE}
 
 
 def _pad_prompt_extra_field(key: str, value: Tensor, target_length: int) -> Tensor:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ from verl.utils.dataset.rl_dataset import get_dataset_class
 from verl.utils.import_utils import resolve_config_path
 
 from verl_omni.agent_loop.batching import (
-    PADDED_FIELDS,
     _pad_prompt_extra_field,
     check_loop_output,
     check_reward_fields,
@@ -33,19 +32,10 @@ from verl_omni.agent_loop.batching import (
     pad_fields,
     pad_prompt,
 )
-from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
+from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput, sample_of
 from verl_omni.agent_loop.rows import SampleFailed, run_rows, short_prompt
-from verl_omni.agent_loop.sampling import row_params
+from verl_omni.agent_loop.sampling import KEEPS_PICTURE, row_params
 from verl_omni.agent_loop.score_requests import NUM_TURNS, ScoreRequests
-from verl_omni.agent_loop.training_tensors import (
-    FOR_THE_DRIVER,
-    KEEPS_PICTURE,
-    PICTURE,
-    RECORDED,
-    STATISTICS,
-    UNSCORED,
-    training_tensors,
-)
 from verl_omni.pipelines.registry import family, reads_extra_ids, training_adapter
 from verl_omni.reward_loop.scorer_results import (
     FAILURE,
@@ -56,7 +46,7 @@ from verl_omni.reward_loop.scorer_results import (
     too_many_text,
 )
 from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS
-from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST
+from verl_omni.samples import GENERATED, Sample
 from verl_omni.utils.metrics.image_statistics import ImageStatistics, measure
 from verl_omni.utils.pixels import BOTH, as_pixels
 from verl_omni.utils.sample_store import SampleWriter
@@ -65,6 +55,7 @@ from verl_omni.utils.sample_store import SampleWriter
 CALLS_OF_A_REWARD_WORKER = 900
 LOOPS_OF_TEXT = "verl.experimental.agent_loop."  # their classes begin so; data sets of language models name them
 SENT_TO_A_REWARD_WORKER = 64  # samples that wait in its process; the others wait here
+STORED_NUMBER = "__stored_number__"  # of a sample in its batch's `SampleWriter`, until that has written
 BATCH = "__batch__"  # argument with a row's `BatchRun`, which the methods that subclasses override pass on
 
 __all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "SampleFailed", "_pad_prompt_extra_field"]
@@ -190,15 +181,11 @@ class DiffusionAgentLoopWorker:
         The column `agent_name` of `batch` names the loop of each row; the default one is added where there is none.
         With `meta_info["carry_responses"]` false, samples are dropped once they are scored: the result has no
         `responses`. With `meta_info["store_samples"]`, the tensors that training reads stay in Ray's object store, the
-        embeddings of a prompt once for all its samples: the result has a column `stored`
-        (`utils.sample_store.StoredSample`), and otherwise only the columns that the driver reads.
+        embeddings of a prompt once for all its samples, and the result has only the columns that the driver reads.
 
-        A sample that cannot be scored has the reward NaN, and a `ScoringFailure` in the column `scoring_failure`. With
-        more required ones than `meta_info["failures_allowed"]` (default 0), the batch fails.
-
-        With `meta_info["score_later"]`, the caller scores the samples that agent loops have not scored: the result has
-        the columns `loop_score`, and `tool_extra_fields` as reward workers get it from here. If it has no `responses`,
-        those that are to be scored are in the object store, and the column `unscored` has their references.
+        The column `__sample__` has a `samples.Sample` for each row. One that cannot be scored has the reward NaN and a
+        failure. With more required ones than `meta_info["failures_allowed"]` (default 0), the batch fails. With
+        `meta_info["score_later"]`, the caller scores the samples that agent loops have not scored.
 
         Raises:
             SampleFailed: a row failed, or has no score when its sample is dropped; the other rows were cancelled.
@@ -218,7 +205,7 @@ class DiffusionAgentLoopWorker:
 
         async def run(row: int) -> _InternalDiffusionAgentLoopOutput:
             made = await self._run_agent_loop(params[row], **rows[row])
-            this_batch.count_failure(made.extra_fields[FAILURE])
+            this_batch.count_failure(made.extra_fields[GENERATED].failure)
             return made if this_batch.carry_responses else self._drop_response(made, this_batch)
 
         outputs = await run_rows(
@@ -232,8 +219,12 @@ class DiffusionAgentLoopWorker:
             return self._postprocess(outputs, columns)
         stored = this_batch.writer.finish()
         for made in outputs:
-            made.extra_fields["stored"] = stored[made.extra_fields["stored"]]
-        return self._postprocess(outputs, {name: column for name, column in columns.items() if name == "uid"})
+            number = made.extra_fields.pop(STORED_NUMBER)
+            made.extra_fields[GENERATED] = replace(made.extra_fields[GENERATED], stored=stored[number])
+        output = self._postprocess(outputs, {})
+        if not this_batch.score_later:
+            output.non_tensor_batch.pop("reward_extra_info", None)  # each of its fields has a column
+        return output
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], /, *, agent_name: str, **kwargs: Any
@@ -275,38 +266,36 @@ class DiffusionAgentLoopWorker:
     ) -> _InternalDiffusionAgentLoopOutput:
         check_loop_output(output)
         batch = kwargs.get(BATCH) or BatchRun()
-        counts = {name: output.extra_fields.pop(name, 0) for name in (TIMES_LOST, TIMES_ABORTED)}
         fields = pad_fields(output.extra_fields, self.max_prompt_embed_length)
-        fields["raw_prompt"] = kwargs["raw_prompt"]
         ids, mask = pad_prompt(self.tokenizer, output.prompt_ids, self.rollout_config.prompt_length)
-        fields["attention_mask"] = mask
         responses = output.response_diffusion_output.unsqueeze(0)
         await self._compute_score(output, ids, responses, kwargs)
         # Not earlier: its threads would hold up the ones that send the other rows to the reward workers.
         statistics = await self._measure(output, batch)
-        failure = failure_of(output.reward_score, output.extra_fields.pop(FAILURE, None))
-        if output.reward_score is not None and not math.isfinite(output.reward_score):
-            output.reward_score = NO_REWARD
+        sample = self._sample(output)
+        keeps_picture = kwargs.get(KEEPS_PICTURE) and statistics is not None
+        sample = replace(
+            sample,
+            failure=failure_of(sample.score, sample.failure),
+            score=NO_REWARD if sample.score is not None and not math.isfinite(sample.score) else sample.score,
+            statistics=statistics,
+            # A copy: a view of the buffer that samples arrive in would be sent with the whole buffer.
+            picture=as_pixels(sample.media).clone() if keeps_picture else None,
+        )
         log_probs = output.response_logprobs
         if batch.writer is not None:
-            conditions = training_adapter(self.model_config.architecture).CONDITIONS
-            number = batch.writer.add(training_tensors(output.extra_fields, log_probs, conditions))
-            fields = {name: fields[name] for name in FOR_THE_DRIVER if name in fields}
-            fields["stored"] = number
+            fields = {STORED_NUMBER: batch.writer.add(sample.training_tensors())}
             log_probs = None
-        fields |= {FAILURE: failure, STATISTICS: statistics, **counts}
-        if kwargs.get(KEEPS_PICTURE) and statistics is not None:  # an array: tensors would have to be in all rows
-            fields[PICTURE] = as_pixels(responses[0]).numpy()
-        if batch.score_later:
-            fields["tool_extra_fields"] = self._scorer_fields(output)
-            fields["loop_score"] = output.reward_score
+        else:
+            fields |= {"raw_prompt": kwargs["raw_prompt"], "attention_mask": mask}
+        fields[GENERATED] = sample.for_trainer(scored_later=batch.score_later)
         if "reward_extra_info" in output.extra_fields:
             fields["reward_extra_info"] = output.extra_fields["reward_extra_info"]
         return _InternalDiffusionAgentLoopOutput(
             prompt_ids=ids,
             response_diffusion_output=responses,
             response_logprobs=log_probs.unsqueeze(0) if log_probs is not None else None,
-            reward_score=output.reward_score,
+            reward_score=sample.score,
             num_turns=output.num_turns,
             metrics=output.metrics,
             extra_fields=fields,
@@ -344,22 +333,22 @@ class DiffusionAgentLoopWorker:
             return
         batch = kwargs.get(BATCH) or BatchRun()
         columns = {name: value for name, value in kwargs.items() if name != BATCH}
-        columns |= {NUM_TURNS: output.num_turns, "tool_extra_fields": self._scorer_fields(output)}
+        sample = self._sample(output)
+        columns |= {NUM_TURNS: output.num_turns, "tool_extra_fields": sample.scorer_fields}
         if batch.validate and self.rollout_config.val_kwargs.pipeline.get("output_type") == BOTH:
-            responses = output.extra_fields["clean_latents"].unsqueeze(0)
+            assert sample.recording.clean_latents is not None, "the request asks for them"
+            responses = sample.recording.clean_latents.unsqueeze(0)
         began = time.perf_counter()
-        sample = {"prompts": prompts, "responses": responses}
-        result = await self._scores(self.reward_loop_worker_handles).score(sample, columns, validate=batch.validate)
+        tensors = {"prompts": prompts, "responses": responses}
+        result = await self._scores(self.reward_loop_worker_handles).score(tensors, columns, validate=batch.validate)
         check_reward_fields(result["reward_extra_info"])
         output.reward_score = result["reward_score"]
         output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
         output.extra_fields[FAILURE] = result.get(FAILURE)
         output.metrics.compute_score = time.perf_counter() - began
 
-    def _scorer_fields(self, output: DiffusionAgentLoopOutput) -> dict[str, Any]:
-        """The `extra_fields` of a sample that scorers get: the audio, and fields that an agent loop added."""
-        recorded = {*RECORDED, *PADDED_FIELDS, *training_adapter(self.model_config.architecture).CONDITIONS}
-        return {name: value for name, value in output.extra_fields.items() if name not in recorded}
+    def _sample(self, output: DiffusionAgentLoopOutput) -> Sample:
+        return sample_of(output, training_adapter(self.model_config.architecture).CONDITIONS)
 
     def _scores(self, workers: Sequence[Any]) -> ScoreRequests:
         if self._score_requests is None:
@@ -384,8 +373,8 @@ class DiffusionAgentLoopWorker:
                 raise ValueError(
                     "carry_responses is false, so each sample needs a score, and there are no reward workers"
                 )
-            sample = {"prompts": made.prompt_ids, "responses": made.response_diffusion_output}
-            fields = {**fields, UNSCORED: self.put(sample)}
+            tensors = {"prompts": made.prompt_ids, "responses": made.response_diffusion_output}
+            fields = {**fields, GENERATED: replace(fields[GENERATED], unscored=self.put(tensors))}
         ids = made.prompt_ids[:, :0] if batch.writer is not None else made.prompt_ids
         changed = {"response_diffusion_output": None, "prompt_ids": ids, "extra_fields": fields}
         return made.model_copy(update=changed)

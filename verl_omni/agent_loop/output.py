@@ -1,12 +1,19 @@
-"""Output of an agent loop for a row, and its padded form with a batch dimension."""
+"""Output of an agent loop for a row: verl-omni's types, of which `sample_of` makes a `Sample`."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+
+from verl_omni.reward_loop.scorer_results import FAILURE
+from verl_omni.samples import RECORDED, Recording, Sample
+from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST
+
+PADDED_FIELDS = ("prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask")
 
 
 class DiffusionAgentLoopOutput(BaseModel):
@@ -42,3 +49,27 @@ class _InternalDiffusionAgentLoopOutput(DiffusionAgentLoopOutput):
     prompt_ids: torch.Tensor  # type: ignore[assignment]
     response_diffusion_output: torch.Tensor | None
     response_logprobs: torch.Tensor | None = None
+
+
+def sample_of(output: DiffusionAgentLoopOutput, conditions: Collection[str]) -> Sample:
+    """The sample that a loop returned, its open fields by their meaning.
+
+    Args:
+        conditions: names in the family's `CONDITIONS`.
+    """
+    given = output.extra_fields
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    if output.response_logprobs is not None:
+        tensors["rollout_log_probs"] = output.response_logprobs
+    typed = {*RECORDED, *conditions, *PADDED_FIELDS, FAILURE, TIMES_LOST, TIMES_ABORTED}
+    return Sample(
+        media=output.response_diffusion_output,
+        recording=Recording(**{name: tensors[name] for name in RECORDED if name in tensors}),
+        conditions={name: tensors[name] for name in conditions if name in tensors},
+        scorer_fields={name: value for name, value in given.items() if name not in typed},
+        version=given.get("global_steps"),
+        score=output.reward_score,
+        failure=given.get(FAILURE),
+        times_lost=given.get(TIMES_LOST, 0),
+        times_aborted=given.get(TIMES_ABORTED, 0),
+    )

@@ -9,6 +9,8 @@ from verl_omni.settings_schema.reference_settings import Rejected, find_rule
 from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.seeds import row_seed, sample_seeds, window_seed
 
+KEEPS_PICTURE = "_keeps_picture"  # column of a request: whether the sample comes back with its pixels
+
 
 def as_params(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Items whose names do not start with an underscore, without those that no model family reads; {} for None."""

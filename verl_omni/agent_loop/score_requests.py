@@ -21,6 +21,7 @@ from verl_omni.utils.columns import objects
 from verl_omni.utils.packed_tensors import PackedTensors, pack
 
 NUM_TURNS = "__num_turns__"
+UNSCORED = "unscored"  # column for reward workers of references to `prompts` and `responses`, [1, ...], in their place
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from verl_omni.algos import window_bounds
+from verl_omni.algos.sde_settings import SdeSettings
 
 
-def place(
-    *,
-    steps: int,
-    size: int | None,
-    bounds: Sequence[int] | None,
-    strategy: str,
-    seed: int,
-    global_step: int,
-    iters_per_group: int,
-    contiguous: bool,
-) -> tuple[int, ...]:
+def place(settings: SdeSettings, *, steps: int, seed: int, training_step: int) -> tuple[int, ...]:
     """Steps of the window, ascending.
 
-    The seed places a `random` window; a `progressive` one moves by one step every `iters_per_group` training steps and
-    starts over at the end.
+    The seed places a `random` window, of which each place, or each set of steps that need not be contiguous, is equally
+    likely. A `progressive` one moves with the training step, and starts over at the end.
 
     Args:
         steps: number of denoising steps.
-        size, bounds: as `window_bounds.resolve` takes them.
-        contiguous: the steps follow each other; otherwise each set of `size` steps is equally likely.
 
     Raises:
-        ValueError: the window does not fit, the strategy is unknown, or a progressive window is not contiguous.
+        ValueError: the window does not fit.
     """
-    low, high, size = window_bounds.resolve(steps, size, bounds)
+    low, high, size = settings.bounds(steps)
     places = high - low - size + 1
-    match strategy:
-        case "random":
-            generator = torch.Generator().manual_seed(seed % 2**63)
-            if not contiguous:
-                chosen = torch.randperm(high - low, generator=generator)[:size]
-                return tuple(sorted(low + place for place in chosen.tolist()))
-            start = low + int(torch.randint(places, (), generator=generator))
-        case "progressive":
-            if not contiguous:
-                raise ValueError(window_bounds.SCATTERED_PROGRESSIVE)
-            start = low + (global_step // iters_per_group) % places
-        case _:
-            raise ValueError(f"Unknown sample_strategy {strategy!r}; one of random, progressive")
-    return tuple(range(start, start + size))
+    if settings.strategy == "progressive":
+        start = low + (training_step // settings.iters_per_group) % places
+        return tuple(range(start, start + size))
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    if settings.contiguous:
+        start = low + int(torch.randint(places, (), generator=generator))
+        return tuple(range(start, start + size))
+    chosen = torch.randperm(high - low, generator=generator)[:size]
+    return tuple(sorted(low + place for place in chosen.tolist()))

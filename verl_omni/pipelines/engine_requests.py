@@ -9,11 +9,9 @@ from typing import Any
 import torch
 
 from verl_omni.algos import window
+from verl_omni.algos.sde_settings import SdeSettings
 from verl_omni.pipelines.sde_sampler import Window
-from verl_omni.settings_schema.declarations import SDE_TYPES
 from verl_omni.utils.seeds import hashed_seed
-
-MOST_NOISE = 1e6  # far beyond what a sampler can use; without a limit a sample overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,43 +42,28 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
     """SDE window of a request, or None when every step follows the ODE.
 
     Args:
-        extra: the fields of `DiffusionRolloutAlgoConfig`, and `finished_steps`, the number of training steps before
-            the sample's own, which places a progressive window; without it `global_steps`, the version of the weights,
-            which is the same unless samples are generated ahead.
+        extra: as `SdeSettings.read` takes it, and `finished_steps`, the number of training steps before the sample's
+            own, which places a progressive window; without it `global_steps`, the version of the weights, which is the
+            same unless samples are generated ahead.
         steps: number of denoising steps.
         seed: seed of the request's noise, which places a random window without `sde_window_seed`; with it, that and
             the finished steps do, so that all requests of a training step with the same one have one window.
 
     Raises:
-        ValueError: the window does not fit into `steps`, `sample_strategy` or `sde_type` is unknown, the noise level is
-            not finite or above `MOST_NOISE`, a progressive window is not contiguous, or log-probabilities are wanted of
-            a window of `cps` that holds the last step, where it adds no noise.
+        ValueError: the settings are unknown or contradict each other, the window does not fit into `steps`, or
+            log-probabilities are wanted of a window of `cps` that holds the last step, where it adds no noise.
     """
-    noise_level = float(extra.get("noise_level") or 0.0)
-    kind = str(extra.get("sde_type") or "sde")
-    if not abs(noise_level) <= MOST_NOISE:
-        raise ValueError(f"noise_level must be a finite number, at most {MOST_NOISE:g}, not {noise_level:g}")
-    if kind not in SDE_TYPES:
-        raise ValueError(f"Unknown sde_type {kind!r}; one of {SDE_TYPES}")
-    if noise_level <= 0:
+    settings = SdeSettings.read(extra)
+    if settings.noise_level <= 0:
         return None
     finished = extra.get("finished_steps")
     step = int(extra.get("global_steps") or 0) if finished is None else int(finished)
-    shared = extra.get("sde_window_seed")
-    contiguous = extra.get("sde_contiguous") is not False
-    chosen = window.place(
-        steps=steps,
-        size=extra.get("sde_window_size"),
-        bounds=extra.get("sde_window_range"),
-        strategy=extra.get("sample_strategy") or "random",
-        seed=seed if shared is None else hashed_seed("window", int(shared), step),
-        global_step=step,
-        iters_per_group=int(extra.get("iters_per_group") or 1),
-        contiguous=contiguous,
-    )
-    if kind == "cps" and chosen[-1] == steps - 1 and requested_fields(extra).steps:
+    if settings.window_seed is not None:
+        seed = hashed_seed("window", settings.window_seed, step)
+    chosen = window.place(settings, steps=steps, seed=seed, training_step=step)
+    if settings.kind == "cps" and chosen[-1] == steps - 1 and requested_fields(extra).steps:
         raise ValueError(f"an SDE window of cps must not hold the last of {steps} steps, where it adds no noise")
-    return Window(chosen, noise_level, kind, contiguous)
+    return Window(chosen, settings.noise_level, settings.kind, settings.contiguous)
 
 
 def decode_token_ids(prompt: Any, tokenizer: Any) -> Any:

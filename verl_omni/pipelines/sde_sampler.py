@@ -18,7 +18,7 @@ class Window:
     Attributes:
         steps: ascending.
         noise_level: scale of the noise (`a` in Flow-GRPO, arXiv:2505.05470); no noise at 0.
-        kind: one of `algos.sde.SDE_TYPES`.
+        kind: one of `declarations.SDE_TYPES`.
         contiguous: each step begins where the one before it ends, so a latent between two is recorded once.
     """
 

@@ -24,7 +24,7 @@ MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 
 
 class Engine:
-    """Answers each request with a sample whose pixels are its number, and keeps what it was asked."""
+    """Answers each request with a sample whose pixels are its number modulo 256, and keeps what it was asked."""
 
     def __init__(self, **fields: Any) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -35,7 +35,7 @@ class Engine:
         self.asked.append(request)
         await asyncio.sleep(0)
         return DiffusionOutput(
-            diffusion_output=torch.full((3, 2, 2), number, dtype=torch.uint8),
+            diffusion_output=torch.full((3, 2, 2), number % 256, dtype=torch.uint8),
             log_probs=torch.zeros(4) if request["sampling_params"]["logprobs"] else None,
             stop_reason="completed",
             extra_fields={"global_steps": request["sampling_params"].get("global_steps"), **self.fields},

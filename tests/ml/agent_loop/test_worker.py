@@ -13,6 +13,7 @@ from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed, load_agent_l
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
 
+LATER = {"global_steps": 3, "score_later": True}
 LOOP = """
 from verl_omni.agent_loop import DiffusionAgentLoopOutput, DiffusionSingleTurnAgentLoop
 
@@ -41,10 +42,8 @@ async def test_training_requests_have_all_settings_the_version_and_a_seed_per_ro
     assert not any(name.startswith("_") for name in first)
     assert (first["noise_level"], first["logprobs"], first["global_steps"]) == (0.3, True, 7)
     assert [first["seed"], second["seed"]] == [4 * 1_000_003 + 10, 4 * 1_000_003 + 11]
-
-
-async def test_training_requests_have_no_seed_without_a_rollout_seed(worker: Any, batch: Any) -> None:
-    assert "seed" not in (await asked(worker(), batch(["a"])))[0]
+    (*_, unseeded) = await asked(made, batch(["a"]))
+    assert "seed" not in unseeded, "without a rollout_seed"
 
 
 async def test_validation_requests_have_their_overrides_and_one_seed(worker: Any, batch: Any) -> None:
@@ -67,23 +66,11 @@ async def test_loops_from_a_yaml_list_are_instantiated_for_each_row(
     listed = tmp_path / "loops.yaml"
     listed.write_text("- {name: framed, _target_: framed_loop.Framed, border: 5}\n")
     made = worker(f"actor_rollout_ref.rollout.agent.agent_loop_config_path='{listed}'")
-    output = await made.generate_sequences(batch(["a", "b", "c"], agent_name=["framed", "framed", "framed"]))
-    assert [request["sampling_params"]["border"] for request in made.server_manager.asked] == [5, 5, 5]
-    assert list(output.non_tensor_batch["__num_turns__"]) == [1, 1, 1], "a loop's state belongs to one row"
-    assert output.batch["rm_scores"].tolist() == [[0.5]] * 3
-    assert list(output.non_tensor_batch["agent_name"]) == ["framed"] * 3
-
-
-async def test_each_row_is_drawn_by_the_loop_that_it_names(
-    worker: Any, batch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "framed_loop.py").write_text(LOOP)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "loops.yaml").write_text("- {name: framed, _target_: framed_loop.Framed, border: 5}\n")
-    made = worker(f"actor_rollout_ref.rollout.agent.agent_loop_config_path='{tmp_path / 'loops.yaml'}'")
-    output = await made.generate_sequences(batch(["a", "b"], agent_name=["framed", None]))
-    assert [request["sampling_params"].get("border") for request in made.server_manager.asked] == [5, None]
-    assert list(output.non_tensor_batch["agent_name"]) == ["framed", "diffusion_single_turn_agent"]
+    output = await made.generate_sequences(batch(["a", "b", "c"], LATER, agent_name=["framed", "framed", None]))
+    assert [request["sampling_params"].get("border") for request in made.server_manager.asked] == [5, 5, None]
+    assert list(output.non_tensor_batch["__num_turns__"]) == [1, 1, 2], "a loop's state belongs to one row"
+    assert [sample.score for sample in output.non_tensor_batch["__sample__"]] == [0.5, 0.5, None]
+    assert list(output.non_tensor_batch["agent_name"]) == ["framed", "framed", "diffusion_single_turn_agent"]
 
 
 @pytest.mark.parametrize("text", ["name: x\n_target_: y\n", "- {_target_: y}\n", "- {name: x}\n", "- x\n"])
@@ -94,14 +81,16 @@ def test_a_file_without_a_list_of_loops_is_refused(tmp_path: Path, text: str) ->
         load_agent_loops(str(path))
 
 
-async def test_the_error_names_an_unknown_loop(worker: Any, batch: Any) -> None:
-    with pytest.raises(SampleFailed, match=r"Agent loop other not registered, registered .*single_turn"):
-        await worker().generate_sequences(batch(["a"], agent_name=["other"]))
-
-
-async def test_the_error_names_a_loop_that_generates_text(worker: Any, batch: Any) -> None:
-    with pytest.raises(SampleFailed, match=r"single_turn_agent is verl's for text; .*empty for diffusion_single_turn"):
-        await worker().generate_sequences(batch(["a"], agent_name=["single_turn_agent"]))
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("other", r"Agent loop other not registered, registered .*single_turn"),
+        ("single_turn_agent", r"single_turn_agent is verl's for text; .*empty for diffusion_single_turn"),
+    ],
+)
+async def test_a_loop_that_generates_no_image_is_refused(worker: Any, batch: Any, name: str, said: str) -> None:
+    with pytest.raises(SampleFailed, match=said):
+        await worker().generate_sequences(batch(["a"], agent_name=[name]))
 
 
 async def test_a_subclass_may_set_its_own_server_manager(worker: Any, batch: Any, engine: Any) -> None:
@@ -165,18 +154,12 @@ async def test_results_have_the_documented_keys_and_shapes(worker: Any, batch: A
 
 async def test_samples_carry_statistics_and_how_often_they_were_lost(worker: Any, batch: Any, engine: Any) -> None:
     output = await worker(engine=engine(times_lost=2)).generate_sequences(batch(["a", "b"]))
-    columns = output.non_tensor_batch
-    assert [each.luminance for each in columns["image_statistics"]] == pytest.approx([0.0, 1 / 255])
-    assert (list(columns["times_lost"]), list(columns["times_aborted"])) == ([2, 2], [0, 0])
+    samples = output.non_tensor_batch["__sample__"]
+    assert [sample.statistics.luminance for sample in samples] == pytest.approx([0.0, 1 / 255])
+    assert [(sample.version, sample.times_lost, sample.times_aborted) for sample in samples] == [(3, 2, 0)] * 2
     made = worker("actor_rollout_ref.rollout.pipeline.output_type=latent")
     latents = await made.generate_sequences(batch(["a"]))
-    assert list(latents.non_tensor_batch["image_statistics"]) == [None]
-
-
-async def test_embeddings_longer_than_configured_are_an_error(worker: Any, batch: Any, engine: Any) -> None:
-    made = worker(engine=engine(prompt_embeds=torch.ones(7, 5)))
-    with pytest.raises(SampleFailed, match="prompt_embeds sequence length 7 exceeds max_prompt_embed_length=6"):
-        await made.generate_sequences(batch(["a"]))
+    assert latents.non_tensor_batch["__sample__"][0].statistics is None
 
 
 @pytest.mark.parametrize(("given", "length"), [("null", 6), ("9", 9)])
@@ -189,19 +172,17 @@ def test_an_embedding_length_of_0_is_refused(worker: Any) -> None:
         worker("actor_rollout_ref.rollout.max_prompt_embed_length=0")
 
 
-async def test_the_number_of_preemptions_is_reported(worker: Any, batch: Any, engine: Any) -> None:
+async def test_columns_of_any_name_reach_the_loop_and_preemptions_are_reported(
+    worker: Any, batch: Any, engine: Any
+) -> None:
     class Preempting(engine):
         async def generate(self, request_id: str, **request: Any) -> Any:
             return (await super().generate(request_id, **request)).model_copy(update={"num_preempted": 2})
 
-    output = await worker(engine=Preempting()).generate_sequences(batch(["a"]))
-    assert [metrics["num_preempted"] for metrics in output.meta_info["metrics"]] == [2]
-
-
-async def test_columns_of_any_name_reach_the_loop(worker: Any, batch: Any) -> None:
     names = {"validate": [1], "row": [2], "output": [3]}
-    output = await worker().generate_sequences(batch(["a"], **names))
+    output = await worker(engine=Preempting()).generate_sequences(batch(["a"], **names))
     assert {name: list(output.non_tensor_batch[name]) for name in names} == names
+    assert [metrics["num_preempted"] for metrics in output.meta_info["metrics"]] == [2]
 
 
 async def test_the_error_of_a_failed_row_names_row_prompt_and_version(worker: Any, batch: Any, engine: Any) -> None:

@@ -60,7 +60,7 @@ async def test_an_incomplete_reply_of_a_reward_worker_is_an_error(
         await worker(rewards=[Partial()]).generate_sequences(batch(["a"]))
 
 
-@pytest.mark.parametrize("name", ["uid", "stored", "global_steps", "__num_turns__"])
+@pytest.mark.parametrize("name", ["uid", "__sample__", "global_steps", "__num_turns__"])
 async def test_a_scorer_s_field_may_not_replace_a_column_that_training_reads(
     worker: Any, batch: Any, name: str, rewards: Any
 ) -> None:
@@ -207,12 +207,6 @@ async def test_a_reward_worker_that_is_gone_is_named_also_before_ray_knows_that_
         await worker("reward.scorer=color", rewards=[Gone()]).generate_sequences(batch(["a"]))
 
 
-async def test_without_reward_workers_there_are_no_scores(worker: Any, batch: Any) -> None:
-    output = await worker().generate_sequences(batch(["a"]))
-    assert "rm_scores" not in output.batch
-    assert "reward_extra_keys" not in output.meta_info
-
-
 async def test_responses_are_dropped_when_only_scores_are_requested(worker: Any, batch: Any, rewards: Any) -> None:
     scorer = rewards()
     rows = batch(["a", "b"], {"global_steps": 3, "carry_responses": False})
@@ -248,7 +242,7 @@ async def test_samples_that_cannot_be_scored_are_left_without_a_reward(worker: A
     meta = {"global_steps": 3, "carry_responses": False, "failures_allowed": 2}
     output = await worker(rewards=[Judge(rewards)]).generate_sequences(batch(["a"] * 5, meta))
     assert output.batch["rm_scores"].isnan().flatten().tolist() == [False, True, False, True, False]
-    failures = output.non_tensor_batch["scoring_failure"].tolist()
+    failures = [sample.failure for sample in output.non_tensor_batch["__sample__"]]
     texts = [None if each is None else each.text for each in failures]
     assert texts == [None, "scorer judge failed: no rating of 1", None, "scorer judge failed: no rating of 3", None]
     assert output.non_tensor_batch["acc"].tolist() == [0.0, None, 2.0, None, 4.0]

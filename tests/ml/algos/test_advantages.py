@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_omni.algos import advantages, agreement, grpo, window
+from verl_omni.algos.sde_settings import SdeSettings
 
 REWARDS = st.lists(st.floats(-5, 5), min_size=2, max_size=6)
 
@@ -160,34 +162,24 @@ def test_a_random_window_lies_in_its_bounds(steps: int, seed: int, data: st.Data
     low = data.draw(st.integers(0, steps - 1))
     high = data.draw(st.integers(low + 1, steps))
     size = data.draw(st.integers(1, high - low))
-    common = {"strategy": "random", "seed": seed, "global_step": 0, "iters_per_group": 1}
-    chosen = window.place(steps=steps, size=size, bounds=[low, high], contiguous=True, **common)  # type: ignore[arg-type]
+    sde = SdeSettings(window_size=size, window_range=(low, high))
+    chosen = window.place(sde, steps=steps, seed=seed, training_step=0)
     assert chosen == tuple(range(chosen[0], chosen[0] + size)) and low <= chosen[0] and chosen[-1] < high
-    chosen = window.place(steps=steps, size=size, bounds=[low, high], contiguous=False, **common)  # type: ignore[arg-type]
+    chosen = window.place(replace(sde, contiguous=False), steps=steps, seed=seed, training_step=0)
     assert len(set(chosen)) == size and sorted(chosen) == list(chosen) and low <= chosen[0] and chosen[-1] < high
 
 
 def test_a_progressive_window_is_contiguous() -> None:
     with pytest.raises(ValueError, match="write sde_contiguous=true or sample_strategy=random"):
-        window.place(
-            steps=9,
-            size=2,
-            bounds=None,
-            strategy="progressive",
-            seed=0,
-            global_step=0,
-            iters_per_group=1,
-            contiguous=False,
-        )
+        SdeSettings.read({"sample_strategy": "progressive", "sde_contiguous": False})
 
 
 def test_without_a_size_the_window_has_all_steps_but_the_last() -> None:
-    kind = {"strategy": "random", "seed": 1, "global_step": 0, "iters_per_group": 1, "contiguous": True}
-    assert window.place(steps=9, size=None, bounds=None, **kind) == tuple(range(8))  # type: ignore[arg-type]
-    assert window.place(steps=9, size=None, bounds=[0, 4], **kind) == (0, 1, 2, 3)  # type: ignore[arg-type]
-    for size, bounds in ((5, [0, 4]), (4, [1, 4])):
+    assert window.place(SdeSettings(), steps=9, seed=1, training_step=0) == tuple(range(8))
+    assert window.place(SdeSettings(window_range=(0, 4)), steps=9, seed=1, training_step=0) == (0, 1, 2, 3)
+    for size, bounds in ((5, (0, 4)), (4, (1, 4))):
         with pytest.raises(ValueError, match="does not fit"):
-            window.place(steps=9, size=size, bounds=bounds, **kind)  # type: ignore[arg-type]
+            SdeSettings(window_size=size, window_range=bounds).bounds(9)
 
 
 def test_log_prob_differences_are_measured_and_large_ones_refused() -> None:

@@ -14,6 +14,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from verl_omni.algos import agreement, sde
+from verl_omni.algos.sde_settings import SDE_TYPES
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 
 ROWS = 16
@@ -106,7 +107,7 @@ def test_timesteps_that_were_not_measured_have_the_mean_of_the_others() -> None:
     assert rounding.at(torch.tensor([2.0, 1.0, 3.0])).tolist() == [0.5, 1, 0.75]
 
 
-@pytest.mark.parametrize("kind", sde.SDE_TYPES)
+@pytest.mark.parametrize("kind", SDE_TYPES)
 def test_the_expected_change_of_the_log_probability_is_the_measured_mean(kind: str) -> None:
     generator = torch.Generator().manual_seed(3)
     x, v, noise, error = (torch.randn(400, 4096, generator=generator) for _ in range(4))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_omni.algos import grpo, sde
+from verl_omni.algos.sde_settings import SDE_TYPES
 
 LEVELS = st.floats(0.05, 0.95)
 
@@ -27,7 +28,7 @@ def reference(kind: str, x: float, v: float, s: float, s1: float, top: float, a:
     return x + dt * v - 0.5 * a * a * score * dt, a * math.sqrt(-dt)
 
 
-@pytest.mark.parametrize("kind", sde.SDE_TYPES)
+@pytest.mark.parametrize("kind", SDE_TYPES)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_moments_equal_the_formulas_in_float64(kind: str, data: st.DataObject) -> None:

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
+from tenacity import wait_none
 from tensordict import TensorDict
 from verl import DataProto
+
+from tests.ml.reward_loop.stub_server import Serve, Server, start, stop
+from verl_omni.reward_loop import http_exchange, judge_client, reward_server
+
+
+@pytest.fixture
+async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
+    """Starts servers with their answers; clients do not pause between attempts."""
+    started: list[tuple[Server, threading.Thread]] = []
+    monkeypatch.setattr(judge_client, "PAUSES", wait_none())
+    monkeypatch.setattr(reward_server, "SLEEP", lambda seconds: None)
+
+    def made(*answers: Any) -> Server:
+        started.append(start(*answers))
+        return started[-1][0]
+
+    yield made
+    # Threads of connections that are kept would outlive their server.
+    await http_exchange.disconnect()
+    await asyncio.to_thread(http_exchange.disconnect_threads)
+    for each in started:
+        stop(*each)
 
 
 @pytest.fixture

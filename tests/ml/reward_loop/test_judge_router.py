@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,28 +13,12 @@ import httpx2
 import pytest
 import torch
 
-from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
+from tests.ml.reward_loop.stub_server import CUT, Serve, start, stop
 from verl_omni.reward_loop import rewards
-from verl_omni.reward_loop.http_exchange import disconnect
 from verl_omni.reward_loop.judge_client import JudgeError
 from verl_omni.reward_loop.judge_router import CUT_ANSWERS, WAITING, JudgeRouter
 
 ASKED = {"model": "judge", "messages": []}
-Serve = Callable[..., Server]
-
-
-@pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
-    started: list[tuple[Server, threading.Thread]] = []
-
-    def made(*answers: tuple[Any, ...]) -> Server:
-        started.append(start(*answers))
-        return started[-1][0]
-
-    yield made
-    await disconnect()
-    for each in started:
-        stop(*each)
 
 
 @asynccontextmanager
@@ -98,15 +81,7 @@ async def test_a_replica_that_is_gone_is_left_out_and_without_any_the_error_name
     message = answer.json()["error"]["message"]
     assert answer.status_code == 503 and f"the judge tiny-vl has no replica left: replica {gone.address}: " in message
     with pytest.raises(JudgeError, match=r"status 503.*the judge tiny-vl has no replica left"):
-        await rewards.get_scorer("genrm_ocr")(
-            "test",
-            torch.zeros(3, 4, 4, dtype=torch.uint8),
-            "OPEN",
-            {"prompt": "a sign"},
-            reward_router_address=address,
-            model_name="tiny-vl",
-            attempts=1,
-        )
+        await ask_judge(address)
     await router.stop()
 
 
@@ -124,7 +99,7 @@ async def test_a_replica_that_ends_a_connection_in_an_answer_is_asked_again_and_
     await router.stop()
 
 
-def ask_judge(address: str, **settings: Any) -> Awaitable[Any]:
+def ask_judge(address: str) -> Awaitable[Any]:
     """The score of a sample from a scorer that makes one attempt."""
     return rewards.get_scorer("genrm_ocr")(
         "test",
@@ -134,7 +109,6 @@ def ask_judge(address: str, **settings: Any) -> Awaitable[Any]:
         reward_router_address=address,
         model_name="tiny-vl",
         attempts=1,
-        **settings,
     )
 
 
@@ -147,8 +121,9 @@ async def test_without_a_replica_a_scorer_asks_again_until_another_one_comes(ser
     await asyncio.sleep(0.2)  # more than one wait of the router, and more than one attempt
     assert not asking.done()
     said = json.dumps({"choices": [{"message": {"content": "open"}}]})
-    await router.add(serve((200, said)).address)
-    assert (await asyncio.wait_for(asking, 10))["score"] == 1.0
+    replica = serve((200, said))
+    await router.add(replica.address)
+    assert (await asyncio.wait_for(asking, 10))["score"] == 1.0 and replica.received[0]["model"] == "tiny-vl"
     await router.stop()
 
 
@@ -253,19 +228,3 @@ async def test_a_replica_that_hangs_is_asked_less_and_given_up_in_the_end(serve:
         assert {(await post(address)).status_code for _ in range(4)} == {200}
         asking.cancel()
         await router.stop()
-
-
-async def test_a_scorer_gets_its_score_through_the_router(serve: Serve) -> None:
-    answer = json.dumps({"choices": [{"message": {"content": "open"}}]})
-    server = serve((200, answer))
-    router, address = await routed(server.address)
-    result = await rewards.get_scorer("genrm_ocr")(
-        "test",
-        torch.zeros(3, 4, 4, dtype=torch.uint8),
-        "OPEN",
-        {"prompt": "a sign"},
-        reward_router_address=address,
-        model_name="tiny-vl",
-    )
-    assert result == {"score": 1.0, "exact": 1.0, "cut": 0.0} and server.received[0]["model"] == "tiny-vl"
-    await router.stop()

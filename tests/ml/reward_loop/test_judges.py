@@ -6,8 +6,7 @@ import asyncio
 import base64
 import io
 import json
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 from PIL import Image
-from tenacity import wait_none
 from verl import DataProto
 
-from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
+from tests.ml.reward_loop.stub_server import CUT, Serve, Server
 from verl_omni.reward_loop import http_answers, http_exchange, judge_client, reward_server, rewards
 from verl_omni.reward_loop.http_exchange import disconnect
 from verl_omni.reward_loop.judge_answers import JudgeAnswer, better_of_two
@@ -30,28 +28,12 @@ from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, Visua
 from verl_omni.reward_loop.rewards.genrm_ocr import edit_distance, normalize, text_score
 from verl_omni.reward_loop.rewards.win_rate import pairs_of
 
-Serve = Callable[..., Server]
 PICTURE = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 5, 7), dtype=np.uint8))
 WORDS = st.text(alphabet="abc ", max_size=6)
 
 
 def says(text: str | None) -> tuple[int, str]:
     return 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
-
-
-@pytest.fixture
-async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
-    started: list[tuple[Server, threading.Thread]] = []
-    monkeypatch.setattr(judge_client, "PAUSES", wait_none())
-
-    def made(*answers: Any) -> Server:
-        started.append(start(*answers))
-        return started[-1][0]
-
-    yield made
-    await disconnect()  # threads of connections that are kept would outlive their server
-    for each in started:
-        stop(*each)
 
 
 async def ask(name: str, server: Server, truth: str = "OPEN", sample: torch.Tensor = PICTURE, **options: Any) -> Any:
@@ -148,30 +130,20 @@ async def test_a_rating_is_scaled_to_its_bounds(serve: Serve) -> None:
 async def test_an_unusable_response_names_the_judge_and_the_fault(
     serve: Serve, response: tuple[int, str], said: str
 ) -> None:
-    server = serve(response)
+    server = serve(response, says("3"))
+    attempts = 1 if "each of 1 attempts" in said else 3
     with pytest.raises(JudgeError, match=said) as caught:
-        await ask("unified_reward", server, attempts=1)
+        await ask("unified_reward", server, attempts=attempts)
+    assert len(server.received) == 1, "a judge that refuses is not asked again"
     assert f"http://{server.address}/v1/chat/completions" in str(caught.value)
-
-
-async def test_a_busy_judge_is_asked_again_and_one_that_refuses_is_not(serve: Serve) -> None:
-    busy = serve((429, ""), says("3"))
-    assert (await ask("unified_reward", busy))["rating"] == 3.0
-    refusing = serve((400, ""), says("3"))
-    with pytest.raises(JudgeError, match="400"):
-        await ask("unified_reward", refusing)
-    assert (len(busy.received), len(refusing.received)) == (2, 1)
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         (429, "slow down"),
-        (500, ""),
         (200, "<html>proxy</html>"),
-        (200, says("3")[1][:20]),
         (*says("3"), CUT),
-        (200, "[" * 100_000),
     ],
 )
 async def test_an_answer_that_may_be_another_one_later_is_asked_for_again(
@@ -233,12 +205,6 @@ async def test_an_unreachable_judge_says_what_to_do() -> None:
     with pytest.raises(JudgeError, match=r"no response in 1 attempts of 5 s \(ConnectError.*start the judge's server"):
         await rewards.get_scorer("unified_reward")("t", PICTURE, "", {"prompt": "p"}, **absent)
     await disconnect()
-
-
-async def test_a_late_answer_is_a_timeout(serve: Serve) -> None:
-    server = serve(says("3"))
-    with pytest.raises(JudgeError, match="Timeout"):
-        await ask("unified_reward", server, attempts=1, timeout=1e-6)
 
 
 async def test_connections_are_kept(serve: Serve) -> None:

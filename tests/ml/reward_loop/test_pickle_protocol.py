@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.ml.reward_loop.stub_server import Server, start, stop
-from verl_omni.reward_loop import http_exchange, pickled_messages, reward_server, rewards
+from tests.ml.reward_loop.stub_server import Serve, Server
+from verl_omni.reward_loop import pickled_messages, rewards
 from verl_omni.reward_loop.reward_server import RewardServerError
 
 GRAY = torch.full((3, 16, 16), 128, dtype=torch.uint8)
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses_and_new_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(reward_server, "SLEEP", lambda seconds: None)
-    yield
-    http_exchange.disconnect_threads()
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
-    started: list[tuple[Server, threading.Thread]] = []
-
-    def begin(*answers: tuple[int, bytes]) -> Server:
-        started.append(start(*answers))
-        return started[-1][0]
-
-    yield begin
-    for each in started:
-        stop(*each)
 
 
 def score(server: Server, image: torch.Tensor = GRAY, **settings: Any) -> Any:
@@ -49,7 +28,7 @@ def score(server: Server, image: torch.Tensor = GRAY, **settings: Any) -> Any:
     return rewards.get_scorer("http")("d", image, "the truth", info, **request)
 
 
-def test_a_request_is_that_of_the_references_client(serve: Callable[..., Server]) -> None:
+def test_a_request_is_that_of_the_references_client(serve: Serve) -> None:
     server = serve((200, pickle.dumps({"scores": [0.25]})))
     assert score(server) == {"score": 0.25}
     sent = pickle.loads(server.received[0])
@@ -60,7 +39,7 @@ def test_a_request_is_that_of_the_references_client(serve: Callable[..., Server]
     assert np.abs(np.asarray(image).astype(int) - 128).max() <= 1
 
 
-def test_a_batch_is_one_request(serve: Callable[..., Server]) -> None:
+def test_a_batch_is_one_request(serve: Serve) -> None:
     server = serve((200, pickle.dumps({"scores": [0.25, 1, 3.5]})))
     lists: list[list[Any]] = [["d"] * 3, [GRAY] * 3, ["a", "b", "c"], [{"prompt": "p"}] * 3]
     results = rewards.get_scorer("http_batch")(*lists, url=f"http://{server.address}/", protocol="pickle")
@@ -73,7 +52,7 @@ def test_a_batch_is_one_request(serve: Callable[..., Server]) -> None:
     "scores", [np.array([0.5], np.float32), [np.float32(0.5)], (np.float64(0.5),), [np.array([0.5])]]
 )
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_scores_may_be_of_numpy(serve: Callable[..., Server], scores: Any, protocol: int) -> None:
+def test_scores_may_be_of_numpy(serve: Serve, scores: Any, protocol: int) -> None:
     assert score(serve((200, pickle.dumps({"scores": scores}, protocol)))) == {"score": 0.5}
 
 
@@ -85,7 +64,7 @@ class Harmful:
         return os.mkdir, (str(self.path),)
 
 
-def test_an_answer_that_would_run_code_is_refused_and_runs_none(serve: Callable[..., Server], tmp_path: Path) -> None:
+def test_an_answer_that_would_run_code_is_refused_and_runs_none(serve: Serve, tmp_path: Path) -> None:
     body = pickle.dumps({"scores": [Harmful(tmp_path / "made")]})
     with pytest.raises(RewardServerError, match=r"names (posix|os)\.mkdir, and may only have plain values"):
         score(serve((200, body)))
@@ -120,7 +99,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("described", FORGED.values(), ids=FORGED)
-def test_an_answer_cannot_say_where_in_memory_a_value_is(serve: Callable[..., Server], described: Any) -> None:
+def test_an_answer_cannot_say_where_in_memory_a_value_is(serve: Serve, described: Any) -> None:
     kind = Described(np.dtype, *described)
     array = Described(np._core.multiarray._reconstruct, (1, (1,), kind, False, ADDRESS), np.ndarray, (0,), b"b")  # type: ignore[attr-defined]
     with pytest.raises(RewardServerError, match=r"an array of '[OV]8', and may only have arrays of numbers"):
@@ -136,7 +115,7 @@ def test_an_answer_cannot_say_where_in_memory_a_value_is(serve: Callable[..., Se
     ],
     ids=["an array", "a number", "an array without its values"],
 )
-def test_an_answer_cannot_make_what_it_does_not_hold(serve: Callable[..., Server], made: Any) -> None:
+def test_an_answer_cannot_make_what_it_does_not_hold(serve: Serve, made: Any) -> None:
     with pytest.raises(RewardServerError, match=r"the answer (is no pickle .*not callable|has an array)"):
         score(serve((200, pickle.dumps({"scores": made}))))
 
@@ -159,7 +138,7 @@ def many_times(depth: int) -> Any:
     ],
     ids=["a number of a value", "one list many times", "an error", "a score"],
 )
-def test_an_answer_takes_little_more_memory_than_it_has_bytes(serve: Callable[..., Server], body: bytes) -> None:
+def test_an_answer_takes_little_more_memory_than_it_has_bytes(serve: Serve, body: bytes) -> None:
     server = serve((200, body))
     tracemalloc.start()
     try:
@@ -191,16 +170,11 @@ def test_arrays_of_either_byte_order_and_any_layout_survive() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 200])
-def test_the_servers_error_is_shown_by_its_last_line(serve: Callable[..., Server], status: int) -> None:
+def test_the_servers_error_is_shown_by_its_last_line(serve: Serve, status: int) -> None:
     trace = "Traceback (most recent call last):\n" + "  File x\n" * 40 + "KeyError: 'images'\n"
     server = serve(*[(status, pickle.dumps({"error": trace}))] * 2)
     with pytest.raises(RewardServerError, match=rf"status {status}: KeyError: 'images', in each of 2 attempts"):
         score(server, attempts=2)
-
-
-def test_a_busy_server_is_asked_again(serve: Callable[..., Server]) -> None:
-    good = pickle.dumps({"scores": [1.0]})
-    assert score(serve((503, b"busy"), (500, pickle.dumps({"error": "no memory"})), (200, good))) == {"score": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -217,14 +191,12 @@ def test_a_busy_server_is_asked_again(serve: Callable[..., Server]) -> None:
         (404, b"not here", "status 404: not here"),
     ],
 )
-def test_an_answer_without_a_score_fails_at_once(
-    serve: Callable[..., Server], status: int, body: bytes, said: str
-) -> None:
+def test_an_answer_without_a_score_fails_at_once(serve: Serve, status: int, body: bytes, said: str) -> None:
     with pytest.raises(RewardServerError, match=said):
         score(serve((status, body)))
 
 
-def test_a_video_and_an_unknown_protocol_are_refused(serve: Callable[..., Server]) -> None:
+def test_a_video_and_an_unknown_protocol_are_refused(serve: Serve) -> None:
     with pytest.raises(ValueError, match=r"images \[3, H, W\] only, and this is a video \[2, 3, 16, 16\]"):
         score(serve(), torch.stack([GRAY, GRAY]))
     for name in ("http", "http_batch"):

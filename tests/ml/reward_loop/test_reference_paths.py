@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.ml.reward_loop.stub_server import start, stop
+from tests.ml.reward_loop.stub_server import Serve
 from tests.ml.reward_loop.test_clip_scorers import write_clip
-from verl_omni.reward_loop import http_exchange, rewards
-from verl_omni.reward_loop.http_exchange import disconnect
+from verl_omni.reward_loop import rewards
 from verl_omni.utils.reward_score import default_compute_score_image, http_scorer_client
 from verl_omni.utils.reward_score.choice_reward import compute_score as compute_choice
 from verl_omni.utils.reward_score.genrm_ocr import compute_score_ocr
@@ -25,12 +22,6 @@ from verl_omni.utils.reward_score.unified_reward import compute_score_unified_re
 
 GENERATOR = torch.Generator().manual_seed(5)
 IMAGE = torch.randint(256, (3, 32, 32), generator=GENERATOR, dtype=torch.uint8)
-
-
-@pytest.fixture(autouse=True)
-def _new_connections() -> Iterator[None]:
-    yield
-    http_exchange.disconnect_threads()
 
 
 def test_jpeg_takes_an_image_alone_as_bytes_or_floats() -> None:
@@ -101,34 +92,22 @@ def test_one_image_may_have_a_batch_dimension() -> None:
         (compute_score_unified_reward, "Final Score: 3", {"score": 0.5, "rating": 3.0}),
     ],
 )
-def test_a_judge_takes_the_arguments_that_verl_passes(judge: Any, said: str, wanted: dict[str, float]) -> None:
+async def test_a_judge_takes_the_arguments_that_verl_passes(
+    serve: Serve, judge: Any, said: str, wanted: dict[str, float]
+) -> None:
     answer = 200, json.dumps({"choices": [{"message": {"content": said}}]})
-    server, thread = start(answer, answer)
-
-    async def scores() -> list[Any]:
-        by_name = {"reward_router_address": server.address, "reward_model_tokenizer": object(), "model_name": "vlm"}
-        results = [
-            await judge("d", IMAGE.float() / 255, "hello", None, *by_name.values()),
-            await judge("d", IMAGE, "hello", {}, **by_name, max_tokens=7),
-        ]
-        await disconnect()
-        return results
-
-    try:
-        assert asyncio.run(scores()) == [wanted, wanted]
-        first, second = server.received
-        assert first["messages"] == second["messages"] and server.paths == ["/v1/chat/completions"] * 2
-        assert (first["model"], second["max_tokens"]) == ("vlm", 7)
-    finally:
-        stop(server, thread)
+    server = serve(answer, answer)
+    by_name = {"reward_router_address": server.address, "reward_model_tokenizer": object(), "model_name": "vlm"}
+    assert await judge("d", IMAGE.float() / 255, "hello", None, *by_name.values()) == wanted
+    assert await judge("d", IMAGE, "hello", {}, **by_name, max_tokens=7) == wanted
+    first, second = server.received
+    assert first["messages"] == second["messages"] and server.paths == ["/v1/chat/completions"] * 2
+    assert (first["model"], second["max_tokens"]) == ("vlm", 7)
 
 
-def test_the_http_client_speaks_pickle() -> None:
-    server, thread = start((200, pickle.dumps({"scores": [0.75]})))
-    try:
-        given: Any = {"data_source": "d", "solution_image": IMAGE, "ground_truth": "the truth", "extra_info": {}}
-        url = f"http://{server.address}/"
-        assert asyncio.run(http_scorer_client.compute_score(**given, server_url=url, max_retries=0)) == 0.75
-        assert pickle.loads(server.received[0])["prompts"] == ["the truth"]
-    finally:
-        stop(server, thread)
+async def test_the_http_client_speaks_pickle(serve: Serve) -> None:
+    server = serve((200, pickle.dumps({"scores": [0.75]})))
+    given: Any = {"data_source": "d", "solution_image": IMAGE, "ground_truth": "the truth", "extra_info": {}}
+    url = f"http://{server.address}/"
+    assert await http_scorer_client.compute_score(**given, server_url=url, max_retries=0) == 0.75
+    assert pickle.loads(server.received[0])["prompts"] == ["the truth"]

@@ -8,7 +8,6 @@ import logging
 import math
 import re
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -40,8 +39,9 @@ def user_file(tmp_path: Path) -> Callable[[str], str]:
 
 
 async def test_without_a_function_the_data_source_names_the_scorer(settings: Settings, sample: Sample) -> None:
-    result = await visual(settings()).run_single(sample())
-    assert result == {"reward_score": DARK, "reward_extra_info": {"acc": DARK}}
+    for row in (sample(), sample(extra_info=None)):
+        result = await visual(settings()).run_single(row)
+        assert result == {"reward_score": DARK, "reward_extra_info": {"acc": DARK}}
 
 
 async def test_the_references_section_has_no_settings_of_scorers(settings: Settings, sample: Sample) -> None:
@@ -79,21 +79,16 @@ async def test_verls_scorer_of_texts_is_ignored(settings: Settings, sample: Samp
     assert (await visual(settings(), scorer).run_single(sample()))["reward_score"] == DARK
 
 
-async def test_a_function_needs_no_other_settings(sample: Sample) -> None:
+async def test_a_function_given_in_python_scores_and_needs_no_other_settings(
+    settings: Settings, sample: Sample
+) -> None:
     """As in a program of one's own: `VisualRewardManager(config, tokenizer, function)`."""
 
-    def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    def judge(solution_image: Any) -> float:
         return float(solution_image.shape[0])
 
-    manager = VisualRewardManager(OmegaConf.create({"reward": {}}), None, judge)
-    assert (await manager.run_single(sample()))["reward_score"] == 3
-
-
-async def test_a_function_given_in_python_scores(settings: Settings, sample: Sample) -> None:
-    def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> float:
-        return float(solution_image.shape[0])
-
-    assert (await visual(settings(scorer="brightness"), judge).run_single(sample()))["reward_score"] == 3
+    for config in (settings(scorer="brightness"), OmegaConf.create({"reward": {}})):
+        assert (await visual(config, judge).run_single(sample()))["reward_score"] == 3
 
 
 def with_custom_function(settings: Settings, path: str) -> Any:
@@ -150,48 +145,23 @@ async def test_a_users_function_may_take_lists(
     assert results[-1]["reward_extra_info"][calls] == 2, "the first sample alone, then all that waited"
 
 
-async def test_a_plain_function_does_not_block_the_loop(settings: Settings, sample: Sample) -> None:
-    config = settings(custom_reward_function={"path": "mine.py", "name": "x"})
-    threads: list[int] = []
-
-    def judge(data_source: str, solution_image: torch.Tensor, ground_truth: str, extra_info: dict[str, Any]) -> float:
-        threads.append(threading.get_ident())
-        return 1.0
-
-    await visual(config, judge).run_single(sample())
-    assert len(threads) == 1
-    assert threads[0] != threading.get_ident()
-
-
-async def test_the_data_sets_row_is_not_changed(settings: Settings, sample: Sample) -> None:
+async def test_a_scorer_gets_what_the_agent_loop_added_and_does_not_change_the_row(
+    settings: Settings, sample: Sample
+) -> None:
     seen: list[dict[str, Any]] = []
 
-    async def judge(
-        data_source: str, solution_image: torch.Tensor, ground_truth: str, extra_info: dict[str, Any]
-    ) -> float:
+    async def judge(extra_info: dict[str, Any]) -> float:
         seen.append(dict(extra_info))
         extra_info["index"] = "changed"
         return 0.0
 
     row_info = {"index": 7}
     before = copy.deepcopy(row_info)
-    data = sample(extra_info=row_info, tool_extra_fields={"seed": 3})
+    of_loop = {"tool_extra_fields": {"seed": 3}, "__num_turns__": 2, "reward_scores": {"tool": 0.5}}
+    data = sample(extra_info=row_info, **of_loop)
     await visual(settings(custom_reward_function={"path": "mine.py", "name": "x"}), judge).run_single(data)
-    assert seen == [{"index": 7, "seed": 3, "num_turns": None, "rollout_reward_scores": {}}]
+    assert seen == [{"index": 7, "seed": 3, "num_turns": 2, "rollout_reward_scores": {"tool": 0.5}}]
     assert row_info == before
-
-
-async def test_scorers_get_the_turns_and_the_scores_of_the_agent_loop(settings: Settings, sample: Sample) -> None:
-    def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> float:
-        return float(extra_info["num_turns"] + extra_info["rollout_reward_scores"]["tool"])
-
-    data = sample(__num_turns__=2, reward_scores={"tool": 0.5})
-    manager = visual(settings(custom_reward_function={"path": "mine.py", "name": "x"}), judge)
-    assert (await manager.run_single(data))["reward_score"] == 2.5
-
-
-async def test_rows_without_extra_info_are_scored(settings: Settings, sample: Sample) -> None:
-    assert (await visual(settings()).run_single(sample(extra_info=None)))["reward_score"] == DARK
 
 
 @pytest.mark.parametrize(

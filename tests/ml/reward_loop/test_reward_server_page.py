@@ -9,7 +9,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ import torch
 from PIL import Image
 
 from e2e.cluster.ports import free_ports
-from tests.ml.reward_loop.stub_server import start, stop
-from verl_omni.reward_loop import http_exchange, rewards
+from tests.ml.reward_loop.stub_server import Serve, Server
+from verl_omni.reward_loop import rewards
 from verl_omni.reward_loop.reward_server import RewardServerError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "start" / "own-reward.md").read_text(encoding="utf-8")
@@ -38,13 +37,6 @@ TYPES = {
     "number": (int, float),
     "integer, or null": int,
 }
-LISTS = ("data_sources", "solution_images", "ground_truths", "extra_infos")
-
-
-@pytest.fixture(autouse=True)
-def _new_connections() -> Iterator[None]:
-    yield
-    http_exchange.disconnect_threads()
 
 
 def fields(heading: str) -> dict[str, str]:
@@ -54,18 +46,13 @@ def fields(heading: str) -> dict[str, str]:
     return {row[1]: row[2] for row in rows if row is not None}
 
 
-def sent(name: str, answer: str, sample: torch.Tensor, **settings: Any) -> tuple[dict[str, Any], Any]:
-    """What a scorer sends, and what it returns."""
-    server, thread = start((200, answer))
-    try:
-        address = "server_url" if name == "latent_http" else "url"
-        values: tuple[Any, ...] = ("d", sample, "truth", {"prompt": "a prompt"})
-        lists = dict(zip(LISTS, ([each] for each in values), strict=True)) if name == "http_batch" else {}
-        arguments = () if lists else values
-        made = rewards.get_scorer(name)(*arguments, **lists, **{address: f"http://{server.address}/score"}, **settings)
-        return server.received[0], made
-    finally:
-        stop(server, thread)
+def sent(server: Server, name: str, sample: torch.Tensor, **settings: Any) -> tuple[dict[str, Any], Any]:
+    """What a scorer sends to a server, and what it returns."""
+    values: tuple[Any, ...] = ("d", sample, "truth", {"prompt": "a prompt"})
+    arguments = [[value] for value in values] if name == "http_batch" else values
+    address = {"server_url" if name == "latent_http" else "url": f"http://{server.address}/score"}
+    made = rewards.get_scorer(name)(*arguments, **address, **settings)
+    return server.received[0], made
 
 
 @pytest.mark.parametrize(
@@ -76,10 +63,12 @@ def sent(name: str, answer: str, sample: torch.Tensor, **settings: Any) -> tuple
         ("http_batch", "Response to `http_batch`", {"scores": [{"score": 0.5, "other": 2, "text": "ignored"}]}),
     ],
 )
-def test_the_tables_are_what_a_scorer_sends_and_accepts(name: str, response: str, answer: dict[str, Any]) -> None:
+def test_the_tables_are_what_a_scorer_sends_and_accepts(
+    serve: Serve, name: str, response: str, answer: dict[str, Any]
+) -> None:
     latent = {"noise_seed": 3} if name == "latent_http" else {}
     sample = torch.ones(2, 3) if latent else HALVES
-    body, made = sent(name, json.dumps(answer), sample, **latent)
+    body, made = sent(serve((200, json.dumps(answer))), name, sample, **latent)
     documented = fields(f"Request of `{name}`")
     documented.pop("frames", None)
     assert body.keys() == documented.keys()
@@ -90,13 +79,14 @@ def test_the_tables_are_what_a_scorer_sends_and_accepts(name: str, response: str
         (made,) = made
     assert made["score"] == 0.5 and made["other"] == 2 and "text" not in made
     (required,) = fields(response)
+    lacking = serve((200, json.dumps({field: value for field, value in answer.items() if field != required})))
     with pytest.raises(RewardServerError, match=f"'{required}'"):
-        sent(name, json.dumps({field: value for field, value in answer.items() if field != required}), sample)
+        sent(lacking, name, sample)
 
 
-def test_a_video_is_sent_as_its_frames() -> None:
+def test_a_video_is_sent_as_its_frames(serve: Serve) -> None:
     video = torch.stack([HALVES, 255 - HALVES])
-    body, _ = sent("http", '{"score": 1}', video)
+    body, _ = sent(serve((200, '{"score": 1}')), "http", video)
     assert body.keys() == fields("Request of `http`").keys() - {"image"}
     decoded = [np.array(Image.open(io.BytesIO(base64.b64decode(each)))) for each in body["frames"]]
     assert (np.stack(decoded) == video.permute(0, 2, 3, 1).numpy()).all()

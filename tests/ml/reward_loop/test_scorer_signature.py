@@ -17,9 +17,6 @@ import a_module_that_is_not_installed
 def judge(data_source, solution_image, ground_truth, extra_info, factor, depth=3, *, model_name=None, scale=1.0):
     return 1.0
 
-async def late(solution_image, **settings):
-    return 1.0
-
 @cached
 def hidden(solution_image):
     return 1.0
@@ -45,19 +42,6 @@ def judge(
 def test_a_function_and_its_source_have_the_same_signature() -> None:
     expected = Signature(frozenset({"factor", "depth", "scale"}), frozenset({"factor"}), open_ended=False)
     assert signature_of(judge) == signature_in_source(SOURCE, "judge") == expected
-
-
-def test_a_users_function_is_found_behind_verls_wrapper() -> None:
-    def call(function: Callable[..., Any], extra: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs, **extra)
-
-    assert signature_of(partial(call, judge, {})) == signature_of(judge)
-
-
-def test_keyword_arguments_take_any_setting() -> None:
-    signature = signature_in_source(SOURCE, "late")
-    assert signature is not None
-    assert signature.problems(["anything"]) == []
 
 
 @pytest.mark.parametrize("name", ["hidden", "alias", "absent"])

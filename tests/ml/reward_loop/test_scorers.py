@@ -6,7 +6,6 @@ import base64
 import io
 import math
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis.extra import numpy as npst
 from PIL import Image
 
-from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
-from verl_omni.reward_loop import http_exchange, reward_server, rewards
+from tests.ml.reward_loop.stub_server import CUT, Serve, Server
+from verl_omni.reward_loop import reward_server, rewards
 from verl_omni.reward_loop.reward_server import RewardServerError
 from verl_omni.reward_loop.rewards.python import load
 from verl_omni.reward_loop.scorer_signature import takes_groups
@@ -158,26 +157,11 @@ def test_an_error_inside_the_users_file_passes_unchanged(tmp_path: Path) -> None
         score("python", CONSTANT, function=f"{tmp_path / 'broken.py'}:judge")
 
 
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
-    started: list[tuple[Server, threading.Thread]] = []
-    monkeypatch.setattr(reward_server, "SLEEP", lambda seconds: None)
-
-    def made(*answers: tuple[Any, ...]) -> Server:
-        started.append(start(*answers))
-        return started[-1][0]
-
-    yield made
-    http_exchange.disconnect_threads()  # threads of connections that are kept would outlive their server
-    for each in started:
-        stop(*each)
-
-
 def url(server: Server) -> str:
     return f"http://{server.address}/score"
 
 
-def test_the_server_gets_the_picture_and_the_prompt(serve: Callable[..., Server]) -> None:
+def test_the_server_gets_the_picture_and_the_prompt(serve: Serve) -> None:
     server = serve((200, '{"score": 0.25, "detail": 2, "note": "text"}'))
     picture = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 5, 7), dtype=np.uint8))
     assert score("http", picture, "truth", url=url(server)) == {"score": 0.25, "detail": 2.0}
@@ -193,7 +177,7 @@ def test_the_server_gets_the_picture_and_the_prompt(serve: Callable[..., Server]
 
 
 @pytest.mark.parametrize("name", ["http", "http_batch", "latent_http"])
-def test_a_server_gets_the_fields_of_a_row_that_json_has(serve: Callable[..., Server], name: str) -> None:
+def test_a_server_gets_the_fields_of_a_row_that_json_has(serve: Serve, name: str) -> None:
     server = serve((200, '{"score": 1, "scores": [{"score": 1}]}'))
     include = [{"class": "cup", "count": 2, "color": None}]
     info = {"include": include, "images": [Image.new("RGB", (2, 2))], "audio": torch.zeros(2), "ratio": math.nan}
@@ -210,7 +194,7 @@ def test_a_server_gets_the_fields_of_a_row_that_json_has(serve: Callable[..., Se
     [("http", {"attempts": 4}), ("http_batch", {"attempts": 4}), ("latent_http", {"max_retries": 3})],
 )
 def test_the_first_pause_is_a_setting_and_later_ones_grow(
-    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, name: str, attempts: dict[str, int]
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, name: str, attempts: dict[str, int]
 ) -> None:
     server = serve(*[(503, "busy")] * 3, (200, '{"score": 1, "scores": [{"score": 1}]}'))
     paused = []
@@ -222,7 +206,7 @@ def test_the_first_pause_is_a_setting_and_later_ones_grow(
     assert paused == [4, 8, 10] and len(server.received) == 4
 
 
-def test_a_server_of_latents_gets_them_and_its_score_is_scaled(serve: Callable[..., Server]) -> None:
+def test_a_server_of_latents_gets_them_and_its_score_is_scaled(serve: Serve) -> None:
     server = serve((503, "busy"), (200, '{"score": 2.0, "detail": 5}'))
     latents = torch.randn(4, 3, 2).to(torch.bfloat16)
     given = {"server_url": url(server), "noise_level": 0.4, "score_scale": 0.1, "score_bias": 1.0}
@@ -249,7 +233,7 @@ def batch_of(pictures: list[torch.Tensor], **settings: Any) -> Any:
     return rewards.get_scorer("http_batch")(["test"] * count, pictures, truths, infos, **settings)
 
 
-def test_a_batch_is_one_request(serve: Callable[..., Server]) -> None:
+def test_a_batch_is_one_request(serve: Serve) -> None:
     server = serve((200, '{"scores": [{"score": 0.25, "detail": 2}, {"score": 1}]}'))
     assert batch_of([CONSTANT, CONSTANT // 2], url=url(server)) == [{"score": 0.25, "detail": 2.0}, {"score": 1.0}]
     (sent,) = server.received
@@ -263,13 +247,13 @@ def test_a_batch_is_one_request(serve: Callable[..., Server]) -> None:
 
 
 @pytest.mark.parametrize("answer", ["[]", '{"scores": [{"score": 1}]}', '{"score": 1}'])
-def test_a_response_without_a_score_for_each_sample_is_an_error(serve: Callable[..., Server], answer: str) -> None:
+def test_a_response_without_a_score_for_each_sample_is_an_error(serve: Serve, answer: str) -> None:
     server = serve((200, answer))
     with pytest.raises(RewardServerError, match="the response has no 2 'scores'"):
         batch_of([CONSTANT] * 2, url=url(server))
 
 
-def test_a_server_abstains_with_null_as_the_score_of_a_sample(serve: Callable[..., Server]) -> None:
+def test_a_server_abstains_with_null_as_the_score_of_a_sample(serve: Serve) -> None:
     empty = '{"score": null, "detail": 2}'
     assert score("http", CONSTANT, url=url(serve((200, empty)))) is None
     assert score("latent_http", torch.zeros(4, 3, 2), "truth", server_url=url(serve((200, empty)))) is None
@@ -291,7 +275,7 @@ def test_a_server_abstains_with_null_as_the_score_of_a_sample(serve: Callable[..
     ],
 )
 def test_an_unusable_response_names_the_server_and_the_fault(
-    serve: Callable[..., Server], answer: tuple[int, str], message: str
+    serve: Serve, answer: tuple[int, str], message: str
 ) -> None:
     server = serve(answer)
     with pytest.raises(RewardServerError, match=message) as caught:
@@ -311,9 +295,7 @@ def test_an_unusable_response_names_the_server_and_the_fault(
         (200, "[" * 100_000),
     ],
 )
-def test_an_answer_that_may_be_another_one_later_is_asked_for_again(
-    serve: Callable[..., Server], answer: tuple[Any, ...]
-) -> None:
+def test_an_answer_that_may_be_another_one_later_is_asked_for_again(serve: Serve, answer: tuple[Any, ...]) -> None:
     server = serve(answer, answer, (200, '{"score": 1}'))
     assert score("http", CONSTANT, url=url(server)) == {"score": 1.0}
     assert len(server.received) == 3
@@ -323,7 +305,7 @@ def test_an_answer_that_may_be_another_one_later_is_asked_for_again(
     assert str(caught.value).startswith(f"{url(failing)}: ") and len(str(caught.value)) < 500
 
 
-def test_a_redirect_says_where_to(serve: Callable[..., Server]) -> None:
+def test_a_redirect_says_where_to(serve: Serve) -> None:
     """Such as from http to https, or to a path with a slash at its end."""
     server = serve((307, "", {"Location": "https://rewards.example/score/"}))
     with pytest.raises(

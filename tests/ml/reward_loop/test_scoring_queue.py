@@ -34,24 +34,14 @@ async def scores(on: ScoringQueue, number: int) -> list[Any]:
 async def test_a_scorer_that_takes_lists_gets_all_samples_that_wait(kind: str) -> None:
     sizes: list[int] = []
 
-    def judge(
-        data_sources: Sequence[str],
-        solution_images: Sequence[int],
-        ground_truths: Sequence[str],
-        extra_infos: Sequence[Any],
-    ) -> list[str]:
+    def judge(solution_images: Sequence[int], ground_truths: Sequence[str]) -> list[str]:
         sizes.append(len(solution_images))
         assert list(ground_truths) == [f"t{image}" for image in solution_images]
         return [f"score {image}" for image in solution_images]
 
-    async def late(
-        data_sources: Sequence[str],
-        solution_images: Sequence[int],
-        ground_truths: Sequence[str],
-        extra_infos: Sequence[Any],
-    ) -> list[str]:
+    async def late(solution_images: Sequence[int], ground_truths: Sequence[str]) -> list[str]:
         await asyncio.sleep(0)
-        return judge(data_sources, solution_images, ground_truths, extra_infos)
+        return judge(solution_images, ground_truths)
 
     scored = await scores(queue(judge if kind == "plain" else late), SAMPLES)
     assert scored == [f"score {number}" for number in range(SAMPLES)]
@@ -75,24 +65,6 @@ async def test_a_scorer_gets_the_arguments_that_it_takes() -> None:
     assert await scores(queue(of_truth), 2) == ["st0", "st1"]
     assert await scores(queue(of_lists), 2) == ["t0:0", "t1:1"]
     assert await scores(queue(of_all), 1) == [["data_source", "extra_info", "ground_truth", "solution_image"]]
-
-
-async def test_the_calls_at_a_time_are_limited_and_none_is_left_unused() -> None:
-    running = 0
-    seen = []
-
-    async def judge(data_source: str, solution_image: int, ground_truth: str, extra_info: Any) -> int:
-        nonlocal running
-        running += 1
-        for _ in range(3):
-            await asyncio.sleep(0)
-        seen.append(running)
-        running -= 1
-        return solution_image
-
-    assert await scores(queue(judge), SAMPLES) == list(range(SAMPLES))
-    assert max(seen) == scoring_queue.COROUTINES
-    assert seen[0] == scoring_queue.COROUTINES, "as many calls as may run are started at once"
 
 
 @pytest.mark.parametrize(
@@ -137,18 +109,19 @@ async def test_the_deadline_of_a_sample_begins_with_its_call() -> None:
         most = max(most, begun - ended)
         return asyncio.timeout(seconds)
 
-    async def judge(data_source: str, solution_image: int, ground_truth: str, extra_info: Any) -> int:
+    async def judge(solution_image: int) -> int:
         nonlocal ended
         await asyncio.sleep(0)
         ended += 1
         return solution_image
 
     assert await scores(queue(judge, timeout=timeout), SAMPLES) == list(range(SAMPLES))
-    assert begun == SAMPLES and most <= scoring_queue.COROUTINES
+    assert begun == SAMPLES
+    assert most == scoring_queue.COROUTINES, "the calls at a time are limited, and none is left unused"
 
 
 async def test_a_call_that_does_not_end_fails_and_the_next_ones_run() -> None:
-    async def judge(data_source: str, solution_image: int, ground_truth: str, extra_info: Any) -> int:
+    async def judge(solution_image: int) -> int:
         if solution_image == 1:
             await asyncio.Event().wait()
         return solution_image
@@ -165,7 +138,7 @@ async def test_a_function_that_returns_after_its_deadline_delays_the_next_calls_
     go = threading.Event()
     most = 0
 
-    def judge(data_sources: Any, solution_images: Sequence[int], ground_truths: Any, extra_infos: Any) -> list[int]:
+    def judge(solution_images: Sequence[int]) -> list[int]:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -194,7 +167,7 @@ async def test_a_function_that_returns_after_its_deadline_delays_the_next_calls_
 async def test_samples_fail_while_calls_that_do_not_return_occupy_every_thread() -> None:
     go = threading.Event()
 
-    def judge(data_sources: Any, solution_images: Sequence[int], ground_truths: Any, extra_infos: Any) -> list[int]:
+    def judge(solution_images: Sequence[int]) -> list[int]:
         if 0 in solution_images:
             assert go.wait(60)
         return list(solution_images)
@@ -214,7 +187,7 @@ async def test_samples_fail_while_calls_that_do_not_return_occupy_every_thread()
 
 
 async def test_the_scorers_own_timeout_keeps_its_text() -> None:
-    async def judge(data_source: str, solution_image: int, ground_truth: str, extra_info: Any) -> int:
+    async def judge(solution_image: int) -> int:
         raise TimeoutError("the scorer's server is slow")
 
     (found,) = await scores(queue(judge), 1)
@@ -223,7 +196,7 @@ async def test_the_scorers_own_timeout_keeps_its_text() -> None:
 
 @pytest.mark.parametrize("answer", [[1.0], 1.0])
 async def test_a_scorer_of_lists_must_return_a_result_for_each_sample(answer: Any) -> None:
-    def judge(data_sources: Any, solution_images: Any, ground_truths: Any, extra_infos: Any) -> Any:
+    def judge(solution_images: Any) -> Any:
         return answer if len(solution_images) == 2 else [0.0]
 
     scored = await scores(queue(judge, batch_size=2), 3)
@@ -233,7 +206,7 @@ async def test_a_scorer_of_lists_must_return_a_result_for_each_sample(answer: An
 
 @pytest.mark.parametrize("kind", [torch.tensor, np.array])
 async def test_a_scorer_of_lists_may_return_an_array(kind: Any) -> None:
-    def judge(data_sources: Any, solution_images: Any, ground_truths: Any, extra_infos: Any) -> Any:
+    def judge(solution_images: Any) -> Any:
         return kind([float(image) for image in solution_images])
 
     assert await scores(queue(judge), 3) == [0.0, 1.0, 2.0]
@@ -243,7 +216,7 @@ async def test_samples_whose_callers_were_cancelled_are_not_scored() -> None:
     scored: list[int] = []
     go = asyncio.Event()
 
-    async def judge(data_sources: Any, solution_images: Sequence[int], ground_truths: Any, extra_infos: Any) -> Any:
+    async def judge(solution_images: Sequence[int]) -> Any:
         scored.extend(solution_images)
         await go.wait()
         return solution_images
@@ -288,22 +261,12 @@ async def test_a_server_that_is_gone_is_not_asked_for_each_sample(error: type[Ex
 def ranks(calls: list[list[str]], fails: str | None = None) -> Any:
     """A scorer that takes groups: each sample's number among those of its group. It fails for the group `fails`."""
 
-    def rank(
-        data_sources: Sequence[str],
-        solution_images: Sequence[int],
-        ground_truths: Sequence[str],
-        extra_infos: Sequence[Any],
-        groups: Sequence[str],
-    ) -> list[int]:
+    def rank(solution_images: Sequence[int], groups: Sequence[str]) -> list[int]:
         calls.append(list(groups))
         if fails in groups:
             raise OSError("unreadable")
-        found = []
-        for image, group in zip(solution_images, groups, strict=True):
-            found.append(
-                sum(other < image for other, name in zip(solution_images, groups, strict=True) if name == group)
-            )
-        return found
+        samples = list(zip(solution_images, groups, strict=True))
+        return [sum(other < image for other, name in samples if name == group) for image, group in samples]
 
     return rank
 

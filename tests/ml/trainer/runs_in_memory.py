@@ -8,17 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from verl import DataProto
 
 from tests.ml import smallest_job
+from verl_omni.samples import GENERATED, Sample
 from verl_omni.trainer.loop import TrainingLoop
 from verl_omni.trainer.main_diffusion import build_loop
 from verl_omni.trainer.run.run_folder import RunFolder
 from verl_omni.trainer.run.step_checkpoints import RunRequests
 from verl_omni.trainer.settings import process_counts
+from verl_omni.utils.columns import objects
 
 ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
 AHEAD = "trainer.v1.separate_async.num_warmup_batches"
@@ -88,8 +89,7 @@ class Trained:
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         rows = len(prompts)
         tensors = {"rm_scores": torch.arange(rows).float()[:, None], "rollout_log_probs": torch.zeros(rows, 1)}
-        version = np.full(rows, self.served, dtype=object)
-        columns = {**prompts.non_tensor_batch, "global_steps": version}
+        columns = {**prompts.non_tensor_batch, GENERATED: objects([Sample(version=self.served)] * rows)}
         places = torch.tensor([int(info["prompt"]) for info in prompts.non_tensor_batch["extra_info"]])
         return DataProto(
             batch=TensorDict({**tensors, "all_timesteps": places[:, None]}, batch_size=rows), non_tensor_batch=columns

@@ -8,7 +8,7 @@ import gc
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +23,13 @@ from verl import DataProto
 from tests.ml.trainer.recorded_runs import events
 from tests.ml.trainer.runs_in_memory import RunInMemory, job_in_memory, prompt_rows, run_in_memory
 from verl_omni.agent_loop.sampling import row_params
+from verl_omni.samples import GENERATED, Sample
 from verl_omni.trainer.generation import sample_generation, verl_batches
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder, TakenOver
 from verl_omni.trainer.run.step_checkpoints import Interrupted
+from verl_omni.utils.columns import objects
 from verl_omni.utils.seeds import sample_seeds
 
 pytestmark = pytest.mark.slow  # composes all settings for each
@@ -51,8 +53,8 @@ class AnsweringAgentLoop:
         }
         if prompts.meta_info.get("carry_responses") is False:
             del tensors["responses"]
-        version = np.full(rows, prompts.meta_info["global_steps"], dtype=object)
-        columns = {**prompts.non_tensor_batch, "global_steps": version}
+        sample = Sample(version=prompts.meta_info["global_steps"])
+        columns = {**prompts.non_tensor_batch, GENERATED: objects([sample] * rows)}
         return DataProto(batch=TensorDict(tensors, batch_size=rows), non_tensor_batch=columns)
 
 
@@ -120,10 +122,10 @@ class ShowingAgentLoop(AnsweringAgentLoop):
         if "responses" in samples.batch:
             samples.batch["responses"] = torch.full((rows, 3, 8, 8), 200, dtype=torch.uint8)
         kept = prompts.non_tensor_batch.get("_keeps_picture", [False] * rows)
-        pictures = np.empty(rows, dtype=object)
+        column = samples.non_tensor_batch[GENERATED]
         for row in range(rows):
-            pictures[row] = np.full((3, 4, 4), 10 * row, dtype=np.uint8) if kept[row] else None
-        samples.non_tensor_batch["picture"] = pictures
+            if kept[row]:
+                column[row] = replace(column[row], picture=torch.full((3, 4, 4), 10 * row, dtype=torch.uint8))
         return samples
 
 

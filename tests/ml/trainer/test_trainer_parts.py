@@ -14,7 +14,7 @@ from PIL import Image
 from verl_omni.trainer.generation.shown_samples import choose
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.run import checkpoints
-from verl_omni.trainer.run.run_folder import RunFolder, Sample, write_samples
+from verl_omni.trainer.run.run_folder import RunFolder, ShownSample, write_samples
 
 
 def test_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_remaining_time_is_that_of_the_median_of_the_last_ten_steps() -> Non
 
 def test_samples_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.samples(3, [Sample("a cat", 7, 0.5, torch.zeros(3, 4, 4, dtype=torch.uint8))], 24)
+    folder.samples(3, [ShownSample("a cat", 7, 0.5, torch.zeros(3, 4, 4, dtype=torch.uint8))], 24)
     index = json.loads((tmp_path / "samples/step_000003/index.json").read_text())
     assert index == [{"file": "00.png", "prompt": "a cat", "seed": 7, "score": 0.5, "kind": "prompt"}]
     folder.step({"step": 1, "x": float("nan"), "y": torch.tensor(2.0)})  # type: ignore[dict-item]
@@ -174,7 +174,7 @@ def test_samples_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("frames", "shown"), [(1, [0]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (9, [0, 3, 5, 8])])
 def test_a_video_is_saved_as_a_row_of_frames_with_first_and_last(tmp_path: Path, frames: int, shown: list[int]) -> None:
     video = torch.arange(frames, dtype=torch.uint8).view(frames, 1, 1, 1).expand(frames, 3, 2, 5)
-    RunFolder(tmp_path).samples(1, [Sample("a walk", 0, 0.5, video)], 8)
+    RunFolder(tmp_path).samples(1, [ShownSample("a walk", 0, 0.5, video)], 8)
     with Image.open(tmp_path / "samples" / "step_000001" / "00.png") as picture:
         assert picture.size == (5 * len(shown), 2)
         assert [picture.getpixel((5 * place, 0)) for place in range(len(shown))] == [(f, f, f) for f in shown]
@@ -183,7 +183,7 @@ def test_a_video_is_saved_as_a_row_of_frames_with_first_and_last(tmp_path: Path,
 def test_a_video_is_saved_as_a_file_that_plays(tmp_path: Path) -> None:
     levels = torch.tensor([0, 60, 120, 180, 240], dtype=torch.uint8)
     video = levels.view(5, 1, 1, 1).expand(5, 3, 32, 48)
-    samples = [Sample("a walk", 0, 0.5, video), Sample("a cat", 1, 0.5, video[0])]
+    samples = [ShownSample("a walk", 0, 0.5, video), ShownSample("a cat", 1, 0.5, video[0])]
     RunFolder(tmp_path).samples(1, samples, 8)
     folder = tmp_path / "samples" / "step_000001"
     index = json.loads((folder / "index.json").read_text())
@@ -204,7 +204,7 @@ def test_a_video_is_saved_as_a_file_that_plays(tmp_path: Path) -> None:
 def test_an_edited_image_is_saved_after_its_input(tmp_path: Path) -> None:
     edited = torch.full((3, 4, 4), 9, dtype=torch.uint8)
     before = Image.new("RGB", (16, 8), "red")
-    RunFolder(tmp_path).samples(1, [Sample("a cat", 0, 0.5, edited, [before])], 24)
+    RunFolder(tmp_path).samples(1, [ShownSample("a cat", 0, 0.5, edited, [before])], 24)
     with Image.open(tmp_path / "samples" / "step_000001" / "00.png") as picture:
         assert picture.size == (8 + 4, 4)
         assert [picture.getpixel((x, 1)) for x in (0, 7, 8)] == [(255, 0, 0), (255, 0, 0), (9, 9, 9)]
@@ -212,7 +212,7 @@ def test_an_edited_image_is_saved_after_its_input(tmp_path: Path) -> None:
 
 def test_images_are_kept_of_evenly_spaced_prompts_and_of_none_twice() -> None:
     picture = torch.zeros((3, 4, 4), dtype=torch.uint8)
-    samples = [Sample(prompt, seed, 0.0, picture) for seed, prompt in enumerate("abacbdef")]
+    samples = [ShownSample(prompt, seed, 0.0, picture) for seed, prompt in enumerate("abacbdef")]
     assert [sample.seed for sample in choose(samples, 8)] == [0, 1, 3, 5, 6, 7]
     assert [sample.seed for sample in choose(samples, 3)] == [0, 3, 6]
     assert choose(samples, 0) == []

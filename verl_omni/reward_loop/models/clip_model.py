@@ -27,6 +27,7 @@ class LoadableModel(ABC):
 
     __slots__ = ()
 
+    model: Any  # a module of torch
     device: torch.device  # where the model is loaded, and computes
 
     @classmethod
@@ -34,9 +35,9 @@ class LoadableModel(ABC):
     def load(cls, *source: str) -> Self:
         """Load the model of the arguments of `load_once`."""
 
-    @abstractmethod
     def move(self, device: torch.device) -> None:
         """Move all tensors to a device."""
+        self.model.to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,6 @@ class ScoringModel(LoadableModel):
     @abstractmethod
     def longest_prompt(self) -> int:
         """Tokens after which a prompt is cut, where the model's positions end."""
-
-    @override
-    def move(self, device: torch.device) -> None:
-        self.model.to(device)
 
     @torch.inference_mode()
     def embed_prompts(self, prompts: Sequence[str]) -> Tensor:

@@ -80,10 +80,6 @@ class ImageRewardModel(LoadableModel):
             device=torch.device(device),
         )
 
-    @override
-    def move(self, device: torch.device) -> None:
-        self.model.to(device)
-
     @torch.inference_mode()
     def scores(self, images: Sequence[Tensor], prompts: Sequence[str]) -> Tensor:
         """The score of each image, uint8 [3, H, W], given its prompt: fp32 [B] on the CPU."""

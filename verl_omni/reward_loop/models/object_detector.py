@@ -54,10 +54,6 @@ class ObjectDetector(LoadableModel):
             device=torch.device(device),
         )
 
-    @override
-    def move(self, device: torch.device) -> None:
-        self.model.to(device)
-
     @torch.inference_mode()
     def detect(self, image: Tensor, names: Iterable[str], confidence: float) -> dict[str, list[DetectedObject]]:
         """The objects of some classes in an image, uint8 [3, H, W], the most certain first.

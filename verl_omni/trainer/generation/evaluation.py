@@ -16,7 +16,7 @@ from verl_omni.trainer.generation.sample_generator import SampleGenerator
 from verl_omni.trainer.generation.shown_samples import TrainingPreview
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.step_recorder import StepRecorder, timed
-from verl_omni.trainer.run.run_folder import Sample, write_samples
+from verl_omni.trainer.run.run_folder import ShownSample, write_samples
 from verl_omni.trainer.run.step_checkpoints import is_due
 from verl_omni.trainer.settings import async_settings
 
@@ -85,7 +85,7 @@ class Evaluation:
         if not self._engines.awake:
             self._engines.publish(step)
 
-    def _beside(self, previews: Sequence[TrainingPreview], step: int) -> list[Sample]:
+    def _beside(self, previews: Sequence[TrainingPreview], step: int) -> list[ShownSample]:
         """The previews next to samples of these weights; none where those could not be scored."""
         rows = [preview.row for preview in previews]
         seed = self._config.actor_rollout_ref.rollout.val_kwargs.seed
@@ -107,7 +107,7 @@ class Evaluation:
             return generate()  # the requests themselves wait for replicas that join
         return self._generator.retry_with_others(generate, step)
 
-    def _show(self, rows: list[Any], scored: ScoredSamples, compared: list[Sample], step: int) -> bool:
+    def _show(self, rows: list[Any], scored: ScoredSamples, compared: list[ShownSample], step: int) -> bool:
         """Write pictures, also of the previews, where the run asks for them. Returns whether there are any."""
         seed = self._config.actor_rollout_ref.rollout.val_kwargs.seed
         samples = shown_samples.evaluation_samples(rows, scored, seed)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from verl import DataProto
 
 from verl_omni.agent_loop.batching import reward_columns
-from verl_omni.agent_loop.training_tensors import UNSCORED
+from verl_omni.agent_loop.score_requests import NUM_TURNS, UNSCORED
 from verl_omni.reward_loop.scorer_results import FAILURE
+from verl_omni.samples import GENERATED
 from verl_omni.utils.columns import objects
 
 
@@ -23,15 +25,16 @@ def score_rest(prompts: DataProto, output: DataProto, score: Callable[[DataProto
             columns are further fields.
         latent: whether the scorer gets `clean_latents`, which an evaluation with the output type `both` has.
     """
-    scores = list(output.non_tensor_batch.pop("loop_score"))
+    samples = output.non_tensor_batch[GENERATED]
+    scores = [sample.score for sample in samples]
     rest = [row for row, given in enumerate(scores) if given is None]
     fields = [info or {} for info in output.non_tensor_batch.get("reward_extra_info", [None] * len(output))]
     found = score(to_score(prompts, output, rest, latent=latent))
-    output.non_tensor_batch.pop(UNSCORED, None)  # the last references of samples that are scored
     keys = found.meta_info["reward_extra_keys"]
     for place, row in enumerate(rest):
         scores[row] = float(found.batch["rm_scores"][place, 0])
-        output.non_tensor_batch[FAILURE][row] = found.non_tensor_batch[FAILURE][place]
+        # Without the last references of a sample that is scored.
+        samples[row] = replace(samples[row], failure=found.non_tensor_batch[FAILURE][place], unscored=None)
         fields[row] = {key: found.non_tensor_batch[key][place] for key in keys}
     output.batch["rm_scores"] = torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
     reported = reward_columns(fields)
@@ -46,11 +49,12 @@ def to_score(prompts: DataProto, output: DataProto, rows: Sequence[int], *, late
     """
     chosen = list(rows)
     columns: dict[str, Any] = {name: column[chosen] for name, column in prompts.non_tensor_batch.items()}
-    columns["tool_extra_fields"] = objects(list(output.non_tensor_batch["tool_extra_fields"][chosen]))
-    columns["__num_turns__"] = output.non_tensor_batch["__num_turns__"][chosen]
+    samples = output.non_tensor_batch[GENERATED][chosen]
+    columns["tool_extra_fields"] = objects([dict(sample.scorer_fields) for sample in samples])
+    columns[NUM_TURNS] = output.non_tensor_batch[NUM_TURNS][chosen]
     meta = {"validate": bool(prompts.meta_info.get("validate"))}
-    if UNSCORED in output.non_tensor_batch:
-        columns[UNSCORED] = output.non_tensor_batch[UNSCORED][chosen]
+    if "responses" not in output.batch:
+        columns[UNSCORED] = objects([sample.unscored for sample in samples])
         return DataProto(batch=None, non_tensor_batch=columns, meta_info=meta)
     responses = output.batch["clean_latents" if latent else "responses"]
     return DataProto.from_dict(

@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 from verl_omni.samples import SampleRequests, ScoredSamples
 from verl_omni.trainer.data.prompt_images import images_of
 from verl_omni.trainer.generation.sample_generation import evaluation_seeds
-from verl_omni.trainer.run.run_folder import PREVIEW, Sample, as_picture
+from verl_omni.trainer.run.run_folder import PREVIEW, ShownSample, as_picture
 from verl_omni.utils.messages import prompt_text
 from verl_omni.utils.seeds import sample_seeds
 
@@ -23,7 +23,7 @@ PREVIEWS = 4  # training samples that are shown next to the evaluation's
 EXTREMES = 4  # samples with the best scores of an evaluation that are saved, and as many with the worst
 
 
-def training_samples(batch: SampleRequests, found: ScoredSamples, rollout: DictConfig) -> list[Sample]:
+def training_samples(batch: SampleRequests, found: ScoredSamples, rollout: DictConfig) -> list[ShownSample]:
     """The samples of a training batch, in its order; empty without pictures."""
     if found.images is None:
         return []
@@ -34,12 +34,12 @@ def training_samples(batch: SampleRequests, found: ScoredSamples, rollout: DictC
     seeds = [sample_seeds(base, row, rollout.n, same_noise=same_noise) for row in range(len(texts))]
     rows = zip(texts, seeds, _shown_scores(found), found.images, found.versions, strict=True)
     return [
-        Sample(text, own["seed"], score, image, sde_noise_seed=own.get("sde_noise_seed"), version=version)
+        ShownSample(text, own["seed"], score, image, sde_noise_seed=own.get("sde_noise_seed"), version=version)
         for text, own, score, image, version in rows
     ]
 
 
-def evaluation_samples(rows: Sequence[Mapping[str, Any]], found: ScoredSamples, seed: int) -> list[Sample]:
+def evaluation_samples(rows: Sequence[Mapping[str, Any]], found: ScoredSamples, seed: int) -> list[ShownSample]:
     """The samples of an evaluation, in the order of its rows; empty for latents, which cannot be shown.
 
     Args:
@@ -50,7 +50,7 @@ def evaluation_samples(rows: Sequence[Mapping[str, Any]], found: ScoredSamples, 
     seeds = evaluation_seeds(rows, seed)
     scores = _shown_scores(found)
     return [
-        Sample(
+        ShownSample(
             prompt_text(row["raw_prompt"]),
             seeds[place],
             scores[place],
@@ -66,9 +66,9 @@ def _shown_scores(found: ScoredSamples) -> list[float | None]:
     return [None if math.isnan(score) else score for score in found.scores.tolist()]
 
 
-def choose(samples: Sequence[Sample], limit: int) -> list[Sample]:
+def choose(samples: Sequence[ShownSample], limit: int) -> list[ShownSample]:
     """The samples whose pictures are kept: at most `limit`, evenly spaced, no prompt twice."""
-    first: dict[str, Sample] = {}
+    first: dict[str, ShownSample] = {}
     for sample in samples:
         first.setdefault(sample.prompt, sample)
     distinct = list(first.values())
@@ -98,7 +98,7 @@ def training_previews(batch: SampleRequests, found: ScoredSamples, rollout: Dict
     return previews
 
 
-def join_pictures(preview: TrainingPreview, evaluated: Sample) -> Sample:
+def join_pictures(preview: TrainingPreview, evaluated: ShownSample) -> ShownSample:
     """The evaluation's sample with the training image on its left, in the size of the evaluation's."""
     right = as_picture(evaluated.image)
     left = as_picture(preview.picture)
@@ -108,7 +108,7 @@ def join_pictures(preview: TrainingPreview, evaluated: Sample) -> Sample:
     return replace(evaluated, image=torch.cat([left, right], -1), inputs=(), kind=PREVIEW, training_score=score)
 
 
-def extremes(samples: Sequence[Sample]) -> list[Sample]:
+def extremes(samples: Sequence[ShownSample]) -> list[ShownSample]:
     """The samples with the highest and the lowest scores, best and worst first; none twice."""
     scored = sorted((sample for sample in samples if sample.score is not None), key=lambda sample: sample.score or 0.0)
     count = min(EXTREMES, len(scored) // 2)

@@ -12,11 +12,11 @@ from verl import DataProto
 
 from verl_omni.agent_loop.batching import align
 from verl_omni.agent_loop.rows import short_prompt
-from verl_omni.agent_loop.training_tensors import KEEPS_PICTURE, PICTURE, RECORDED, STATISTICS
+from verl_omni.agent_loop.sampling import KEEPS_PICTURE
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, failure_of
-from verl_omni.samples import SAMPLE, SampleRequests, ScoredSamples, TrainingBatch
-from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST, objects
+from verl_omni.reward_loop.scorer_results import ScoringFailure, failure_of
+from verl_omni.samples import GENERATED, RECORDED, SAMPLE, Sample, SampleRequests, ScoredSamples, TrainingBatch
+from verl_omni.utils.columns import objects
 from verl_omni.utils.pixels import as_pixels
 
 SLOWEST_SCORE = "agent_loop/slowest/compute_score"  # verl's name
@@ -91,40 +91,36 @@ def samples_from_verl(
         seconds, scoring: `ScoredSamples.seconds` and `ScoredSamples.scoring_seconds`.
     """
     columns = output.non_tensor_batch
+    samples: list[Sample] = list(columns[GENERATED])
     scores = output.batch["rm_scores"].squeeze(-1).float()
-    stored = list(columns["stored"]) if batch.stores_tensors and "stored" in columns else []
+    stored = [sample.stored for sample in samples if sample.stored is not None]
     names = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
     tensors = {name: output.batch[name] for name in names if name in output.batch}
     responses = output.batch.get("responses")
-    statistics = columns.get(STATISTICS, [None])
     is_latent = output_type(config.actor_rollout_ref.rollout, batch) == "latent"
     return ScoredSamples(
         tensors={SAMPLE: torch.arange(len(output))} if stored else tensors,
         images=None if responses is None or is_latent else as_pixels(responses),
         scores=scores,
         extras={key: list(columns[key]) for key in output.meta_info.get("reward_extra_keys", [])},
-        versions=list(columns["global_steps"]),
-        groups=[str(uid) for uid in columns["uid"]],
+        versions=[sample.version for sample in samples],
+        groups=[request.group for request in batch.requests],
         seconds=seconds,
         scoring_seconds=scoring,
         stored=stored,
-        failures=_failures(scores, columns.get(FAILURE, [None] * len(output)), batch.prompts()),
-        statistics=[] if any(each is None for each in statistics) else list(statistics),
-        pictures={
-            place: torch.from_numpy(pixels)
-            for place, pixels in enumerate(columns.get(PICTURE, ()))
-            if pixels is not None
-        },
-        times_lost=sum(columns.get(TIMES_LOST, ())),
-        times_aborted=sum(columns.get(TIMES_ABORTED, ())),
+        failures=_failures(scores, samples, batch.prompts()),
+        statistics=[sample.statistics for sample in samples if sample.statistics is not None],
+        pictures={place: sample.picture for place, sample in enumerate(samples) if sample.picture is not None},
+        times_lost=sum(sample.times_lost for sample in samples),
+        times_aborted=sum(sample.times_aborted for sample in samples),
     )
 
 
-def _failures(scores: torch.Tensor, found: Sequence[Any], prompts: Sequence[Any]) -> list[ScoringFailure]:
+def _failures(scores: torch.Tensor, samples: Sequence[Sample], prompts: Sequence[Any]) -> list[ScoringFailure]:
     """The failures of a batch, each with the sample's prompt."""
     failures = []
-    for score, failure, prompt in zip(scores.tolist(), found, prompts, strict=True):
-        if (known := failure_of(score, failure)) is not None:
+    for score, sample, prompt in zip(scores.tolist(), samples, prompts, strict=True):
+        if (known := failure_of(score, sample.failure)) is not None:
             text = f"prompt {short_prompt(prompt)}: {known.text}"
             failures.append(ScoringFailure(text, known.required))
     return failures

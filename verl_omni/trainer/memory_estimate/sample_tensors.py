@@ -9,10 +9,11 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from verl_omni.agent_loop.training_tensors import RECORDED
-from verl_omni.algos import agreement, window_bounds
+from verl_omni.algos import agreement
+from verl_omni.algos.sde_settings import SdeSettings
 from verl_omni.pipelines.registry import NEGATIVE, training_adapter
 from verl_omni.pipelines.sample_shapes import example, sample_shapes
+from verl_omni.samples import RECORDED
 from verl_omni.trainer.memory_estimate.model_shapes import ModelShapes
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
@@ -102,9 +103,7 @@ def _conditions(
 def window_size(config: DictConfig) -> int:
     """Number of recorded denoising steps of a sample."""
     rollout = config.actor_rollout_ref.rollout
-    algo = rollout.algo
-    steps = rollout.pipeline.num_inference_steps
-    _, _, size = window_bounds.resolve(steps, algo.sde_window_size, algo.sde_window_range)
+    _, _, size = SdeSettings.read(rollout.algo).bounds(rollout.pipeline.num_inference_steps)
     return size
 
 

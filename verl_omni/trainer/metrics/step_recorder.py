@@ -10,7 +10,7 @@ from typing import Any
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.exported import TrainerMetrics
 from verl_omni.trainer.metrics.run_warnings import RunWarnings
-from verl_omni.trainer.run.run_folder import RunFolder, Sample
+from verl_omni.trainer.run.run_folder import RunFolder, ShownSample
 from verl_omni.trainer.run.trackers import Trackers
 
 
@@ -96,7 +96,7 @@ class StepRecorder:
         """How many samples of an evaluation trackers show."""
         return 0 if self.tracking is None else self.tracking.pictures
 
-    def show(self, step: int, samples: Sequence[Sample], tracked: Sequence[Sample], video_fps: float) -> None:
+    def show(self, step: int, samples: Sequence[ShownSample], tracked: Sequence[ShownSample], video_fps: float) -> None:
         """Write samples of an evaluation into the run folder, and show some in trackers."""
         self._folder.samples(step, samples, video_fps)
         if self.tracking is not None:

@@ -23,8 +23,7 @@ from verl.utils.device import get_device_name
 
 from verl_omni.agent_loop.batching import check_reward_fields, reward_columns
 from verl_omni.agent_loop.rows import run_rows, short_prompt
-from verl_omni.agent_loop.score_requests import UnscoredSamples
-from verl_omni.agent_loop.training_tensors import UNSCORED
+from verl_omni.agent_loop.score_requests import UNSCORED, UnscoredSamples
 from verl_omni.reward_loop.models import clip_model
 from verl_omni.reward_loop.reward_manager.visual import GROUP_COLUMN, VisualRewardManager
 from verl_omni.reward_loop.rewards.python import package_of

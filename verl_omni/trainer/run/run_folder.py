@@ -33,7 +33,7 @@ VERSIONED = ("omni-operator", "verl", "vllm", "vllm-omni", "ray", "torch", "diff
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ShownSample:
     """A generated image or video that is saved.
 
     Attributes:
@@ -168,7 +168,7 @@ class RunFolder:
         self._record(event)
         return {name: value for name, value in metrics.items() if name not in before}
 
-    def samples(self, step: int, samples: Sequence[Sample], fps: float) -> None:
+    def samples(self, step: int, samples: Sequence[ShownSample], fps: float) -> None:
         """Save samples of an evaluation as PNG files, with an index; videos also as files of `fps` frames a second."""
         self.check_owner()
         folder = self.path / "samples" / f"step_{step:06d}"
@@ -218,7 +218,7 @@ def as_picture(sample: torch.Tensor) -> torch.Tensor:
     return torch.cat(list(sample[places]), dim=-1)
 
 
-def as_file(sample: Sample) -> Image.Image:
+def as_file(sample: ShownSample) -> Image.Image:
     """The picture of a sample, after the images of its prompt, which get its height."""
     pixels = as_picture(sample.image).permute(1, 2, 0).numpy()
     height = pixels.shape[0]
@@ -260,7 +260,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int | None, fps: float) -> None:
+def write_samples(folder: Path, step: int, samples: Sequence[ShownSample], limit: int | None, fps: float) -> None:
     """Write `<folder>/<step>.jsonl` and the files it names; an older file of the step is replaced.
 
     A line has `step`, `input` (the prompt), `output` (the picture's path in `folder`), of a video `video` (its path),
@@ -294,7 +294,7 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int
     atomic_write(folder / f"{step}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _add_video(videos: dict[Path, torch.Tensor], folder: Path, name: str, sample: Sample) -> dict[str, str]:
+def _add_video(videos: dict[Path, torch.Tensor], folder: Path, name: str, sample: ShownSample) -> dict[str, str]:
     """Entries about the file in a sample's line, if it is a video [T, C, H, W]."""
     if sample.image.ndim != 4:
         return {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer.run.run_folder import PREVIEW, Sample, as_picture
+from verl_omni.trainer.run.run_folder import PREVIEW, ShownSample, as_picture
 
 TAGS = {PREVIEW: "train/previews"}  # by kind; others are in val/generations
 
@@ -36,9 +36,9 @@ class Trackers:
         """Log the metrics of a step."""
         self._tracking.log(data=data, step=step)
 
-    def show(self, step: int, samples: Sequence[Sample]) -> None:
+    def show(self, step: int, samples: Sequence[ShownSample]) -> None:
         """Show held-out samples, with their prompts and scores, in the trackers that can."""
-        by_tag: dict[str, list[Sample]] = {}
+        by_tag: dict[str, list[ShownSample]] = {}
         for sample in samples:
             by_tag.setdefault(TAGS.get(sample.kind, "val/generations"), []).append(sample)
         for name, logger in self._tracking.logger.items():
@@ -111,7 +111,7 @@ def _drop_from(step: int, writer: Any) -> None:
         writer.file_writer.add_event(event, step)
 
 
-def _caption(sample: Sample) -> str:
+def _caption(sample: ShownSample) -> str:
     score = "no score" if sample.score is None else f"score {sample.score:.4g}"
     if sample.kind == PREVIEW:
         trained = "no score" if sample.training_score is None else f"score {sample.training_score:.4g}"
@@ -119,18 +119,18 @@ def _caption(sample: Sample) -> str:
     return f"{sample.prompt} (seed {sample.seed}, {score})"
 
 
-def _show_in_wandb(wandb: Any, tag: str, step: int, samples: Sequence[Sample]) -> None:
+def _show_in_wandb(wandb: Any, tag: str, step: int, samples: Sequence[ShownSample]) -> None:
     pictures = [wandb.Image(_array(sample), caption=_caption(sample)) for sample in samples]
     wandb.log({tag: pictures}, step=step)
 
 
-def _show_in_tensorboard(adapter: Any, tag: str, step: int, samples: Sequence[Sample]) -> None:
+def _show_in_tensorboard(adapter: Any, tag: str, step: int, samples: Sequence[ShownSample]) -> None:
     for place, sample in enumerate(samples):
         adapter.writer.add_image(f"{tag}/{place:02d}", as_picture(sample.image), step)
         adapter.writer.add_text(f"{tag}/{place:02d}", _caption(sample), step)
 
 
-def _show_in_mlflow(adapter: Any, tag: str, step: int, samples: Sequence[Sample]) -> None:
+def _show_in_mlflow(adapter: Any, tag: str, step: int, samples: Sequence[ShownSample]) -> None:
     mlflow = importlib.import_module("mlflow")  # not among the locked packages
     folder = f"{tag}/step_{step:06d}"
     for place, sample in enumerate(samples):
@@ -139,18 +139,18 @@ def _show_in_mlflow(adapter: Any, tag: str, step: int, samples: Sequence[Sample]
     mlflow.log_dict(captions, artifact_file=f"{folder}/captions.json")
 
 
-def _show_in_trackio(adapter: Any, tag: str, step: int, samples: Sequence[Sample]) -> None:
+def _show_in_trackio(adapter: Any, tag: str, step: int, samples: Sequence[ShownSample]) -> None:
     image = adapter.trackio.Image  # one for each name: a list of them is dropped
     pictures = {f"{tag}/{n:02d}": image(_array(sample), caption=_caption(sample)) for n, sample in enumerate(samples)}
     adapter.log(pictures, step)
 
 
-def _array(sample: Sample) -> Any:
+def _array(sample: ShownSample) -> Any:
     """uint8 [H, W, 3]."""
     return as_picture(sample.image).permute(1, 2, 0).numpy()
 
 
-SHOW: dict[str, Callable[[Any, str, int, Sequence[Sample]], None]] = {
+SHOW: dict[str, Callable[[Any, str, int, Sequence[ShownSample]], None]] = {
     "wandb": _show_in_wandb,
     "tensorboard": _show_in_tensorboard,
     "mlflow": _show_in_mlflow,

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.algos import window_bounds
+from verl_omni.algos.sde_settings import SdeSettings
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.declarations import NETWORK, TRACKERS_WITH_IMAGES, VERL_BACKENDS
 from verl_omni.settings_schema.reference_settings import Copied, find_rule
@@ -186,7 +186,5 @@ def _shows_pictures(logger: Any) -> bool:
 
 def _fills_its_range(rollout: DictConfig) -> bool:
     """Whether the SDE window has every step that it may lie in."""
-    algo = rollout.algo
-    steps = rollout.pipeline.num_inference_steps
-    low, high, size = window_bounds.resolve(steps, algo.sde_window_size, algo.sde_window_range)
+    low, high, size = SdeSettings.read(rollout.algo).bounds(rollout.pipeline.num_inference_steps)
     return high - low == size

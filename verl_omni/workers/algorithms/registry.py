@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.algos import window_bounds
+from verl_omni.algos.sde_settings import SCATTERED_PROGRESSIVE, SdeSettings
 from verl_omni.settings_schema.layout import default_algorithm
 from verl_omni.workers.actor.setting_checks import SEQUENCE_PARALLEL, sequence_groups
 from verl_omni.workers.algorithms.description import ACTOR, MODEL, ROLLOUT, RegisteredAlgorithm, RequiredSetting
@@ -38,21 +38,24 @@ def _window_conflicts(config: DictConfig, *, on_recorded_steps: bool) -> Sequenc
     if algo.noise_level <= 0:
         return []  # no step has noise
     if algo.sample_strategy == "progressive" and not algo.sde_contiguous:
-        return [f"{ROLLOUT}.algo.sde_contiguous: {window_bounds.SCATTERED_PROGRESSIVE}"]
-    if algo.sde_window_size is None and algo.sde_window_range is None:
+        return [f"{ROLLOUT}.algo.sde_contiguous: {SCATTERED_PROGRESSIVE}"]
+    try:
+        settings = SdeSettings.read(algo)
+    except ValueError:
+        return []  # the checks of each setting name it
+    if settings.window_size is None and settings.window_range is None:
         if config.algorithm.adv_estimator == "mix_grpo":
             return [f"{ROLLOUT}.algo.sde_window_size: mix_grpo trains on a window of the steps; write how many it has"]
         if steps == 1:
             name = f"{ROLLOUT}.pipeline.num_inference_steps"
             return [f"{name}: must be at least 2: noise is in all steps but the last (algo.sde_window_range: [0, 1])"]
     try:
-        window_bounds.resolve(steps, algo.sde_window_size, algo.sde_window_range)
+        settings.bounds(steps)
     except ValueError as error:
         return [f"{ROLLOUT}.algo.sde_window_size: {error}"]
-    at_end = algo.sde_window_range is not None and algo.sde_window_range[1] == steps
-    if on_recorded_steps and algo.sde_type == "cps" and at_end:
+    if on_recorded_steps and settings.kind == "cps" and settings.window_range and settings.window_range[1] == steps:
         return [
-            f"{ROLLOUT}.algo.sde_window_range: {list(algo.sde_window_range)} contains the last of {steps} steps, where "
+            f"{ROLLOUT}.algo.sde_window_range: {list(settings.window_range)} contains the last of {steps} steps, where "
             "cps adds no noise; end the range before it"
         ]
     return []

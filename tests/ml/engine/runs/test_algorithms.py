@@ -181,7 +181,7 @@ def running(start_tiny: Any, rows: Any) -> Running:
 def test_scattered_steps_have_the_same_likelihoods_in_engine_and_trainer(running: Running) -> None:
     from verl import DataProto
 
-    from verl_omni.agent_loop.training_tensors import RECORDED
+    from verl_omni.samples import RECORDED
 
     sampler = {
         "noise_level": 0.7,

@@ -80,49 +80,16 @@ def fail_after(stack: Trained, updates: int) -> None:
     stack.update_actor = failing  # type: ignore[method-assign]
 
 
-@pytest.mark.slow
-def test_a_run_whose_replicas_are_all_lost_trains_on_each_prompt_group_once(tmp_path: Path) -> None:
-    whole = Trained()
-    stack = Trained()
-    trainer(tmp_path / "whole", whole, 6).fit(None)
+def lose_replicas(stack: Trained, *numbers: int, evaluations: bool = False) -> list[int]:
+    """All replicas are lost in the calls for training, or for evaluations, of these numbers.
+
+    Returns the version of each call.
+    """
     generate = stack.generate_sequences
     calls = []
 
     def losing(prompts: DataProto) -> DataProto:
-        calls.append(len(calls))
-        if len(calls) in (1, 4):
-            raise SampleFailed("row 0 of 4 failed: TooFewReplicas: [TooFewReplicas] all rollout replicas are lost")
-        return generate(prompts)
-
-    stack.generate_sequences = losing  # type: ignore[method-assign]
-    trainer(tmp_path / "lost", stack, 6).fit(None)
-    assert stack.updates == whole.updates
-    found = [line["weights/staleness"] for line in RunFolder(tmp_path / "lost").metrics()]
-    assert found == [0, 1, 0, 1, 1, 1], "the batch of step 3 has newer weights than without a loss"
-
-
-@pytest.mark.slow
-def test_a_run_whose_replicas_are_lost_again_and_again_ends(tmp_path: Path) -> None:
-    stack = Trained()
-    calls = []
-
-    def losing(prompts: DataProto) -> DataProto:
-        calls.append(len(calls))
-        raise SampleFailed("row 0 of 4 failed: TooFewReplicas: [TooFewReplicas] all rollout replicas are lost")
-
-    stack.generate_sequences = losing  # type: ignore[method-assign]
-    with pytest.raises(SampleFailed):
-        trainer(tmp_path, stack, 6).fit(None)
-    assert len(calls) == LOSSES_OF_ALL_REPLICAS + 1
-
-
-def lost_in_evaluations(stack: Trained, *numbers: int) -> list[int]:
-    """All replicas are lost in the calls for evaluations of these numbers. Returns the version of each call."""
-    generate = stack.generate_sequences
-    calls = []
-
-    def losing(prompts: DataProto) -> DataProto:
-        if prompts.meta_info.get("validate"):
+        if bool(prompts.meta_info.get("validate")) == evaluations:
             calls.append(stack.served)
             if len(calls) - 1 in numbers:
                 raise SampleFailed("row 0 of 4 failed: TooFewReplicas: [TooFewReplicas] all rollout replicas are lost")
@@ -133,12 +100,36 @@ def lost_in_evaluations(stack: Trained, *numbers: int) -> list[int]:
 
 
 @pytest.mark.slow
+def test_a_run_whose_replicas_are_all_lost_trains_on_each_prompt_group_once(tmp_path: Path) -> None:
+    whole = Trained()
+    stack = Trained()
+    trainer(tmp_path / "whole", whole, 6).fit(None)
+    lose_replicas(stack, 0, 3)
+    trainer(tmp_path / "lost", stack, 6).fit(None)
+    assert stack.updates == whole.updates
+    found = [line["weights/staleness"] for line in RunFolder(tmp_path / "lost").metrics()]
+    assert found == [0, 1, 0, 1, 1, 1], "the batch of step 3 has newer weights than without a loss"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluations", [False, True])
+def test_a_run_whose_replicas_are_lost_again_and_again_ends(tmp_path: Path, evaluations: bool) -> None:
+    stack = Trained()
+    calls = lose_replicas(stack, *range(10), evaluations=evaluations)
+    made = trainer(tmp_path, stack, 4, "trainer.val_before_train=true")
+    made.loop.evaluation.rows = made.rows if evaluations else None
+    with pytest.raises(SampleFailed):
+        made.fit(None)
+    assert calls == [0] * (LOSSES_OF_ALL_REPLICAS + 1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["true", "false"], ids=["before the first step, too", "after steps only"])
 def test_an_evaluation_that_loses_all_replicas_is_repeated_with_the_same_weights(tmp_path: Path, first: str) -> None:
     whole = Trained()
     stack = Trained()
     trainer(tmp_path / "whole", whole, 4).fit(None)
-    calls = lost_in_evaluations(stack, 0, 2, 3)
+    calls = lose_replicas(stack, 0, 2, 3, evaluations=True)
     made = trainer(tmp_path / "lost", stack, 4, "trainer.test_freq=2", f"trainer.val_before_train={first}")
     made.loop.evaluation.rows = made.rows
     made.fit(None)
@@ -146,17 +137,6 @@ def test_an_evaluation_that_loses_all_replicas_is_repeated_with_the_same_weights
     assert stack.updates == whole.updates
     evaluated = [line["step"] for line in made.folder.metrics() if "val/reward/mean" in line]
     assert evaluated == ([0, 2, 4] if first == "true" else [2, 4])
-
-
-@pytest.mark.slow
-def test_evaluations_that_lose_all_replicas_again_and_again_end_the_run(tmp_path: Path) -> None:
-    stack = Trained()
-    calls = lost_in_evaluations(stack, *range(10))
-    made = trainer(tmp_path, stack, 4, "trainer.val_before_train=true")
-    made.loop.evaluation.rows = made.rows
-    with pytest.raises(SampleFailed):
-        made.fit(None)
-    assert calls == [0] * (LOSSES_OF_ALL_REPLICAS + 1)
 
 
 @pytest.mark.slow

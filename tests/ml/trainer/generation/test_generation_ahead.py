@@ -48,14 +48,6 @@ def test_the_next_batch_is_generated_while_the_trainer_updates() -> None:
         generation.drain()
 
 
-def test_no_batch_is_generated_before_the_weights_that_it_needs() -> None:
-    drawn: list[int] = []
-    generation = GenerationAhead(lambda step, version: drawn.append(step), ahead=1, first=0, last=5)
-    generation.start(0)
-    generation.drain()
-    assert drawn == [1, 2]
-
-
 def test_an_error_of_the_generation_is_raised_for_its_batch_and_those_after_it() -> None:
     def generate(step: int, version: int) -> int:
         if step == 2:
@@ -121,24 +113,7 @@ def test_another_error_than_a_loss_is_raised_by_the_drain() -> None:
         other.drain()
 
 
-def test_a_stopped_generation_makes_no_further_batch() -> None:
-    drawn = []
-    stopped = threading.Event()
-
-    def generate(step: int, version: int) -> None:
-        drawn.append(step)
-        assert stopped.wait(WAIT)
-
-    generation = GenerationAhead(generate, ahead=3, first=0, last=4)
-    generation.start(0)
-    generation.stop()
-    stopped.set()
-    with pytest.raises(RuntimeError, match="the run has ended"):
-        generation.drain()
-    assert drawn == [1]
-
-
-def test_a_joined_generation_has_no_thread_any_more() -> None:
+def test_a_stopped_generation_makes_no_further_batch_and_is_joined_after_the_running_one() -> None:
     drawn = []
     stopped = threading.Event()
 
@@ -152,6 +127,8 @@ def test_a_joined_generation_has_no_thread_any_more() -> None:
     threading.Timer(0.2, stopped.set).start()
     generation.join()
     assert drawn == [1], "join returned while a batch was being generated"
+    with pytest.raises(RuntimeError, match="the run has ended"):
+        generation.drain()
 
 
 @pytest.mark.slow  # composes all settings for each

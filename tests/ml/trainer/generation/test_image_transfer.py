@@ -7,14 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from verl import DataProto
 
 from tests.ml import smallest_job
 from tests.ml.trainer.runs_in_memory import run_in_memory
+from verl_omni.samples import GENERATED, Sample
 from verl_omni.trainer.settings import judge_settings, process_counts
+from verl_omni.utils.columns import objects
 
 MODEL = Path(__file__).parents[4] / "examples" / "shapes-sd3"
 ROWS = [{"raw_prompt": [{"role": "user", "content": "a"}], "extra_info": {"prompt": "a"}} for _ in range(2)]
@@ -32,7 +33,7 @@ class Loop:
         tensors = {"rm_scores": torch.ones(size, 1), "rollout_log_probs": torch.zeros(size, 2)}
         if self.carried[-1]:
             tensors["responses"] = torch.zeros(size, 3, 8, 8, dtype=torch.uint8)
-        columns = {**prompts.non_tensor_batch, "global_steps": np.zeros(size, dtype=np.int64)}
+        columns = {**prompts.non_tensor_batch, GENERATED: objects([Sample(version=0)] * size)}
         return DataProto.from_dict(tensors=tensors, non_tensors=columns)
 
 

@@ -13,11 +13,12 @@ from verl import DataProto
 
 from tests.ml.trainer.recorded_runs import events
 from tests.ml.trainer.runs_in_memory import AHEAD, Trained, trainer
-from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, TooManyUnscored
+from verl_omni.reward_loop.scorer_results import ScoringFailure, TooManyUnscored
+from verl_omni.samples import GENERATED, Sample
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.run_warnings import RunWarnings
 from verl_omni.trainer.run.checkpoints import path_of
-from verl_omni.trainer.run.run_folder import RunFolder, Sample, write_samples
+from verl_omni.trainer.run.run_folder import RunFolder, ShownSample, write_samples
 from verl_omni.trainer.settings import configuration
 from verl_omni.utils.columns import objects
 
@@ -43,7 +44,9 @@ class Judged(Trained):
             failures.append(ScoringFailure("scorer judge failed: no rating", self.required) if fails else None)
             if fails:
                 made.batch["rm_scores"][row] = NAN
-        made.non_tensor_batch[FAILURE] = objects(failures)
+        made.non_tensor_batch[GENERATED] = objects(
+            [Sample(failure=failure, version=self.served) for failure in failures]
+        )
         return made
 
     @override
@@ -113,7 +116,7 @@ def test_a_batch_without_any_reward_stops_the_run_also_for_an_optional_scorer(tm
             made = super().generate_sequences(prompts)
             made.batch["rm_scores"][:] = NAN
             failure = ScoringFailure("scorer judge failed: no connection", self.required)
-            made.non_tensor_batch[FAILURE] = objects([failure] * len(prompts))
+            made.non_tensor_batch[GENERATED] = objects([Sample(failure=failure)] * len(prompts))
             return made
 
     for required in (True, False):
@@ -171,8 +174,8 @@ def test_a_field_that_is_not_finite_is_named_once(tmp_path: Path) -> None:
 
 def test_samples_without_a_score_are_shown_without_one(tmp_path: Path) -> None:
     image = torch.zeros(3, 2, 2, dtype=torch.uint8)
-    RunFolder(tmp_path).samples(1, [Sample("a", 1, None, image)], fps=8)
-    write_samples(tmp_path / "rollouts", 1, [Sample("a", 1, None, image)], None, 8)
+    RunFolder(tmp_path).samples(1, [ShownSample("a", 1, None, image)], fps=8)
+    write_samples(tmp_path / "rollouts", 1, [ShownSample("a", 1, None, image)], None, 8)
     (shown,) = json.loads((tmp_path / "samples" / "step_000001" / "index.json").read_text())
     written = json.loads((tmp_path / "rollouts" / "1.jsonl").read_text())
     assert shown["score"] is written["score"] is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from verl_omni.trainer.run.run_folder import RunFolder, Sample
+from verl_omni.trainer.run.run_folder import RunFolder, ShownSample
 
 PROMPTS = ("a <b>cat</b>", 'a "dog" & a cat')
 SETTINGS = {
@@ -44,7 +44,9 @@ def record(folder: RunFolder, step: int, **more: Any) -> None:
         line |= {"val/reward/mean": 0.2 * step, "val/reward/stderr": 0.02, "val/n": 9, "val/correct/mean": 0.5}
         line |= {"timing_s/eval": 30.0, "diversity/images": 12.0}
         image = torch.full((3, 8, 8), 40 * step % 256, dtype=torch.uint8)
-        folder.samples(step, [Sample(prompt, 7 + place, 0.1 * step, image) for place, prompt in enumerate(PROMPTS)], 24)
+        folder.samples(
+            step, [ShownSample(prompt, 7 + place, 0.1 * step, image) for place, prompt in enumerate(PROMPTS)], 24
+        )
     folder.step(line | more)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from verl_omni.trainer import report
 from verl_omni.trainer.report import comparison
-from verl_omni.trainer.run.run_folder import RunFolder, Sample
+from verl_omni.trainer.run.run_folder import RunFolder, ShownSample
 
 FLAGS = [
     "--headless",
@@ -106,9 +106,9 @@ async def test_a_comparison_shows_every_run_on_a_phone_also_with_long_settings(r
     assert facts["hidden"] == [0], "the column of the last run"
 
 
-def _hostile_prompts() -> Iterator[Sample]:
+def _hostile_prompts() -> Iterator[ShownSample]:
     for place, prompt in enumerate(HOSTILE):
-        yield Sample(prompt, 7 + place, 0.5, torch.zeros(3, 8, 8, dtype=torch.uint8))
+        yield ShownSample(prompt, 7 + place, 0.5, torch.zeros(3, 8, 8, dtype=torch.uint8))
 
 
 async def _browse(page: Path, width: int, folder: Path) -> tuple[dict[str, Any], str, list[str]]:

@@ -12,7 +12,7 @@ import torch
 from verl_omni.trainer.report import comparison
 from verl_omni.trainer.report.__main__ import main
 from verl_omni.trainer.report.run_data import Event, Image, Line, Run, load
-from verl_omni.trainer.run.run_folder import RunFolder, Sample
+from verl_omni.trainer.run.run_folder import RunFolder, ShownSample
 
 
 def image(prompt: str, seed: int = 0) -> Image:
@@ -52,7 +52,7 @@ def test_a_page_has_the_curves_of_every_run_and_escapes_their_names(
     folder = RunFolder(second)
     for step in (1, 2):
         folder.step({"step": step, "reward/mean": 0.3, "actor/grad_norm": 1.0, "val/n": 1})
-    folder.samples(2, [Sample('a "dog" & a cat', 8, 0.5, torch.zeros((3, 8, 8), dtype=torch.uint8))], 24)
+    folder.samples(2, [ShownSample('a "dog" & a cat', 8, 0.5, torch.zeros((3, 8, 8), dtype=torch.uint8))], 24)
     out = tmp_path / "comparison.html"
     assert main([str(run), str(second), "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)

@@ -17,13 +17,13 @@ from verl_omni.trainer.generation.shown_samples import EXTREMES, extremes
 from verl_omni.trainer.report.changed_settings import changed_settings
 from verl_omni.trainer.report.page import image_rows, image_size, render
 from verl_omni.trainer.report.run_data import load
-from verl_omni.trainer.run.run_folder import PREVIEW, RunFolder, Sample
+from verl_omni.trainer.run.run_folder import PREVIEW, RunFolder, ShownSample
 
 PIXELS = torch.zeros(3, 8, 8, dtype=torch.uint8)
 
 
-def sample(score: float | None, **more: Any) -> Sample:
-    return Sample(f"prompt {score}", 1, score, PIXELS, **more)
+def sample(score: float | None, **more: Any) -> ShownSample:
+    return ShownSample(f"prompt {score}", 1, score, PIXELS, **more)
 
 
 def test_the_best_and_the_worst_samples_are_chosen_once_each() -> None:
@@ -37,9 +37,9 @@ def test_the_best_and_the_worst_samples_are_chosen_once_each() -> None:
 def test_the_page_has_a_slider_the_extremes_of_the_last_evaluation_and_previews(run: Path) -> None:
     folder = RunFolder(run)
     pair = torch.zeros(3, 8, 16, dtype=torch.uint8)
-    preview = Sample("p", 3, 0.75, pair, kind=PREVIEW, training_score=0.25)
+    preview = ShownSample("p", 3, 0.75, pair, kind=PREVIEW, training_score=0.25)
     for step in (2, 4):
-        fixed = [Sample("a cat", 7, 0.1 * step, PIXELS)]
+        fixed = [ShownSample("a cat", 7, 0.1 * step, PIXELS)]
         folder.samples(step, [*fixed, *extremes([sample(0.1 * step), sample(0.9)]), preview], 24)
     loaded = load(run)
     assert [row.prompt for row in image_rows(loaded, [2, 4])] == ["a cat"], (
@@ -58,7 +58,7 @@ def test_a_run_with_two_evaluations_has_no_slider(begun: Callable[..., RunFolder
 
 
 def test_large_images_are_reduced_and_link_to_the_file(run: Path) -> None:
-    RunFolder(run).samples(4, [Sample("a cat", 7, 0.5, torch.zeros(3, 1024, 768, dtype=torch.uint8))], 24)
+    RunFolder(run).samples(4, [ShownSample("a cat", 7, 0.5, torch.zeros(3, 1024, 768, dtype=torch.uint8))], 24)
     (image,) = load(run).images[4]
     kind, _, data = image.url.partition(",")
     assert kind == "data:image/webp;base64"

@@ -17,7 +17,7 @@ from verl_omni.trainer.report.__main__ import main
 from verl_omni.trainer.report.page import render
 from verl_omni.trainer.report.plots import MOST_BARS
 from verl_omni.trainer.report.run_data import Event, Run
-from verl_omni.trainer.run.run_folder import RunFolder, Sample
+from verl_omni.trainer.run.run_folder import RunFolder, ShownSample
 
 pytestmark = pytest.mark.slow  # renders a page for each test
 PLOTS = 8
@@ -92,7 +92,7 @@ def test_a_missing_image_leaves_its_place_empty(run: Path) -> None:
 def test_a_prompt_of_any_language_length_and_form_is_shown(begun: Callable[..., Any]) -> None:
     folder = begun(last=0)
     black = torch.zeros(3, 8, 8, dtype=torch.uint8)
-    folder.samples(0, [Sample(prompt, place, 0.5, black) for place, prompt in enumerate(["قطة حمراء", ""])], 24)
+    folder.samples(0, [ShownSample(prompt, place, 0.5, black) for place, prompt in enumerate(["قطة حمراء", ""])], 24)
     text = own_text(report.write(folder.path).read_text())
     assert '<h3 class="prompt" dir="auto">قطة حمراء</h3>' in text
     assert '<h3 class="prompt soft" dir="auto">empty prompt</h3>' in text
@@ -102,7 +102,7 @@ def test_a_video_is_linked(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.step({"step": 0, "val/reward/mean": 0.5})
     video = torch.zeros(5, 3, 8, 8, dtype=torch.uint8)
-    folder.samples(0, [Sample("a walk", 7, 0.5, video)], 24)
+    folder.samples(0, [ShownSample("a walk", 7, 0.5, video)], 24)
     text = report.write(tmp_path).read_text(encoding="utf-8")
     assert '<a href="samples/step_000000/00.webp">video</a>' in text and "up to four frames in a row" in text
     assert (tmp_path / "samples/step_000000/00.webp").is_file()

@@ -16,7 +16,7 @@ from tests.ml import smallest_job
 from verl_omni.settings_schema.declarations import TRACKERS_WITH_IMAGES
 from verl_omni.trainer.metrics.step_recorder import StepRecorder
 from verl_omni.trainer.run import trackers
-from verl_omni.trainer.run.run_folder import PREVIEW, RunFolder, Sample
+from verl_omni.trainer.run.run_folder import PREVIEW, RunFolder, ShownSample
 from verl_omni.trainer.settings import configuration
 
 
@@ -72,13 +72,13 @@ def test_no_tracker_is_opened_unless_one_is_named(tmp_path: Path) -> None:
     assert trackers.open_trackers(smallest_job.load(), tmp_path) is None
 
 
-def held_out(count: int) -> list[Sample]:
+def held_out(count: int) -> list[ShownSample]:
     """Pictures that differ in their red channel, and a video."""
     pictures = [torch.zeros(3, 8, 8, dtype=torch.uint8) for _ in range(count)]
     for place, picture in enumerate(pictures):
         picture[0] = 10 * place
-    samples = [Sample(f"prompt {place}", 40 + place, 0.5 * place, each) for place, each in enumerate(pictures)]
-    return [*samples, Sample("a walk", 7, 1.0, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))]
+    samples = [ShownSample(f"prompt {place}", 40 + place, 0.5 * place, each) for place, each in enumerate(pictures)]
+    return [*samples, ShownSample("a walk", 7, 1.0, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))]
 
 
 def test_tensorboard_shows_held_out_pictures_with_their_prompts(config: Any, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_tensorboard_shows_held_out_pictures_with_their_prompts(config: Any, tmp
     tracking = trackers.open_trackers(config, tmp_path)
     assert tracking is not None and tracking.pictures == 2
     pixels = torch.zeros(3, 8, 16, dtype=torch.uint8)
-    preview = Sample("p", 3, 0.75, pixels, kind=PREVIEW, training_score=0.25)
+    preview = ShownSample("p", 3, 0.75, pixels, kind=PREVIEW, training_score=0.25)
     tracking.show(20, [*held_out(2), preview])
     tracking.show(40, [])
     tracking.finish()

@@ -13,7 +13,9 @@ from tensordict import TensorDict
 from verl import DataProto
 
 from tests.ml.trainer.runs_in_memory import RunInMemory, job_in_memory, prompt_rows, run_in_memory, stack_of
-from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, TooManyUnscored
+from verl_omni.reward_loop.scorer_results import ScoringFailure, TooManyUnscored
+from verl_omni.samples import GENERATED, Sample
+from verl_omni.utils.columns import objects
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
@@ -56,8 +58,7 @@ class Trained:
             raise RuntimeError("the engine is lost")
         self.events.append(f"generated {first}-{int(places[-1])}")
         rows = len(places)
-        failures = np.empty(rows, dtype=object)
-        failures[self._scores[places].isnan().numpy()] = ScoringFailure("no face", required=True)
+        failures = [ScoringFailure("no face") if is_nan else None for is_nan in self._scores[places].isnan()]
         return DataProto(
             batch=TensorDict(
                 {
@@ -69,8 +70,7 @@ class Trained:
             ),
             non_tensor_batch={
                 **prompts.non_tensor_batch,
-                FAILURE: failures,
-                "global_steps": np.full(rows, self.served, dtype=object),
+                GENERATED: objects([Sample(failure=failure, version=self.served) for failure in failures]),
             },
             meta_info={"timing": {"agent_loop/slowest/compute_score": 0.1 * first}},
         )
@@ -179,6 +179,24 @@ def test_a_part_that_fails_ends_the_run_before_the_optimizer_step(
     assert stack.steps == [] and "published 1" not in stack.events
     assert stack.events[-1] == f"abandoned {left}"
     assert not list(tmp_path.glob("checkpoints/*"))
+
+
+def test_the_run_waits_for_the_generation_of_further_parts_when_an_update_fails(tmp_path: Path) -> None:
+    stack = Trained(scores())
+    running = run(tmp_path, stack)
+
+    def fail(data: DataProto) -> DataProto:
+        stack._began_update.set()
+        raise RuntimeError("the rank is gone")
+
+    stack.update_part = fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="the rank is gone"):
+        running.fit(None)
+    (join,) = running.stack.before_ray_ends
+    join()
+    generated = len(stack.events)
+    join()
+    assert stack.steps == [] and len(stack.events) == generated
 
 
 def test_failed_scores_are_counted_over_all_parts(tmp_path: Path) -> None:

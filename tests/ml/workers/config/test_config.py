@@ -36,7 +36,7 @@ MODEL = Path(__file__).parents[4] / "examples" / "shapes-sd3"
             NotImplementedError,
             "pipeline_model_parallel_size must be 1",
         ),
-        (DiffusionRolloutAlgoConfig, {"sample_strategy": "all"}, ValueError, "Unknown sample_strategy: 'all'"),
+        (DiffusionRolloutAlgoConfig, {"sample_strategy": "all"}, ValueError, "Unknown sample_strategy 'all'"),
         (
             DiffusionRolloutAlgoConfig,
             {"sample_strategy": "progressive", "iters_per_group": 0},

@@ -11,16 +11,13 @@ from typing import Any
 from verl.base_config import BaseConfig
 from verl.workers.config import RolloutConfig
 
-from verl_omni.algos.window_bounds import SCATTERED_PROGRESSIVE
+from verl_omni.algos.sde_settings import SdeSettings
 from verl_omni.settings_schema import engine_settings
-from verl_omni.settings_schema.declarations import SETTINGS
 from verl_omni.workers.config.diffusion import reference_fields
 from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE, with_defaults
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ROLLOUT_ADAPTERS = ("default", "old")
-SAMPLE_STRATEGIES = SETTINGS[f"{ROLLOUT}.algo.sample_strategy"].values
-SDE_TYPES = SETTINGS[f"{ROLLOUT}.algo.sde_type"].values
 
 
 @dataclass
@@ -70,8 +67,7 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
         clean_latents: return the final latents of training samples, for algorithms without a likelihood.
 
     Raises:
-        ValueError: `sde_type` or `sample_strategy` is unknown, `iters_per_group` is not positive, or a progressive
-            window is not contiguous.
+        ValueError: as of `SdeSettings.read`.
     """
 
     noise_level: float = 1.0
@@ -86,16 +82,7 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
     clean_latents: bool = False
 
     def __post_init__(self) -> None:
-        if self.sample_strategy not in SAMPLE_STRATEGIES:
-            raise ValueError(f"Unknown sample_strategy: {self.sample_strategy!r}; one of {SAMPLE_STRATEGIES}")
-        if self.sample_strategy == "progressive" and self.iters_per_group <= 0:
-            raise ValueError(
-                f"iters_per_group must be positive when sample_strategy is progressive: {self.iters_per_group}"
-            )
-        if self.sample_strategy == "progressive" and not self.sde_contiguous:
-            raise ValueError(SCATTERED_PROGRESSIVE)
-        if self.sde_type not in SDE_TYPES:
-            raise ValueError(f"Unknown sde_type: {self.sde_type!r}; one of {SDE_TYPES}")
+        SdeSettings.read(self)  # checks them
 
 
 @dataclass
