@@ -258,7 +258,7 @@ def test_a_run_on_a_cpu_names_them_once_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found: list[dict[str, str]] = []
-    monkeypatch.setattr(main_diffusion, "_run", lambda config, stop, unused: found.append(dict(unused)) or 0)
+    monkeypatch.setattr(main_diffusion, "run_training", lambda *given: found.append(dict(given[-1])) or 0)
     monkeypatch.setattr(main_diffusion.startup, "prepare_environment", lambda has_accelerator: None)
     monkeypatch.setattr(main_diffusion.startup, "accelerator_present", lambda: False)
     (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n' * 8)
