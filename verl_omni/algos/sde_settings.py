@@ -42,7 +42,7 @@ class SdeSettings:
     """Whether the steps of a window follow each other."""
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> SdeSettings:
+    def read(cls, algo: Mapping[str, Any]) -> SdeSettings:
         """The settings by their names in `DiffusionRolloutAlgoConfig`; None and absent ones have their defaults.
 
         Raises:
@@ -51,14 +51,14 @@ class SdeSettings:
             LookupError, TypeError: a value is of a wrong type.
         """
         found = cls(
-            noise_level=float(given.get("noise_level") or 0.0),
-            kind=str(given.get("sde_type") or "sde"),
-            window_size=_whole(given.get("sde_window_size")),
-            window_range=_pair(given.get("sde_window_range")),
-            strategy=str(given.get("sample_strategy") or "random"),
-            iters_per_group=1 if (steps := given.get("iters_per_group")) is None else int(steps),
-            window_seed=None if (seed := given.get("sde_window_seed")) is None else int(seed),
-            contiguous=given.get("sde_contiguous") is not False,
+            noise_level=float(algo.get("noise_level") or 0.0),
+            kind=str(algo.get("sde_type") or "sde"),
+            window_size=_whole(algo.get("sde_window_size")),
+            window_range=_pair(algo.get("sde_window_range")),
+            strategy=str(algo.get("sample_strategy") or "random"),
+            iters_per_group=1 if (steps := algo.get("iters_per_group")) is None else int(steps),
+            window_seed=None if (seed := algo.get("sde_window_seed")) is None else int(seed),
+            contiguous=algo.get("sde_contiguous") is not False,
         )
         if not abs(found.noise_level) <= MOST_NOISE:
             raise ValueError(f"noise_level must be a finite number, at most {MOST_NOISE:g}, not {found.noise_level:g}")

@@ -11,8 +11,8 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm_omni.diffusion.lora.layers.base_linear import DiffusionBaseLinearLayerWithLoRA
 
 from verl_omni.compat.versions import require
-from verl_omni.utils.vllm_omni.utils import TESTED
 
+TESTED = frozenset({"0.30.0"})
 apply_apart = DiffusionBaseLinearLayerWithLoRA.apply
 
 

@@ -41,6 +41,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "actor_rollout_ref.rollout.": (
         "verl_omni/workers/**/*.py",
         "verl_omni/agent_loop/*.py",
+        "verl_omni/algos/sde_settings.py",
         "verl_omni/pipelines/**/*.py",
         *TRAINER,
         "verl_omni/platforms/**/*.py",
