@@ -99,20 +99,24 @@ def test_memory_that_was_freed_is_used_again_without_page_faults() -> None:
     assert faults("default") > pages / 4
 
 
-def test_an_image_decoder_is_ordered_channels_last_and_decodes_the_same() -> None:
-    from verl_omni.platforms.cpu.diffusion_worker import _order_channels_last
+@pytest.mark.parametrize(("side", "chunks"), [(32, [16, 4]), (128, [1] * 3)])
+@torch.inference_mode()
+def test_an_image_decoder_decodes_the_same_in_chunks(side: int, chunks: list[int]) -> None:
+    from diffusers import AutoencoderKL
 
-    layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.GroupNorm(2, 8))
-    latents = torch.randn(2, 3, 8, 8)
-    before = layers(latents)
-    _order_channels_last(layers)
-    assert layers[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert torch.allclose(layers(latents), before, atol=1e-5)
+    from verl_omni.platforms.cpu.diffusion_worker import _decode_images_faster
 
-    video = torch.nn.Conv3d(3, 8, 3)
-    _order_channels_last(video)  # it has no such order
-    assert video.weight.is_contiguous()
-    _order_channels_last(None)
+    vae = AutoencoderKL(block_out_channels=[4], latent_channels=3, norm_num_groups=2, layers_per_block=1)
+    latents = torch.randn(sum(chunks), 3, side, side)
+    before = vae.decode(latents).sample
+    decoded: list[int] = []
+    vae.decoder.register_forward_pre_hook(lambda _, given: decoded.append(len(given[0])))
+    _decode_images_faster(vae)
+    assert vae.decoder.conv_in.weight.is_contiguous(memory_format=torch.channels_last)
+    (pixels,) = vae.decode(latents, return_dict=False)
+    torch.testing.assert_close(pixels, before, rtol=1e-4, atol=1e-4)
+    assert decoded == chunks
+    assert torch.equal(vae.decode(latents).sample, pixels)
 
 
 @pytest.mark.slow
