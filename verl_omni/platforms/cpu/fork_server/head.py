@@ -26,6 +26,8 @@ def main() -> int:
     options = json.loads(sys.stdin.readline())
     # Workers that Ray starts in advance, one for each core, are no forks: no actor of the job would use them.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    # A worker of a task that has ended, such as the search for a port, ends after a second instead of staying.
+    os.environ.setdefault("RAY_num_workers_soft_limit", "0")
     import ray
     from ray._private.node import Node
 
