@@ -60,7 +60,13 @@ ray.kill(one)
 psutil.Process(pid).wait(30)
 assert ray.get(two.about.remote(), timeout=60)[0] == other
 
-worker_of_task = psutil.Process(ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=60))
+
+@ray.remote
+def pid_of_task() -> int:
+    return os.getpid()
+
+
+worker_of_task = psutil.Process(ray.get(pid_of_task.remote(), timeout=60))
 worker_of_task.wait(30)  # else Ray keeps one such worker for each core
 everyone = psutil.Process().children(recursive=True)
 idle = [p.pid for p in everyone if "ray::IDLE" in p.cmdline() and p.ppid() != cluster._server]
