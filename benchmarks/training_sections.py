@@ -251,7 +251,7 @@ def peers(data: Data) -> Section:
             "with the evaluations and checkpoints of the job. The plain loop is one process with diffusers and peft; "
             "[flow_grpo](https://github.com/yifan123/flow_grpo) is its trainer of Stable Diffusion 3 with the same "
             "sizes, adapter and scorer; it evaluates before a step and not after the last one, so once less. The "
-            f"programs take turns, {turns} each; memory is read in separate runs." + _busy(data),
+            f"programs take turns, up to {turns} each; memory is read in separate runs." + _busy(data),
             table(*peers_table(data)),
         ],
         missed=missed_peers(data),
