@@ -33,8 +33,10 @@ def apply() -> None:
         return
 
     def should_end_for_whole_batches(self: Any, decision: Any, *, now: float, stable_since: float) -> bool:
-        waiting = _extra_arguments(self)
-        if self.num_waiting_requests() >= decision.max_batch or begins_with_whole_part(waiting):
+        if self.num_waiting_requests() >= decision.max_batch:
+            return True
+        waiting = _extra_arguments(self, self._waiting)
+        if begins_with_whole_part(waiting):
             return True
         longest_pause = self.od_config.request_batch_max_wait_ms / 1000
         if now - stable_since < longest_pause and is_incomplete(waiting):
@@ -47,19 +49,16 @@ def apply() -> None:
     can_schedule = BaseScheduler._can_schedule_waiting
 
     def can_schedule_with_part(self: Any, state: Any) -> bool:
-        running = [self._request_states.get(request_id) for request_id in self._running[:1]]
-        return can_schedule(self, state) and all(part_of(each) == part_of(state) for each in running)
+        part = part_of(state.req.sampling_params.extra_args)
+        running = _extra_arguments(self, self._running[:1])
+        return can_schedule(self, state) and all(part_of(each) == part for each in running)
 
     BaseScheduler._can_schedule_waiting = can_schedule_with_part
 
 
-def part_of(state: Any) -> tuple[int, int] | None:
-    """The part of a step that a request belongs to, and the number of its requests.
-
-    Args:
-        state: has the request as `req`.
-    """
-    part: tuple[int, int] | None = (state.req.sampling_params.extra_args or {}).get(PART)
+def part_of(arguments: Any) -> tuple[int, int] | None:
+    """The part of a step that a request belongs to, and the number of its requests, from its `extra_args`."""
+    part: tuple[int, int] | None = (arguments or {}).get(PART)
     return part
 
 
@@ -74,8 +73,9 @@ def begins_with_whole_part(waiting: Sequence[Any]) -> bool:
     Args:
         waiting: `extra_args` of the requests that wait.
     """
-    parts = [(arguments or {}).get(PART) for arguments in waiting]
-    return bool(parts) and parts[0] is not None and parts.count(parts[0]) >= parts[0][1]
+    parts = [part_of(arguments) for arguments in waiting]
+    first = parts[0] if parts else None
+    return first is not None and parts.count(first) >= first[1]
 
 
 def is_incomplete(waiting: Iterable[Any]) -> bool:
@@ -92,6 +92,6 @@ def is_incomplete(waiting: Iterable[Any]) -> bool:
     return not all(complete.values())
 
 
-def _extra_arguments(scheduler: Any) -> list[Any]:
-    states = [scheduler._request_states.get(request_id) for request_id in list(scheduler._waiting)]
+def _extra_arguments(scheduler: Any, requests: Iterable[str]) -> list[Any]:
+    states = [scheduler._request_states.get(request_id) for request_id in list(requests)]
     return [state.req.sampling_params.extra_args for state in states if state is not None]

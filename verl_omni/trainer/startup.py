@@ -383,7 +383,7 @@ def parts_of_step(config: DictConfig) -> StepParts:
     pads = getattr(training_adapter(config.actor_rollout_ref.model.architecture), "PADS_PROMPTS", False)
     cores = os.cpu_count() or 1
     if phase := os.environ.get(process_tuning.THREADS):
-        threads = max(1, int(phase) // 2)
+        threads = process_tuning.shared_threads(int(phase))
     else:
         threads = int((os.environ.get("OMP_NUM_THREADS") or str(cores)).partition(",")[0])  # of the first nested level
     return step_parts.divide(config, device=_device_name(), cores=cores, threads=threads, pads_prompts=pads)

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from verl_omni.compat import whole_batches
 from verl_omni.platforms.cpu import process_tuning
 from verl_omni.trainer import startup
 
@@ -68,6 +69,20 @@ def test_the_threads_of_a_phase_are_those_of_one_thread(monkeypatch: pytest.Monk
     in_a_thread()
     assert found[1:] == [6, 3, 1, found[0]]
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("arguments", "shared"), [({whole_batches.PART: (0, 2)}, True), ({}, False), (None, False)])
+def test_the_engine_shares_the_cores_while_it_generates_a_part_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, arguments: Any, shared: bool
+) -> None:
+    from verl_omni.platforms.cpu import diffusion_worker
+
+    found: list[bool] = []
+    monkeypatch.setattr(diffusion_worker, "use_phase_threads", lambda *, shared: found.append(shared))
+    execute = diffusion_worker._with_phase_threads(lambda worker, work: work)
+    request = SimpleNamespace(req=SimpleNamespace(sampling_params=SimpleNamespace(extra_args=arguments)))
+    work = SimpleNamespace(scheduled_new_reqs=[request])
+    assert execute(None, work) is work and found == [shared]
 
 
 PROGRAM = """

@@ -26,7 +26,7 @@ def _with_phase_threads(execute: Callable[..., Any]) -> Any:
 
     @functools.wraps(execute)
     def with_threads(worker: Any, work: Any, *given: Any, **named: Any) -> Any:
-        new = getattr(work, "scheduled_new_reqs", ())
+        new = [each.req.sampling_params.extra_args for each in getattr(work, "scheduled_new_reqs", ())]
         use_phase_threads(shared=any(whole_batches.part_of(each) is not None for each in new))
         return execute(worker, work, *given, **named)
 

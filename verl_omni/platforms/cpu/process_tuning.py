@@ -28,6 +28,11 @@ def phase_threads(cpus: int, ranks: int, *, overlapping: bool) -> int:
     return 1 if overlapping else max(1, cpus // ranks)
 
 
+def shared_threads(threads: int) -> int:
+    """Threads of engine and trainer each while both compute, of those of a phase that has the machine alone. PURE."""
+    return max(1, threads // 2)
+
+
 def use_phase_threads(*, shared: bool = False) -> None:
     """Let this thread compute with the threads of `THREADS` from here on.
 
@@ -41,7 +46,7 @@ def use_phase_threads(*, shared: bool = False) -> None:
         import torch
 
         torch.get_num_threads()  # the first time, it gives this thread the number of the process
-        threads = max(1, int(count) // 2) if shared else int(count)
+        threads = shared_threads(int(count)) if shared else int(count)
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(threads)  # torch has loaded it
 
 

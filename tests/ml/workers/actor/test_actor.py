@@ -24,6 +24,7 @@ from ml.workers.tiny_actor import (
 from verl_omni.algos.agreement import VELOCITY_TOLERANCES, VelocityMismatch, velocity_projections
 from verl_omni.workers.actor import build
 from verl_omni.workers.actor.actor import DiffusionActor, learning_rate_factor
+from verl_omni.workers.actor.lora_linear import OrderedLinear
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
 from verl_omni.workers.config import DiffusionFSDPConfig, DiffusionMixedPrecisionConfig, DiffusionOptimizerConfig
 
@@ -47,6 +48,7 @@ def test_an_update_raises_the_likelihood_of_good_samples(model_folder: Path) -> 
     metrics = actor.update(data, **SAMPLER, tolerance=1e-6)
     assert metrics["rollout_corr/mean_abs_diff"] == 0 and metrics["actor/ratio_max"] == 1
     assert "actor/kl" not in metrics, "none is computed"
+    assert any(isinstance(each, OrderedLinear) for each in actor.module.modules())
     gained = (log_probs(actor, data) - data["rollout_log_probs"]).mean(1)
     assert (gained * data["advantages"]).sum() > 0
     again = actor.update(data, **SAMPLER, bypass_mode=True)
