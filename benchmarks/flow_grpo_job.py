@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from peer_job import PeerJob, read_job
+from peer_job import PeerJob, read_job, scores_of
 
 FOLDER = "FLOW_GRPO_FOLDER"
 REPLACED = ("flow_grpo.diffusers_patch.train_dreambooth_lora_sd3", "flow_grpo.rewards", "peft", "wandb")
@@ -34,11 +34,11 @@ def get_config(file: str) -> Any:
     config.resolution = job.pixels
     config.dataset = job.folder
     config.prompt_fn = "general_ocr"
-    config.reward_fn = {"shapes": 1.0}
+    config.reward_fn = {job.scorer: 1.0}
     config.logdir = job.folder
     config.save_dir = job.folder
-    config.eval_freq = job.every_steps
-    config.save_freq = job.every_steps
+    config.eval_freq = job.steps
+    config.save_freq = job.steps
     config.sample.num_steps = job.denoising_steps
     config.sample.eval_num_steps = job.denoising_steps
     config.sample.guidance_scale = 1.0
@@ -54,17 +54,14 @@ def get_config(file: str) -> Any:
     return config
 
 
-def scorer(device: Any, weights: Any) -> Callable[..., tuple[dict[str, list[float]], dict[str, Any]]]:
-    """Stands in for `flow_grpo.rewards.multi_score`."""
-    from verl_omni.reward_loop.rewards.shapes import compute_score
+def score_function(job: PeerJob) -> Callable[..., tuple[dict[str, list[float]], dict[str, Any]]]:
+    """Stands in for what `flow_grpo.rewards.multi_score` returns."""
 
     def score(images: Any, prompts: Any, metadata: Any, only_strict: bool = True) -> Any:
         import torch
 
-        pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
-        scored = zip(pixels, prompts, strict=True)
-        scores = [compute_score("shapes", image, prompt, {})["score"] for image, prompt in scored]
-        return {"shapes": scores, "avg": scores}, {}
+        scores = scores_of(job, (images * 255).round().clamp(0, 255).to(torch.uint8), prompts)
+        return {job.scorer: scores, "avg": scores}, {}
 
     return score
 
@@ -82,15 +79,18 @@ def replace_fixed_values(job: PeerJob) -> None:
     """Replace in memory what the trainer's files fix."""
     modules: list[Any] = [importlib.import_module(name) for name in REPLACED]
     encoding, rewards, peft, wandb = modules
-    steps = iter(range(1, job.steps + 1))
+    losses: list[float] = []
 
     def log(values: dict[str, Any], step: int | None = None) -> None:
-        if "loss" not in values:
-            return
-        done = next(steps)
-        print(f"step {done}: loss {float(values['loss']):.4f}", flush=True)
-        if done == job.steps:
-            raise SystemExit(0)
+        if "loss" in values:
+            losses.append(float(values["loss"]))
+            is_complete = len(losses) < job.steps
+        else:
+            is_complete = "eval_images" in values and len(losses) == job.steps
+        if is_complete:
+            print(f"step {len(losses)}: loss {losses[-1]:.4f}", flush=True)
+            if len(losses) == job.steps:
+                raise SystemExit(0)
 
     original = encoding.encode_prompt
 
@@ -98,7 +98,7 @@ def replace_fixed_values(job: PeerJob) -> None:
         return original(encoders, [limited(tokenizer) for tokenizer in tokenizers], prompt, job.text_length)
 
     encoding.encode_prompt = encode_prompt
-    rewards.multi_score = scorer
+    rewards.multi_score = lambda device, weights: score_function(job)
     adapter = {"r": job.lora_rank, "lora_alpha": job.lora_alpha, "target_modules": job.lora_targets}
     config_class = peft.LoraConfig
     peft.LoraConfig = lambda **fixed: config_class(**fixed | adapter)

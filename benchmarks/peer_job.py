@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class PeerJob:
     """Images of each prompt."""
     pixels: int
     """Height and width."""
+    scorer: str
+    """A module of `verl_omni.reward_loop.rewards`."""
     denoising_steps: int
     window: int
     """First denoising steps, which add noise and are trained on."""
@@ -34,13 +42,18 @@ class PeerJob:
     lora_rank: int
     lora_alpha: int
     lora_targets: list[str]
-    every_steps: int
-    """Steps between evaluations, and between checkpoints."""
 
     @property
     def images(self) -> int:
         """Images of a step."""
         return self.prompts * self.samples
+
+
+def scores_of(job: PeerJob, pixels: Tensor, prompts: Sequence[str]) -> list[float]:
+    """A score for each image of `pixels`, uint8 [B, 3, H, W]."""
+    compute_score = importlib.import_module(f"verl_omni.reward_loop.rewards.{job.scorer}").compute_score
+    found = [compute_score(job.scorer, image, prompt, {}) for image, prompt in zip(pixels, prompts, strict=True)]
+    return [score["score"] if isinstance(score, dict) else score for score in found]
 
 
 def read_job(file: str) -> PeerJob:

@@ -5,9 +5,9 @@
 The job is examples/colors-grpo.yaml. `plain_loop.py` is a single process with diffusers and peft; `flow_grpo_job.py`
 runs flow_grpo's `scripts/train_sd3.py` from a checkout that you made (`git clone https://github.com/yifan123/flow_grpo`,
 `pip install ml_collections`), and is left out without `--flow-grpo`. All three generate, score and train on images of
-the same size and number, with the same adapter and the same scorer; each evaluates and saves as the job says. Every
-program runs with one thread per process, with its own defaults, and once more while its memory is read: that takes the
-kernel long enough to slow down a program of many processes.
+the same size and number, with the same adapter and the same scorer; each evaluates before the first step and after the
+last one, whose end includes it. Every program runs with one thread per process, with its own defaults, and once more
+while its memory is read: that takes the kernel long enough to slow down a program of many processes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from ruamel.yaml import YAML
 from training_sections import peers_table
 
 EXAMPLE = ROOT / "examples" / "colors-grpo.yaml"
+EXAMPLE_PIXELS = 64  # its scorer takes no other size
 STEP = re.compile(r"^step +(\d+)\b")
 MODES = {"one": {"OMP_NUM_THREADS": "1"}, "default": {}, "memory": {}}
 LONGEST_RUN = 3600.0  # seconds
@@ -58,6 +59,7 @@ def read_example(pixels: int, prompts: int, steps: int, folder: Path) -> PeerJob
     spec = YAML(typ="safe").load(EXAMPLE)["spec"]
     lora = spec["model"]["lora"]
     sampler = spec["rollout"]["sampler"]
+    samples = spec["rollout"]["samplesPerPrompt"]
 
     def texts(files: Sequence[str]) -> list[str]:
         lines = [line for file in files for line in (EXAMPLE.parent / file).read_text(encoding="utf-8").splitlines()]
@@ -67,11 +69,12 @@ def read_example(pixels: int, prompts: int, steps: int, folder: Path) -> PeerJob
         model=str(EXAMPLE.parent / spec["model"]["base"]),
         folder=str(folder),
         train_prompts=texts(spec["data"]["train"]),
-        held_out_prompts=texts(spec["data"]["validation"]),
+        held_out_prompts=texts(spec["data"]["validation"])[: 2 * prompts * samples],
         steps=steps,
         prompts=prompts,
-        samples=spec["rollout"]["samplesPerPrompt"],
+        samples=samples,
         pixels=pixels,
+        scorer="shapes" if pixels == EXAMPLE_PIXELS else "jpeg",
         denoising_steps=spec["rollout"]["pipeline"]["steps"],
         window=sampler["window"]["size"],
         noise_level=sampler["noiseLevel"],
@@ -80,7 +83,6 @@ def read_example(pixels: int, prompts: int, steps: int, folder: Path) -> PeerJob
         lora_rank=lora["rank"],
         lora_alpha=lora["alpha"],
         lora_targets=lora["targetModules"],
-        every_steps=min(steps, spec["trainer"]["evalEverySteps"]),  # the trainer also evaluates after the last one
     )
 
 
@@ -92,13 +94,19 @@ def commands(job: PeerJob, folder: Path, flow_grpo: Path | None) -> dict[str, li
     found = {"plain loop": [sys.executable, str(here / "plain_loop.py"), str(file)]}
     if flow_grpo is not None:
         found["flow_grpo"] = [sys.executable, str(here / "flow_grpo_job.py"), str(flow_grpo), str(file)]
-    sizes = {
+    held_out = folder / "held_out.jsonl"
+    held_out.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in job.held_out_prompts))
+    changes = {
         "spec.rollout.pipeline.height": job.pixels,
         "spec.rollout.pipeline.width": job.pixels,
         "spec.trainer.batch.prompts": job.prompts,
         "spec.trainer.totalSteps": job.steps,
+        "spec.trainer.evalEverySteps": job.steps,
+        "spec.checkpoint.everySteps": job.steps,
+        "spec.data.validation": f"[{held_out}]",
+        "spec.reward.scorers": f"[{{name: {job.scorer}}}]",
     }
-    found["here"] = run_command(folder, sizes)
+    found["here"] = run_command(folder, changes)
     return found
 
 
@@ -170,8 +178,9 @@ def measure(command: Sequence[str], mode: str, job: PeerJob) -> dict[str, Any]:
         raise SystemExit(f"{' '.join(command)} ended with {code} after {len(marks.seconds)} of {job.steps} steps")
     if peak:
         return {"mode": mode, "peak_bytes": peak.bytes, "processes": max(counts)}
-    steps = [after - before for before, after in zip(marks.seconds, marks.seconds[1:], strict=False)]
-    spent = [after - before for before, after in zip(marks.cpu_seconds, marks.cpu_seconds[1:], strict=False)]
+    # The last step contains an evaluation.
+    steps = [after - before for before, after in zip(marks.seconds[:-1], marks.seconds[1:-1], strict=False)]
+    spent = [after - before for before, after in zip(marks.cpu_seconds[:-1], marks.cpu_seconds[1:-1], strict=False)]
     return {
         "mode": mode,
         "step_seconds": statistics.median(steps),
@@ -187,7 +196,7 @@ def main() -> int:
     """Measure, write and print."""
     parser = arguments(__doc__, "peers", repeats=3)
     parser.add_argument("--flow-grpo", type=Path, metavar="FOLDER", help="checkout of flow_grpo")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20, help="at least 3")
     parser.add_argument("--pixels", type=int, default=64, help="height and width of the images")
     parser.add_argument("--prompts", type=int, default=8, help="prompts of a step, of 16 images each")
     parser.add_argument("--modes", nargs="*", choices=list(MODES), default=list(MODES))

@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 from diffusers import StableDiffusion3Pipeline
-from peer_job import PeerJob, read_job
+from peer_job import PeerJob, read_job, scores_of
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-
-from verl_omni.reward_loop.rewards.shapes import compute_score
 
 
 @dataclass
@@ -120,8 +118,7 @@ class PlainLoop:
 
     def scores(self, rollout: Rollout, prompts: list[str]) -> Tensor:
         """Rewards, [B]."""
-        scored = zip(rollout.pixels, prompts, strict=True)
-        return torch.tensor([compute_score("shapes", image, prompt, {})["score"] for image, prompt in scored])
+        return torch.tensor(scores_of(self.job, rollout.pixels, prompts))
 
     def evaluate(self) -> float:
         """Mean reward of the held-out prompts, without noise."""
@@ -147,7 +144,7 @@ class PlainLoop:
             groups = scores.view(job.prompts, job.samples)
             centered = groups - groups.mean(1, keepdim=True)
             self.update(rollout, text, (centered / (scores.std() + 1e-4)).flatten().clamp(-5, 5))
-            if step % job.every_steps == 0:
+            if step == job.steps:
                 self.evaluate()
                 self.transformer.save_pretrained(f"{job.folder}/step-{step}")
             print(f"step {step}: reward {scores.mean():.4f}", flush=True)

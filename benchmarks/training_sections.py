@@ -248,9 +248,9 @@ def peers(data: Data) -> Section:
     return Section(
         [
             f"{data['steps']} steps of {data['images']} images of {data['pixels']} px of examples/colors-grpo.yaml, "
-            "with the evaluations and checkpoints of the job. The plain loop is one process with diffusers and peft; "
-            "[flow_grpo](https://github.com/yifan123/flow_grpo) is its trainer of Stable Diffusion 3 with the same "
-            "sizes, adapter and scorer; it evaluates before a step and not after the last one, so once less. The "
+            "with an evaluation before the first step and one after the last. The plain loop is one process with "
+            "diffusers and peft; [flow_grpo](https://github.com/yifan123/flow_grpo) is its trainer of Stable Diffusion "
+            "3 with the same sizes, adapter and scorer. The "
             f"programs take turns, up to {turns} each; memory is read in separate runs." + _busy(data),
             table(*peers_table(data)),
         ],
