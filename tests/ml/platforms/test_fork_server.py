@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from verl_omni.platforms.cpu.fork_server.client import SERVER as SERVER_NAME
-from verl_omni.platforms.cpu.fork_server.head import CLIENT
+from verl_omni.platforms.cpu.fork_server.head import AGENT, CLIENT
 
 pytestmark = pytest.mark.slow  # each server imports torch
 
@@ -204,8 +205,25 @@ def test_ray_workers_are_forks_and_no_process_is_left(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "a line of a worker" in done.stdout + done.stderr
     left = [int(pid) for pid in done.stdout.split()[-1].split(",")]
     assert [pid for pid in left if psutil.pid_exists(pid)] == []
+
+
+def test_the_program_instead_of_the_dashboards_agent_ends_with_its_raylet(tmp_path: Path) -> None:
+    options = [AGENT, "agent.py", f"--session-dir={tmp_path}", "--node-id=01", "--head"]
+    starts_it = f"import subprocess; print(subprocess.Popen([{sys.executable!r}, *{options}]).pid, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", starts_it], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as raylet:
+        assert raylet.stdout is not None
+        agent = psutil.Process(int(raylet.stdout.readline()))
+        while len(list(tmp_path.glob("*_port_01"))) < 3:
+            assert agent.is_running()
+            time.sleep(0.05)
+        raylet.kill()
+    agent.wait(DEADLINE)
+    assert {file.read_text() for file in tmp_path.iterdir()} == {"-1"}
 
 
 def test_a_ray_that_does_not_start_is_retried_then_reported() -> None:

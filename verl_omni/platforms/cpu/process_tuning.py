@@ -50,6 +50,13 @@ def use_phase_threads(*, shared: bool = False) -> None:
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(threads)  # torch has loaded it
 
 
+def return_freed_memory() -> None:
+    """Return freed memory to the kernel, before forks would share it; does nothing without glibc."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
 def keep_freed_memory() -> None:
     """Keep freed memory in this process instead of returning it to the kernel; does nothing without glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

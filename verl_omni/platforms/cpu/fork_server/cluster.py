@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from verl_omni.platforms.cpu import process_tuning
 from verl_omni.platforms.cpu.fork_server import client, server
 
 logger = logging.getLogger(__name__)
@@ -53,13 +54,16 @@ WORKERS_NEED = (
     "vllm_omni.diffusion.distributed.cfg_parallel",
     "vllm_omni.diffusion.model_loader.diffusers_loader",
 )
-# The stack imports these if it can: kernels of accelerators, torch's compiler, resampling of audio, and the language
-# models whose experts verl patches. Nothing on a CPU needs them, and they are a tenth of all modules.
+# The stack imports these if it can: kernels of accelerators, torch's compiler, weights in GGUF, resampling of audio,
+# and language models whose experts verl patches. Nothing on a CPU needs them, and they are a tenth of all modules.
 NOT_NEEDED = (
+    "cuda",
     "flashinfer",
+    "gguf",
     "humming",
     "scipy.signal",
     "torch._inductor.lowering",
+    "z3",
     *(
         f"vllm.model_executor.models.{name}"
         for name in (
@@ -221,6 +225,7 @@ def _frozen_imports() -> Iterator[None]:
         importlib.metadata.packages_distributions = packages
         gc.enable()
     gc.collect()
+    process_tuning.return_freed_memory()
     gc.freeze()
 
 

@@ -12,10 +12,12 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 CLIENT = str(Path(__file__).with_name("client.py"))
+AGENT = str(Path(__file__).with_name("node_agent.py"))
 
 
 def main() -> int:
@@ -32,11 +34,12 @@ def main() -> int:
     from ray._private.node import Node
 
     # Nothing uses them here: the autoscaler of a cluster of one machine, and the server of the dashboard, which Ray
-    # starts without a dashboard too. Together they take 2.6 s of CPU time at the start. The dashboard's agent stays: it
-    # exports the metrics of all processes.
+    # starts without a dashboard too. Together they take 2.6 s of CPU time at the start.
     Node.start_monitor = _start_nothing
     Node.start_api_server = _start_nothing
+    Node.start_log_monitor = _monitor_logs
     start_workers_with_client()
+    replace_dashboard_agent()
     found = ray.init(address="local", log_to_driver=False, **options).address_info
     raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
     json.dump({"address": found["gcs_address"], "raylet_pid": raylet}, output)
@@ -61,6 +64,28 @@ def start_workers_with_client() -> None:
         start_raylet(node, *arguments, **settings)
 
     Node.start_raylet = start
+
+
+def replace_dashboard_agent() -> None:
+    """Let the nodes that this process starts run `node_agent.py`, which saves 90 MiB and a second of CPU time."""
+    from ray._private import ray_constants, services
+
+    python_command = services._build_python_executable_command_memory_profileable
+
+    def command(component: str, *arguments: Any, **settings: Any) -> list[str]:
+        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
+            return [sys.executable, "-S", AGENT]
+        return python_command(component, *arguments, **settings)
+
+    services._build_python_executable_command_memory_profileable = command
+
+
+def _monitor_logs(node: Any) -> None:
+    """Send lines of the workers' logs to the driver, in a thread; Ray starts a process of 50 MiB for it."""
+    from ray._private.log_monitor import LogMonitor, is_proc_alive
+
+    monitor = LogMonitor(node.node_ip_address, node.get_logs_dir_path(), node.get_gcs_client(), is_proc_alive)
+    threading.Thread(target=monitor.run, name="log monitor", daemon=True).start()
 
 
 def _start_nothing(node: Any, *arguments: Any, **settings: Any) -> None:
