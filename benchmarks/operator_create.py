@@ -1,7 +1,6 @@
 """Cost of creating jobs, on a real API server and etcd: jobs a minute, the operator's CPU, API requests of a job.
 
-    PYTHONPATH=. python benchmarks/operator_create.py [--jobs 300] [--repeats N] [--before CHECKOUT] [--out FILE]
-        [--profile FILE]
+    PYTHONPATH=. python benchmarks/operator_create.py [--jobs 300] [--repeats N] [--profile FILE] [--out FILE]
 
 All jobs are submitted at once, and each turn ends when every job has its RayJob and its status. No KubeRay runs. For
 comparison, after the operator has ended, as many jobs are submitted again, and each gets what an operator writes that
@@ -10,14 +9,12 @@ The API server's time is that of everything it does meanwhile, watches and contr
 long a time when nothing happens. What it allocates is counted the same way, and less noisy. What the submission of as
 many jobs takes while no operator runs is measured last, and the ratios are of the rest. What was created is read from
 the audit log, so that the benchmark has no watch. The API server's CPU profile of the first 30 seconds of the last turn
-goes to a file, which `go tool pprof` reads. With `--before`, the operator of another checkout is measured the same way,
-with its own definition (CRD), on a control plane of its own.
+goes to a file, which `go tool pprof` reads.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -79,12 +76,6 @@ def profiled(plane: ControlPlane, file: Path | None) -> Iterator[None]:
     thread.start()
     yield
     thread.join()
-
-
-def revision(checkout: Path) -> str:
-    """The commit of a checkout, short."""
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def writes(plane: ControlPlane, since: Mark) -> list[Call]:
@@ -245,25 +236,13 @@ def measure(jobs: int, repeats: int, profile: Path | None) -> dict[str, Any]:
     return {"case": "creation of a job", **made, **own, **{f"naive_{name}": value for name, value in naive.items()}}
 
 
-def measure_before(checkout: Path, jobs: int, repeats: int) -> dict[str, Any]:
-    """The figures of the operator of another checkout, which may be older than its Lease."""
-    with empty_plane(checkout) as (plane, client, folder):
-        with operator(plane, folder, checkout=checkout, **QUIET, LEASE=None) as running:
-            made, idle = turns(plane, client, running, jobs, repeats, None)
-        own = submission(plane, client, jobs, idle)
-    return {"case": f"the operator of {revision(checkout)}", **made, **own}
-
-
 def main() -> int:
     """Measure, write and print."""
     parser = arguments(__doc__, "operator_create", repeats=2)
     parser.add_argument("--jobs", type=int, default=300)
     parser.add_argument("--profile", type=Path, help="file for the CPU profile of the API server")
-    parser.add_argument("--before", type=Path, help="checkout of an earlier revision, to compare with")
     chosen = parser.parse_args()
     made = [measure(chosen.jobs, chosen.repeats, chosen.profile)]
-    if chosen.before:
-        made.append(measure_before(chosen.before.resolve(), chosen.jobs, chosen.repeats))
     write(chosen.out, made, jobs=chosen.jobs)
     page_tables.update(budgets_page.PAGE, budgets_page.TABLES, chosen.out)
     table(made, ["case", "jobs_per_minute", "operator_cpu_ms", "writes", "server_cpu_ms", "server_mib"])

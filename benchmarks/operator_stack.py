@@ -20,7 +20,7 @@ from job_spec import SPEC
 
 from e2e.cluster import pki
 from e2e.cluster.control_plane import ControlPlane, control_plane
-from e2e.operator_process import ROOT, RunningOperator, install
+from e2e.operator_process import RunningOperator, install
 
 JOBS = "/apis/diffusionrl.io/v1alpha1/namespaces/default/diffusionrljobs"
 RAYJOBS = "/apis/ray.io/v1/namespaces/default/rayjobs"
@@ -31,10 +31,10 @@ QUIET: dict[str, Any] = {"RESYNC_SECONDS": "86400", "PRUNE_SECONDS": "86400"}
 
 
 @contextmanager
-def empty_plane(checkout: Path = ROOT) -> Iterator[tuple[ControlPlane, httpx2.Client, Path]]:
-    """A control plane without jobs, with the custom resources of `checkout`; an administrator's client; a folder."""
+def empty_plane() -> Iterator[tuple[ControlPlane, httpx2.Client, Path]]:
+    """A control plane without jobs, with the custom resources; an administrator's client; a folder."""
     with tempfile.TemporaryDirectory() as folder, control_plane({}) as plane, http(plane) as client:
-        install(plane, checkout=checkout)
+        install(plane)
         yield plane, client, Path(folder)
 
 

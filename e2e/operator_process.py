@@ -55,13 +55,12 @@ class RunningOperator:
 
 @contextmanager
 def operator(
-    plane: ControlPlane, folder: Path, kubeconfig: Path | None = None, *, checkout: Path = ROOT, **settings: str | None
+    plane: ControlPlane, folder: Path, kubeconfig: Path | None = None, **settings: str | None
 ) -> Iterator[RunningOperator]:
     """An operator on the control plane, ready; stopped by SIGTERM at the end.
 
     Args:
         kubeconfig: credentials of the operator; default: an administrator's.
-        checkout: checkout whose operator runs.
         settings: its environment variables, without their prefix; None leaves a variable unset. Without LEASE the
             operator gets a new Lease, so it leads at once.
     """
@@ -76,7 +75,7 @@ def operator(
     }
     environment = {
         **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
-        "PYTHONPATH": str(checkout / "operator"),
+        "PYTHONPATH": str(ROOT / "operator"),
         "PYTHONSAFEPATH": "1",
         "KUBECONFIG": str(kubeconfig or plane.kubeconfig),
         **{f"OMNI_OPERATOR_{name}": value for name, value in variables.items() if value is not None},
@@ -100,9 +99,9 @@ def operator(
                 raise
 
 
-def install(plane: ControlPlane, *, kuberay: bool = True, checkout: Path = ROOT) -> None:
-    """The CRD of `checkout` and KubeRay's, served."""
-    plane.kubectl("apply", "--server-side", f"--filename={checkout / 'crds'}")
+def install(plane: ControlPlane, *, kuberay: bool = True) -> None:
+    """The operator's CRD and KubeRay's, served."""
+    plane.kubectl("apply", "--server-side", f"--filename={ROOT / 'crds'}")
     _await_served(plane, ["/apis/diffusionrl.io/v1alpha1/diffusionrljobs"])
     if kuberay:
         install_kuberay(plane)
