@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from omni_operator.status.decisions import situation
+from omni_operator.status.reasons import names
 
 # Calls that give a reason, and its position among their arguments.
 CALLS = {
@@ -73,7 +73,7 @@ def _text(node: ast.expr) -> str:
         case ast.Constant(value=str(text)):
             return text
         case ast.Name(id=name):
-            value = getattr(situation, name, "")
+            value = getattr(names, name, "")
             return value if isinstance(value, str) else ""
         case _:
             return ""

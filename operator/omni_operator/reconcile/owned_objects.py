@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from omni_operator.api.names import JOB_LABEL, RENDERED_ANNOTATION, Names
+from omni_operator.api.names import JOB_LABEL, RENDERED_ANNOTATION
 from omni_operator.cluster.cache.object_parser import owner_of
-from omni_operator.cluster.errors import AlreadyExists, Conflict, KindAbsent, NameTaken, Refused
-from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS, Body, Key, kind_of
+from omni_operator.cluster.errors import AlreadyExists, Conflict, NameTaken, Refused
+from omni_operator.cluster.kinds import Body, kind_of
 from omni_operator.cluster.protocol import Cluster
-from omni_operator.plan.objects import owner_reference
 
 Path: TypeAlias = tuple[str, ...]
 # Parts of an object that others may not extend: an entry that was not rendered changes what is selected or allowed.
@@ -67,43 +66,6 @@ async def create(cluster: Cluster, rendered: Body) -> Body:
         f"{kind.kind} {meta['name']} was stored without its {' and '.join(lost)}, and was deleted again: a webhook or "
         "policy of the cluster removes or replaces them; exempt the objects of jobs from it"
     )
-
-
-async def find_rayjob(cluster: Cluster, key: Key, job_uid: str, attempt: int, uid: str | None) -> Body | None:
-    """The RayJob of an attempt, whatever its labels; None if the job has none.
-
-    Args:
-        uid: with which it counts without its owner, too.
-    """
-    try:
-        live = await cluster.read(RAYJOBS, key[0], Names(key[1]).attempt(attempt))
-    except KindAbsent:
-        return None
-    owner = owner_of(live) if live else None
-    return live if live and (live["metadata"]["uid"] == uid or (owner and owner.uid == job_uid)) else None
-
-
-async def find_raycluster(cluster: Cluster, key: Key, name: str, uid: str) -> Body | None:
-    """The RayCluster with this uid, whatever its labels; None if it does not exist any more."""
-    try:
-        live = await cluster.read(RAYCLUSTERS, key[0], name)
-    except KindAbsent:
-        return None
-    return None if live is None or live["metadata"]["uid"] != uid else live
-
-
-def missing_labels(live: Body, key: Key, attempt: int) -> dict[str, Any]:
-    """The change that gives an object of an attempt its labels, by which watches find it; nothing if it has them."""
-    return find_drift(live, {"metadata": {"labels": Names(key[1]).attempt_labels(attempt)}})
-
-
-def missing_owner(live: Body, key: Key, job_uid: str) -> dict[str, Any]:
-    """The change that makes the job the controller of its RayJob again; nothing if it is."""
-    owner = owner_of(live)
-    if owner and owner.uid == job_uid:
-        return {}
-    others = [found for found in live["metadata"].get("ownerReferences") or () if not found.get("controller")]
-    return {"metadata": {"ownerReferences": [*others, owner_reference(key[1], job_uid)]}}
 
 
 def require_owned(live: Body, rendered: Body) -> None:

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_operator.api.names import ROLLOUT_GROUP
-from omni_operator.status.decisions.reserved_quota import follow_pods, restore_numbers
+from omni_operator.status.decisions.queue_requests import follow_pods, restore_numbers
 from omni_operator.status.decisions.situation import ReserveQuota, ScaleGroup
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
 from omni_operator.status.observed.observation import (
-    Observation,
+    Attempt,
     ObservedPod,
     ObservedRayCluster,
     ObservedRayJob,
@@ -63,7 +63,7 @@ def test_quota_is_requested_before_pods_and_returned_after_them(
     )
     changes = (ScaleGroup(cluster, ROLLOUT_GROUP, 1, replicas, new),) if new and live and gated else ()
     found = rayjob(requested)
-    steps = follow_pods(facts, Observation(rayjobs=(found,), clusters=(cluster,), pods=pods), 1, changes)
+    steps = follow_pods(facts, Attempt(number=1, rayjob=found, cluster=cluster, pods=pods), changes)
     wanted = changes[0].new if changes else replicas
     request = ReserveQuota(found, found.requested[1], wanted)
     if live and gated and wanted > requested:

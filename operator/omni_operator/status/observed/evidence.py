@@ -119,27 +119,18 @@ def image_pull_error(pod: ObservedPod) -> str:
     return ""
 
 
-def container_config_error(pod: ObservedPod) -> str:
-    """Why the kubelet cannot create a container, e.g. a missing Secret; empty if it can."""
+def find_obstacle(pod: ObservedPod) -> tuple[str, str] | None:
+    """Reason and message of what a user has to correct before the pod starts, such as a missing Secret or claim."""
     for wait in pod.waiting:
         if wait.reason == CONFIG_ERROR:
-            return shorten(f"pod {pod.name}, container {wait.container}: {wait.message}; correct it and the pod starts")
-    return ""
-
-
-def unbound_claim(pod: ObservedPod) -> str:
-    """That a claim of the pod has no volume, as in a cluster without a storage class; empty if none waits for one."""
-    if _UNBOUND_CLAIM not in pod.unschedulable:
-        return ""
-    return shorten(
-        f"pod {pod.name}: {pod.unschedulable}; kubectl get persistentvolumeclaims names the one that is Pending"
-    )
-
-
-def missing_claim(pod: ObservedPod) -> str:
-    """Which missing PersistentVolumeClaim the pod waits for; empty if none."""
-    match = _MISSING_CLAIM.search(pod.unschedulable)
-    return f"pod {pod.name}: {match[0]}; create it, or correct its name in the job" if match else ""
+            text = f"pod {pod.name}, container {wait.container}: {wait.message}; correct it and the pod starts"
+            return CONFIG_ERROR, shorten(text)
+    if match := _MISSING_CLAIM.search(pod.unschedulable):
+        return "ClaimNotFound", f"pod {pod.name}: {match[0]}; create it, or correct its name in the job"
+    if _UNBOUND_CLAIM in pod.unschedulable:  # a claim has no volume, as in a cluster without a storage class
+        text = f"pod {pod.name}: {pod.unschedulable}; kubectl get persistentvolumeclaims names the one that is Pending"
+        return "ClaimNotBound", shorten(text)
+    return None
 
 
 def sidecar_problem(pods: Iterable[ObservedPod]) -> str:

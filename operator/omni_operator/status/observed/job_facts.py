@@ -151,8 +151,3 @@ def action_for(facts: JobFacts, reason: FailureReason) -> Action:
     uncounted = reason in ("ChildDeleted", "Preempted")
     default = Action.RETRY_IGNORE_LIMIT if uncounted else Action.RETRY
     return next((rule.action for rule in facts.rules if reason in rule.reasons), default)
-
-
-def is_disruption(reason: FailureReason, action: Action) -> bool:
-    """Whether a failure counts against `spec.disruptionLimit`."""
-    return reason == "Preempted" and action is Action.RETRY_IGNORE_LIMIT

@@ -328,6 +328,56 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What exists of one attempt of a job, and what its trainer reported.
+
+    Attributes:
+        number: 0 before the first attempt, of which nothing exists.
+        cluster: its RayCluster; of several, one that is not being deleted (KubeRay replaces deleted ones).
+        evidence: possible reasons of its failure.
+    """
+
+    number: int = 0
+    rayjob: ObservedRayJob | None = None
+    cluster: ObservedRayCluster | None = None
+    pods: tuple[ObservedPod, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    report: TrainerReport | None = None
+
+    def size(self, group: str) -> PoolSize | None:
+        """The pods of a worker group that it was created with, or asks its queue for; None if this is not known."""
+        return self.rayjob.pool(group) if self.rayjob else None
+
+    def group(self, name: str) -> PodGroup | None:
+        """The worker group of rollout or reward pods; None if there is none."""
+        return self.cluster.group(name) if self.cluster else None
+
+    def pods_of(self, group: str) -> list[ObservedPod]:
+        return [pod for pod in self.pods if pod.group == group]
+
+    def ready_pods(self, group: str) -> int:
+        """Number of ready pods of a group that are not being deleted."""
+        return sum(pod.ready and not pod.deleting for pod in self.pods_of(group))
+
+    def waiting(self, group: str) -> QueueHistory | None:
+        """The samples or requests that wait for the pods of a group; None if nothing was reported of these pods."""
+        history = self.report.waiting(group) if self.report else None
+        # A queue may preempt an attempt and admit it again: what waited before says nothing of its new pods.
+        return None if history and self.cluster and history.at < self.cluster.created else history
+
+    @property
+    def head_ready(self) -> bool:
+        """Whether Ray's container of the head is ready. KubeRay's condition asks it of all containers."""
+        return (self.cluster is not None and self.cluster.head_ready is True) or self.ready_pods(HEAD) > 0
+
+    @property
+    def ready_workers(self) -> int:
+        """Number of worker pods whose Ray container is ready; KubeRay does not count one with a failed sidecar."""
+        ready = sum(pod.ready and not pod.deleting and pod.group != HEAD for pod in self.pods)
+        return max(ready, self.cluster.ready_workers) if self.cluster else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """All observations about a job.
 
@@ -335,6 +385,7 @@ class Observation:
         leftovers: number of objects that an earlier job of this name, or a forgotten attempt, left to garbage
             collection; they may still write its checkpoints.
         last: number of the newest attempt that was ever observed; 0 if there was none.
+        report: the trainer's newest report, of any attempt.
     """
 
     rayjobs: tuple[ObservedRayJob, ...] = ()
@@ -345,41 +396,17 @@ class Observation:
     evidence: tuple[tuple[int, Evidence], ...] = ()
     report: TrainerReport | None = None
 
-    def rayjob(self, attempt: int) -> ObservedRayJob | None:
-        return next((observed for observed in self.rayjobs if observed.attempt == attempt), None)
-
-    def cluster(self, attempt: int) -> ObservedRayCluster | None:
-        """The attempt's RayCluster; of several, one that is not being deleted (KubeRay replaces deleted ones)."""
-        clusters = sorted(
-            (observed for observed in self.clusters if observed.attempt == attempt),
-            key=lambda observed: observed.deleting,
+    def attempt(self, number: int) -> Attempt:
+        """What exists of one attempt."""
+        clusters = sorted((one for one in self.clusters if one.attempt == number), key=lambda one: one.deleting)
+        return Attempt(
+            number=number,
+            rayjob=next((one for one in self.rayjobs if one.attempt == number), None),
+            cluster=clusters[0] if clusters else None,
+            pods=tuple(pod for pod in self.pods if pod.attempt == number),
+            evidence=tuple(found for attempt, found in self.evidence if attempt == number),
+            report=self.report if self.report and self.report.attempt == number else None,
         )
-        return clusters[0] if clusters else None
-
-    def pods_of(self, attempt: int) -> tuple[ObservedPod, ...]:
-        return tuple(observed for observed in self.pods if observed.attempt == attempt)
-
-    def ready_pods(self, attempt: int, group: str) -> int:
-        """Number of ready pods of a group that are not being deleted."""
-        return sum(pod.ready and not pod.deleting and pod.group == group for pod in self.pods_of(attempt))
-
-    def head_ready(self, attempt: int) -> bool:
-        """Whether Ray's container of the head is ready. KubeRay's condition asks it of all containers."""
-        cluster = self.cluster(attempt)
-        return (cluster is not None and cluster.head_ready is True) or self.ready_pods(attempt, HEAD) > 0
-
-    def ready_workers(self, attempt: int) -> int:
-        """Number of worker pods whose Ray container is ready; KubeRay does not count one with a failed sidecar."""
-        cluster = self.cluster(attempt)
-        pods = self.pods_of(attempt)
-        ready = sum(pod.ready and not pod.deleting and pod.group != HEAD for pod in pods)
-        return max(ready, cluster.ready_workers) if cluster else 0
-
-    def evidence_of(self, attempt: int) -> tuple[Evidence, ...]:
-        return tuple(evidence for number, evidence in self.evidence if number == attempt)
-
-    def report_of(self, attempt: int) -> TrainerReport | None:
-        return self.report if self.report and self.report.attempt == attempt else None
 
     @property
     def newest(self) -> int:
