@@ -77,8 +77,8 @@ class Corrections:
         row = self._rows.get(change.what)
         return row.pause_end if row and row.change == change and now < row.pause_end else None
 
-    def add(self, change: Change, now: datetime, text: str) -> None:
-        """Add one; what was not changed for a while is forgotten."""
+    def record(self, change: Change, now: datetime, text: str) -> None:
+        """Count one more; what was not changed for a while is forgotten."""
         self._rows = {what: row for what, row in self._rows.items() if now - row.at < FORGOTTEN}
         self._rows[change.what] = Row(change, self.count(change) + 1, now, text)
 

@@ -90,7 +90,7 @@ async def _restore_labels(cluster: Cluster, kind: Kind, live: Body, attempt: int
     live = await cluster.patch(kind, live, changes)
     if JOB_LABEL not in (live["metadata"].get("labels") or {}):
         raise Refused(f"a webhook or policy of the cluster removes {what}: exempt the objects of jobs from it")
-    job.memory.corrections.add(LABELS, job.now, describe(what, author))
+    job.memory.corrections.record(LABELS, job.now, describe(what, author))
     return live
 
 
@@ -103,5 +103,5 @@ async def _restore_owner(cluster: Cluster, live: Body, job: Subject) -> Body:
     owners = [*others, owner_reference(job.key[1], job.facts.uid)]
     text = describe(f"the ownerReferences of RayJob {live['metadata']['name']}", find_author(live))
     live = await cluster.patch(RAYJOBS, live, {"metadata": {"ownerReferences": owners}})
-    job.memory.corrections.add(OWNER, job.now, text)
+    job.memory.corrections.record(OWNER, job.now, text)
     return live

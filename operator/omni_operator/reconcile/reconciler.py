@@ -32,15 +32,13 @@ from omni_operator.reconcile.spec_cache import SpecCache, ValidSpec
 from omni_operator.reconcile.status_writer import APART, is_as_decided, next_write_time, write_status
 from omni_operator.reconcile.step_runner import ReportSource, StepRunner
 from omni_operator.reconcile.subject import Subject
-from omni_operator.status.decisions.decision import decide, needs_spec
-from omni_operator.status.decisions.rolling import replaces_missing
+from omni_operator.status.decisions.decision import decide
 from omni_operator.status.decisions.snapshot import Snapshot
 from omni_operator.status.decisions.timeouts import Timeouts
 from omni_operator.status.observed.job_facts import without_pods
 from omni_operator.status.observed.running_pods import compare_with_attempt
 from omni_operator.status.report.events import find_events
 from omni_operator.status.report.job_status import (
-    derive_invalid_status,
     derive_status,
     derive_unknown_status,
     find_deadlines,
@@ -143,9 +141,7 @@ class Reconciler:
         facts = parse_job_facts(body, spec.job) if spec.job else parse_metadata_facts(body)
         facts = facts if isinstance(spec, ValidSpec) else without_pods(facts)
         job = Subject(key, body, spec, facts, parse_status(body), memory, now)
-        if spec.job is None:
-            return await self._write(job, derive_invalid_status(self._observe(job), spec.refused or ""))
-        if not job.status.finished and (unknown := await self._recover(job)):
+        if spec.job and not job.status.finished and (unknown := await self._recover(job)):
             return unknown
         return await self._pass(job)
 
@@ -164,19 +160,16 @@ class Reconciler:
                 return None
         except Refused as error:
             log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
-            refused.add(error, job.now)
+            refused.begin_pause(error, job.now)
         refusal = refused.standing(job.now)
         await self._write(job, derive_unknown_status(self._observe(job), refusal, job.changed_by_others))
         wakes = [refused.until] if refusal else job.memory.corrections.times(job.now)
         return ReconcileResult(wake=min(filter(None, wakes)), result="refused" if refusal else "conflict")
 
     async def _pass(self, job: Subject) -> ReconcileResult:
+        """Observe, decide, apply, observe what that has changed, and write."""
         before = self._observe(job)
-        decision = decide(before)
-        # The operator's settings may have become stricter: a running attempt continues to its end.
-        if job.refused_spec and needs_spec(decision.situation, before):
-            return await self._write(job, derive_invalid_status(before, job.refused_spec))
-        decision = await explain_queue(self.cluster, job, before.attempt.rayjob, decision)
+        decision = await explain_queue(self.cluster, job, before.attempt.rayjob, decide(before))
         refusal = None
         conflict = False
         steps = StepRunner(self.cluster, self.cache, self.reports, self._memory, self.written)
@@ -193,12 +186,13 @@ class Reconciler:
         job = replace(job, body=current)
         after = self._observe(job)
         derived = derive_status(after, decision.situation, refusal, job.changed_by_others)
-        written = await self._write(job, derived, replaced=replaces_missing(after.attempt))
+        deadlines = find_deadlines(replace(after, status=derived), decision.situation)
+        written = await self._write(job, derived, replaced=after.attempt.replaces_rollouts)
         wakes = [
             decision.wake,
             job.memory.refused.until if refusal else None,
             *job.memory.corrections.times(job.now),
-            *find_deadlines(replace(after, status=derived), decision.situation),
+            *deadlines,
         ]
         # What was due by now, this pass has done or could not do: only a written status is followed by a pass at once.
         wakes = [written.wake, *(at for at in wakes if at and at > job.now)]
@@ -221,6 +215,7 @@ class Reconciler:
             timeouts=self.timeouts,
             listening=self._memory.listening,
             refused_spec=job.refused_spec,
+            unreadable_spec="" if job.spec.job else job.spec.refused or "",
         )
 
     async def _write(self, job: Subject, derived: Status, *, replaced: bool = False) -> ReconcileResult:

@@ -40,7 +40,7 @@ class RefusedRequests:
     _failed: str = ""  # the request that got the last 500
     _failures: int = 0
 
-    def add(self, error: ClusterError, now: datetime) -> Refusal:
+    def begin_pause(self, error: ClusterError, now: datetime) -> Refusal:
         """Begin the pause after one more."""
         pause = min(BACKOFF_FIRST * 2 ** min(self._count, 16), BACKOFF_MOST)
         if isinstance(error, KindAbsent | NameTaken):

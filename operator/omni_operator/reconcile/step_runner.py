@@ -15,10 +15,10 @@ from typing import Protocol
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import AlreadyExists, Forbidden, KindAbsent, Refused
 from omni_operator.cluster.field_managers import find_author
-from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, kind_of
+from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster, GroupChange
-from omni_operator.reconcile import owned_objects
 from omni_operator.reconcile.corrections import AT_ONCE, Change, change_of, describe
+from omni_operator.reconcile.owned_objects import create_owned, ensure_owned
 from omni_operator.reconcile.pass_memory import PassMemory
 from omni_operator.reconcile.pod_replacement import replace_pods
 from omni_operator.reconcile.queued_attempt import ask_for_pods, reserve_quota
@@ -95,7 +95,7 @@ class StepRunner:
                     await self._run(step, change, job)
             except (Refused, KindAbsent) as error:
                 log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
-                return refused.add(error, job.now)
+                return refused.begin_pause(error, job.now)
         refused.clear()
         return None
 
@@ -117,12 +117,12 @@ class StepRunner:
         if not isinstance(spec, ValidSpec):
             return  # nothing is created or changed
         match step:
-            case EnsureShared():
-                await self._ensure_shared(job, spec)
+            case EnsureShared(required=required):
+                await self._ensure_shared(job, spec, required=required)
             case ProtectPods():
                 await self._protect(job, spec.budget(step.cluster, step.trainers))
             case CreateAttempt(number=number):
-                answer = await owned_objects.create(self.cluster, spec.attempt(number))
+                answer = await create_owned(self.cluster, RAYJOBS, spec.attempt(number))
                 self.cache.put(RAYJOBS, answer)
                 self.written(RAYJOBS, answer)
             case AskForPods():
@@ -132,7 +132,7 @@ class StepRunner:
                 assert change is not None
                 await self._change_group(step, change, job, spec)
 
-    async def _ensure_shared(self, job: Subject, spec: ValidSpec) -> None:
+    async def _ensure_shared(self, job: Subject, spec: ValidSpec, *, required: bool) -> None:
         """Create shared objects that are missing, and correct those that differ. PodMonitors are optional.
 
         Nothing is compared while neither the job's generation nor any of these objects changes.
@@ -141,13 +141,10 @@ class StepRunner:
         if memory.ensured == self.cache.shared_change(job.key):
             return
         memory.ensured = None
-        # No attempt starts without them.
-        paused = memory.corrections.pause_end(SHARED, job.now)
-        if paused and self.cache.observed(job.key, job.facts.uid).rayjobs:
+        if memory.corrections.pause_end(SHARED, job.now) and not required:
             return
         complete = True
-        for body in spec.shared:
-            kind = kind_of(body)
+        for kind, body in spec.shared:
             name = body["metadata"]["name"]
             live = self.cache.shared(job.key, kind, name)
             if self.memory.absent.get(kind, job.now) > job.now:
@@ -155,7 +152,7 @@ class StepRunner:
                 continue
             author = await self._find_author(job, SHARED, kind, name)
             try:
-                answer = await owned_objects.ensure(self.cluster, live, body)
+                answer = await ensure_owned(self.cluster, kind, live, body)
             except KindAbsent as error:
                 if kind.group != "monitoring.coreos.com":
                     raise
@@ -219,6 +216,6 @@ class StepRunner:
         return find_author(live, *field) if live else ""
 
     def _add(self, job: Subject, change: Change, text: str) -> None:
-        job.memory.corrections.add(change, job.now, text)
+        job.memory.corrections.record(change, job.now, text)
         if end := job.memory.corrections.pause_end(change, job.now):
             log.warning("%s/%s: %s: until %s", *job.key, text, end)

@@ -247,7 +247,7 @@ def test_a_pause_is_never_longer_than_its_limit_and_ends(gaps: list[float]) -> N
     change = Change(("labels",))
     for gap in gaps:
         now += timedelta(seconds=gap)
-        corrections.add(change, now, "somebody changes it")
+        corrections.record(change, now, "another user changes it")
         end = corrections.pause_end(change, now)
         assert end is None or now < end <= now + LONGEST_PAUSE
         assert end is None or corrections.pause_end(change, end) is None
@@ -259,7 +259,7 @@ def test_a_changed_spec_ends_the_pauses_of_its_job() -> None:
     change = Change(("labels",))
     job = memory.of(KEY, "u", 1)
     for _ in range(AT_ONCE):
-        job.corrections.add(change, now, "somebody changes it")
-    job.refused.add(Refused("no"), now)
+        job.corrections.record(change, now, "another user changes it")
+    job.refused.begin_pause(Refused("no"), now)
     assert memory.of(KEY, "u", 1).corrections.pause_end(change, now) and job.refused.standing(now)
     assert memory.of(KEY, "u", 2).corrections.pause_end(change, now) is None and not job.refused.standing(now)

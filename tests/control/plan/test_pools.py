@@ -12,7 +12,7 @@ from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.cache.job_parser import parse_job_facts
 from omni_operator.status.observed.observation import Attempt
-from omni_operator.status.observed.running_pods import count_accelerators
+from omni_operator.status.report.progress import count_accelerators
 
 SEPARATE = (
     "spec.trainer.accelerator={vendor: NVIDIA, count: 8}",

@@ -11,7 +11,7 @@ from omni_operator import plan
 from omni_operator.cluster.cache.job_parser import parse_job_facts
 from omni_operator.cluster.cache.object_parser import parse_rayjob
 from omni_operator.status.observed.observation import Attempt
-from omni_operator.status.observed.running_pods import count_accelerators
+from omni_operator.status.report.progress import count_accelerators
 
 GPUS = ("spec.trainer.accelerator={vendor: NVIDIA, count: 2}", "spec.rollout.replicas=2")
 ON_GPUS = "{name: pickscore, pool: {replicas: 2, accelerator: {vendor: NVIDIA, count: 3}}}"

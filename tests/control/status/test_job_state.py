@@ -24,7 +24,7 @@ from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import Attempt, Observation, ObservedRayCluster, Refusal, TrainerReport
 from omni_operator.status.observed.timestamps import format_timestamp
 from omni_operator.status.reasons.names import Action
-from omni_operator.status.report.conditions import derive_conditions, update_conditions
+from omni_operator.status.report.conditions import derive_conditions
 from omni_operator.status.report.state import with_state
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -58,7 +58,7 @@ def state(
         attempt=Attempt(number=1, cluster=cluster, report=replace(reported, at=heard) if reported else None),
         now=NOW,
     )
-    conditions = update_conditions(job, derive_conditions(job, situation, refusal, ""))
+    conditions = derive_conditions(job, situation, refusal, "")
     made = with_state(job.status.model_copy(update={"conditions": conditions}))
     return made.state, made.reason
 

@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_operator.api.names import ROLLOUT_GROUP
-from omni_operator.api.status import Condition
 from omni_operator.status.decisions.queue_requests import MOST_STEPS, find_request, next_number
 from omni_operator.status.decisions.situation import AskForPods
 from omni_operator.status.observed.observation import Asked, Attempt, ObservedRayJob, PoolSize
-from omni_operator.status.observed.timestamps import format_timestamp
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PATIENCE = timedelta(minutes=2)
@@ -28,10 +26,6 @@ def sizes(draw: st.DrawFn) -> PoolSize:
     fewest = draw(st.integers(1, 1023))
     most = draw(st.integers(fewest + 1, 1024))
     return PoolSize(ROLLOUT_GROUP, draw(st.integers(fewest, most)), 1, fewest, fewest, most)
-
-
-def queued(since: datetime) -> Condition:
-    return Condition(type="Admitted", status="False", reason="Queued", last_transition_time=format_timestamp(since))
 
 
 def rayjob(size: PoolSize, created: datetime = START, asked: Asked | None = None) -> ObservedRayJob:
@@ -65,7 +59,7 @@ def test_any_times_lead_to_a_number_in_range_or_to_a_pass_within_the_longest_pau
     size: PoolSize, created: timedelta, since: timedelta, asked: Asked | None
 ) -> None:
     attempt = Attempt(number=1, rayjob=rayjob(size, START + created, asked))
-    requests, wake = find_request(attempt, queued(START + since), PATIENCE, START)
+    requests, wake = find_request(attempt, START + since, PATIENCE, START)
     assert wake is not None and START < wake <= START + 8 * PATIENCE
     for request in requests:
         assert isinstance(request, AskForPods)
@@ -78,13 +72,13 @@ def test_every_number_is_asked_for_again_and_again_whatever_the_clock_did(
     size: PoolSize, since: timedelta, clock: list[str]
 ) -> None:
     now = START
-    admitted = queued(START + since)
+    begun = START + since
     found = rayjob(size)
     numbers: list[int] = []
     moves = iter(clock)
     # Until the clock has passed the begin of the wait again, at which all pods are asked for.
     for _ in range(30 * (MOST_STEPS + 1)):
-        requests, wake = find_request(Attempt(number=1, rayjob=found), admitted, PATIENCE, now)
+        requests, wake = find_request(Attempt(number=1, rayjob=found), begun, PATIENCE, now)
         assert wake is not None
         for request in requests:
             assert isinstance(request, AskForPods)

@@ -78,4 +78,4 @@ def test_quota_is_requested_before_pods_and_returned_after_them(
 def test_an_attempt_that_waits_asks_for_the_pods_that_it_was_created_with(requested: int, created_with: int) -> None:
     found = rayjob(requested, created_with)
     request = ReserveQuota(found, found.requested[1], created_with)
-    assert restore_numbers(found) == (None if requested == created_with else request)
+    assert restore_numbers(found, Attempt(rayjob=found).sizes) == (None if requested == created_with else request)

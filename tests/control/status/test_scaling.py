@@ -15,8 +15,9 @@ from omni_operator.status.decisions.scaling import recommend, review_scaling, sc
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
 from omni_operator.status.observed.observation import Attempt, ObservedRayCluster, PodGroup
 from omni_operator.status.observed.queue_history import PEAKS_KEPT, QueueHistory, add_peak
-from omni_operator.status.observed.running_pods import as_running, count_accelerators
+from omni_operator.status.observed.running_pods import as_running
 from omni_operator.status.observed.trainer_report import merge_event, parse_event
+from omni_operator.status.report.progress import count_accelerators
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOW = timedelta(seconds=60)

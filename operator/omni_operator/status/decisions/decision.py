@@ -17,9 +17,8 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 
 from omni_operator.api.names import TRAINER_GROUP
-from omni_operator.status.observed.job_facts import action_for
-from omni_operator.status.observed.timestamps import parse_timestamp
-from omni_operator.status.reasons.names import CHECKPOINT_REQUESTED, Action
+from omni_operator.status.condition_value import CHECKPOINT_REQUESTED
+from omni_operator.status.reasons.names import Action
 
 from .queue_requests import find_request, follow_pods
 from .rolling import find_steps
@@ -37,6 +36,7 @@ from .situation import (
     ProtectPods,
     RequestCheckpoint,
     Situation,
+    SpecRefused,
     Step,
     Suspended,
     Suspending,
@@ -46,7 +46,17 @@ from .verdict import AttemptFailed, InProgress, Stage, Succeeded, judge_attempt
 
 
 def decide(job: Snapshot) -> Decision:
-    """Next steps of a job with a valid spec."""
+    """Situation and next steps of a job."""
+    if job.unreadable_spec:
+        return Decision(SpecRefused(job.unreadable_spec))
+    decision = _decide(job)
+    # The operator's settings may have become stricter: a running attempt continues to its end.
+    if job.refused_spec and _needs_spec(decision.situation, job):
+        return Decision(SpecRefused(job.refused_spec))
+    return decision
+
+
+def _decide(job: Snapshot) -> Decision:
     if job.status.finished:
         return _finished(job)
     verdict = judge_attempt(job)
@@ -67,7 +77,7 @@ def decide(job: Snapshot) -> Decision:
     return _follow(job, verdict)
 
 
-def needs_spec(situation: Situation, job: Snapshot) -> bool:
+def _needs_spec(situation: Situation, job: Snapshot) -> bool:
     """Whether a job can only wait while its spec is refused: its next step would be an attempt."""
     match situation:
         case Creating():
@@ -85,7 +95,7 @@ def _follow(job: Snapshot, verdict: InProgress) -> Decision:
     attempt = job.attempt
     steps: tuple[Step, ...]
     if verdict.stage is Stage.QUEUED:
-        steps, late = find_request(attempt, job.status.condition("Admitted"), job.timeouts.queue, job.now)
+        steps, late = find_request(attempt, job.queued_since, job.timeouts.queue, job.now)
     else:
         replacements, late = find_steps(job.facts, attempt, job.now)
         # Both change the same groups, so one follows the other.
@@ -94,7 +104,7 @@ def _follow(job: Snapshot, verdict: InProgress) -> Decision:
         steps = follow_pods(job.facts, attempt, changes) or replacements
     cluster = attempt.cluster
     if cluster and not cluster.deleting and cluster.uid != job.status.children.ray_cluster_uid:
-        trainer = attempt.size(TRAINER_GROUP) or job.facts.trainer
+        trainer = attempt.sizes.get(TRAINER_GROUP) or job.facts.trainer
         steps = (ProtectPods(cluster, trainer.pods), *steps)
     # A RayJob that was deleted is there again if etcd was restored from an older snapshot.
     earlier = [step for step in _deletions(job) if step.uid != (attempt.rayjob.uid if attempt.rayjob else None)]
@@ -105,10 +115,8 @@ def _follow(job: Snapshot, verdict: InProgress) -> Decision:
 def _next(job: Snapshot) -> Decision:
     """Create the next attempt, after the last one is gone and the pause between attempts is over."""
     number = job.attempt.number
-    failure = next((found for found in job.status.failures if found.attempt == number), None)
-    failed_at = parse_timestamp(failure.at) if failure else None
-    admitted = job.status.condition("Admitted")
-    stopped_at = parse_timestamp(admitted.last_transition_time) if admitted and job.was_stopped else None
+    failed_at = job.failed_at
+    stopped_at = job.admitted_at if job.was_stopped else None
     deletes = _deletions(job)
     patient_until = (failed_at or stopped_at or job.facts.created) + job.timeouts.leftovers
     if not job.observed.empty and (deletes or job.now < patient_until):
@@ -123,13 +131,15 @@ def _next(job: Snapshot) -> Decision:
         pause = min(job.timeouts.retry * 2**doublings, job.timeouts.retry_most)
         if _is_ahead(failed_at + pause, job.now, pause):
             return Decision(BetweenAttempts(f"attempt {number + 1} starts after a pause"), wake=failed_at + pause)
-    return Decision(Creating(number + 1), (EnsureShared(), CreateAttempt(number + 1)))
+    return Decision(Creating(number + 1), (EnsureShared(required=True), CreateAttempt(number + 1)))
 
 
 def _failing(job: Snapshot, failed: AttemptFailed) -> Failing:
     """Consequences of a failed attempt."""
     facts = job.facts
-    action = action_for(facts, failed.reason)
+    # A disruption is no failure, nor is a RayJob that a user deleted, which no rule can name: neither is counted.
+    default = Action.RETRY_IGNORE_LIMIT if failed.reason in ("ChildDeleted", "Preempted") else Action.RETRY
+    action = next((rule.action for rule in facts.rules if failed.reason in rule.reasons), default)
     failing = Failing(failed.reason, failed.text, action)
     why = ""
     if failed.reason == "DeadlineExceeded":
@@ -148,7 +158,7 @@ def _suspend(job: Snapshot, *, running: bool) -> Decision:
     if replace(job.observed, leftovers=0).empty:  # what others own, or say that they do, is no pod of the job
         return Decision(Suspended())
     begun = job.suspending
-    since = (parse_timestamp(begun.last_transition_time) if begun else None) or job.now
+    since = job.suspending_since
     report = job.attempt.report
     # An earlier process may have received its reports: after a restart the next one can take as long as a step.
     reported = report or (job.attempt.number == job.status.attempts and job.status.progress.heartbeat_time)
@@ -171,8 +181,7 @@ def _is_ahead(end: datetime, now: datetime, wait: timedelta) -> bool:
 
 def _finished(job: Snapshot) -> Decision:
     """Delete RayJobs that KubeRay does not stop itself, and the job after ttlSecondsAfterFinished."""
-    ended = parse_timestamp(job.status.completion_time) or job.now
-    expires = ended + job.facts.ttl if job.facts.ttl is not None else None
+    expires = job.completed_at + job.facts.ttl if job.facts.ttl is not None else None
     if expires is not None and job.now >= expires:
         return Decision(Finished(), (DeleteSelf(),))
     kept = ("Complete", "Failed")  # KubeRay deletes their pods; one that it refused holds quota of a queue

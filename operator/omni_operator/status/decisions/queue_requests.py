@@ -15,13 +15,13 @@ Invariants of an attempt that waits:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from omni_operator.api.names import ROLLOUT_GROUP
-from omni_operator.api.status import Condition
 from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import Asked, Attempt, ObservedRayJob, PoolSize
-from omni_operator.status.observed.timestamps import EARLIEST, parse_timestamp
+from omni_operator.status.observed.timestamps import EARLIEST
 
 from .situation import AskForPods, ReserveQuota, ScaleGroup
 
@@ -31,30 +31,29 @@ RECHECK = timedelta(seconds=30)
 
 
 def find_request(
-    attempt: Attempt, admitted: Condition | None, patience: timedelta, now: datetime
+    attempt: Attempt, since: datetime | None, patience: timedelta, now: datetime
 ) -> tuple[tuple[AskForPods | ReserveQuota, ...], datetime | None]:
     """The request for the next number, if it is due, and the time of the next pass.
 
     An attempt whose pods were autoscaled before the queue took the quota back asks for the numbers of its start first.
 
     Args:
-        admitted: the condition as it was last written: since when the attempt waits.
+        since: when the status began to say that the attempt waits; None: it does not say so yet.
         patience: `Timeouts.queue`.
     """
     rayjob = attempt.rayjob
     # KubeRay has deleted all of its pods once it says so.
     if rayjob is None or rayjob.deleting or not (rayjob.suspended and rayjob.deployment == "Suspended"):
         return (), None
-    if admitted is None or admitted.reason != "Queued":
+    if since is None:
         return (), None  # the status follows at once
-    if restored := restore_numbers(rayjob):
+    if restored := restore_numbers(rayjob, attempt.sizes):
         return (restored,), now + RECHECK
-    size = rayjob.pool(ROLLOUT_GROUP)
+    size = attempt.sizes.get(ROLLOUT_GROUP)
     if size is None or not size.adjustable:
         return (), None
     # A time that is ahead is from before the clock was set back, and says nothing.
-    begins = (rayjob.created, parse_timestamp(admitted.last_transition_time))
-    begun = max((at for at in begins if at and at <= now), default=EARLIEST)
+    begun = max((at for at in (rayjob.created, since) if at <= now), default=EARLIEST)
     asked = rayjob.asked
     if asked is None or asked.at < begun:
         if size.pods != size.most:  # as the queue admitted it before it took the quota back
@@ -110,15 +109,15 @@ def follow_pods(
         step = ReserveQuota(rayjob, request, wanted[request.group])
         if step.new > request.pods:
             more.append(step)
-        elif len(attempt.pods_of(request.group)) <= step.new < request.pods:
+        elif len(attempt.group_pods[request.group]) <= step.new < request.pods:
             fewer.append(step)
     return (*more, *changes, *fewer)
 
 
-def restore_numbers(rayjob: ObservedRayJob) -> ReserveQuota | None:
+def restore_numbers(rayjob: ObservedRayJob, sizes: Mapping[str, PoolSize]) -> ReserveQuota | None:
     """The first group of a RayJob that waits which does not have the number of pods that an attempt begins with."""
     for request in rayjob.requested:
-        size = rayjob.pool(request.group)
+        size = sizes.get(request.group)
         if size is not None and request.pods != size.pods:
             return ReserveQuota(rayjob, request, size.pods)
     return None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
-from omni_operator.status.condition_value import ConditionValue, false_because
+from omni_operator.status.condition_value import ConditionValue
 from omni_operator.status.observed import evidence
 from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
 from omni_operator.status.observed.observation import Attempt, ObservedPod, ObservedRayCluster, PodGroup
@@ -78,11 +78,11 @@ class RolledPods:
 
 def _rolled_pods(attempt: Attempt, name: str) -> RolledPods | None:
     """The pods of a group; None if the operator that created the attempt has set no digest of its template."""
-    group = attempt.group(name)
+    group = attempt.groups.get(name)
     if group is None or not group.template:
         return None
-    staying = [pod for pod in attempt.pods_of(name) if not pod.deleting and pod.name not in group.removed]
-    reported = attempt.report.serving(name) if attempt.report else None
+    staying = [pod for pod in attempt.group_pods[name] if not pod.deleting and pod.name not in group.removed]
+    reported = attempt.versions.get(name)
     if reported is None:
         return RolledPods(group, staying, None)
     ready = (pod for pod in staying if pod.ready and pod.address in reported)
@@ -138,7 +138,7 @@ def _next_step(
     chosen = pods.outdated[: max(0, policy.most_unavailable - pods.waited_for)]
     if not chosen:
         return None
-    leaving = {pod.name for pod in attempt.pods_of(group.name)} - {pod.name for pod in pods.staying}
+    leaving = {pod.name for pod in attempt.group_pods[group.name]} - {pod.name for pod in pods.staying}
     return ReplacePods(cluster, group, tuple(sorted({*leaving, *(pod.name for pod in chosen)})))
 
 
@@ -167,7 +167,7 @@ def review_rolling(facts: JobFacts, attempt: Attempt) -> ConditionValue | None:
     if not reviews:
         return None
     reason = min((value.reason for value in reviews), key=ROLLING_REASONS.index)
-    return false_because(reason, evidence.shorten("; ".join(value.message for value in reviews)))
+    return ConditionValue("False", reason, evidence.shorten("; ".join(value.message for value in reviews)))
 
 
 def _review_group(attempt: Attempt, policy: RollingUpdate) -> ConditionValue | None:
@@ -178,7 +178,7 @@ def _review_group(attempt: Attempt, policy: RollingUpdate) -> ConditionValue | N
     group = pods.group
     current = policy.template == group.template
     if not current and policy.template == group.refused:
-        return false_because("RolledBack", group.refusal)
+        return ConditionValue("False", "RolledBack", group.refusal)
     if current and not group.replacing and not pods.outdated:
         return None
     known = current and pods.versions is not None
@@ -186,29 +186,9 @@ def _review_group(attempt: Attempt, policy: RollingUpdate) -> ConditionValue | N
     if known and pods.waited_for:
         text += f", {pods.waited_for} missing or not ready"
     if policy.paused:
-        return false_because("RollingUpdatePaused", f"{text}; the annotation {policy.paused} pauses the others")
+        return ConditionValue(
+            "False", "RollingUpdatePaused", f"{text}; the annotation {policy.paused} pauses the others"
+        )
     if pods.versions is None:
         text += "; waiting for the trainer's report of its replicas"
-    return false_because("RollingUpdate", text)
-
-
-def count_updated(facts: JobFacts, attempt: Attempt, group: str) -> int:
-    """Number of pods of a group with the current spec, whether or not they serve."""
-    pods = [pod for pod in attempt.pods_of(group) if not pod.deleting]
-    wanted = next((policy.template for policy in facts.rolling if policy.group == group), "")
-    return sum(pod.template == wanted for pod in pods) if wanted else len(pods)
-
-
-def replaces_missing(attempt: Attempt) -> bool:
-    """Whether rollout pods are missing only because they are being replaced, also where that is paused or given up.
-
-    Every other pod is ready, or a new one that starts. A place without a pod counts as one of the replacement.
-    """
-    group = attempt.group(ROLLOUT_GROUP)
-    if group is None or not group.template or not group.removed:
-        return False
-    pods = attempt.pods_of(ROLLOUT_GROUP)
-    if not group.replacing and all(pod.template == group.template for pod in pods):
-        return False  # the last replacement is over
-    others = [pod for pod in pods if pod.name not in group.removed]
-    return all(not pod.deleting and (pod.ready or pod.template == group.template) for pod in others)
+    return ConditionValue("False", "RollingUpdate", text)

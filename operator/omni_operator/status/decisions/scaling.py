@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from omni_operator.api.names import POD_LIMITS, REWARD_GROUP, ROLLOUT_GROUP
-from omni_operator.status.condition_value import ConditionValue, Table, false_because, true_because, unknown_because
-from omni_operator.status.observed import evidence
+from omni_operator.status.condition_value import ConditionValue, Table
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
 from omni_operator.status.observed.observation import Attempt, ObservedPod, PodGroup
 from omni_operator.status.observed.queue_history import QueueHistory
@@ -56,13 +55,13 @@ def scale(
         return ()
     changes = []
     for pool in (facts.trainer, *facts.pools):
-        group = cluster.group(pool.group)
+        group = attempt.groups.get(pool.group)
         if group is None:
             continue
         if not pool.live or (
             group.gated and patience is not None
         ):  # its queue has admitted the pods that it starts with
-            size = attempt.size(pool.group)
+            size = attempt.sizes.get(pool.group)
             fixed = size is not None and size.pods == group.replicas
             wanted = group.replicas if fixed else None
             limits = group.replicas, group.replicas
@@ -73,7 +72,7 @@ def scale(
         if wanted is None or (kept and wanted == group.replicas):
             continue
         fewer = wanted < max(group.replicas, group.least)
-        removed = leaving_pods(attempt.pods_of(group.name), wanted) if fewer else ()
+        removed = leaving_pods(attempt.group_pods[group.name], wanted) if fewer else ()
         changed_limits = None if kept else limits  # those that another program has set do not allow the number
         changes.append(ScaleGroup(cluster, group.name, group.index, group.replicas, wanted, removed, changed_limits))
     return tuple(changes)
@@ -86,7 +85,7 @@ def _find_number(
     wanted = pool.pods
     current = group.replicas
     if pool.autoscaling is not None:
-        wanted = recommend(pool.autoscaling, attempt.waiting(pool.group), current, now)
+        wanted = recommend(pool.autoscaling, attempt.queues.get(pool.group), current, now)
         if wanted > current >= pool.autoscaling.least and find_limit(attempt, pool.group) is not None:
             return None  # others would not start either
     if patience is not None and pool.group == ROLLOUT_GROUP and fewest:
@@ -103,13 +102,13 @@ def _number_at_start(fewest: int, attempt: Attempt, asked: int, before: datetime
     Args:
         before: pods that are not older may still find a node, and a cluster that is not older its quota.
     """
-    pods = [pod for pod in attempt.pods_of(ROLLOUT_GROUP) if not pod.deleting]
+    pods = [pod for pod in attempt.group_pods[ROLLOUT_GROUP] if not pod.deleting]
     placed = sum(not pod.unschedulable for pod in pods)
-    size = attempt.size(ROLLOUT_GROUP)
+    size = attempt.sizes.get(ROLLOUT_GROUP)
     least = max(fewest, size.least if size else 1)  # the trainer keeps what it was created with
     late = any(pod.unschedulable and pod.created <= before for pod in pods)
     cluster = attempt.cluster
-    refused = cluster is not None and cluster.created <= before and evidence.is_refused_by_quota(cluster.failure)
+    refused = cluster is not None and cluster.created <= before and cluster.lacks_quota
     return placed if (late or refused) and least <= placed < asked else asked
 
 
@@ -135,9 +134,9 @@ def find_limit(attempt: Attempt, group: str) -> tuple[str, str] | None:
 
     A quota refuses the pods of all groups: KubeRay creates none after the first that is refused.
     """
-    if attempt.cluster and evidence.is_refused_by_quota(attempt.cluster.failure):
+    if attempt.cluster and attempt.cluster.lacks_quota:
         return "QuotaExceeded", attempt.cluster.failure
-    waiting = next((pod for pod in attempt.pods_of(group) if pod.unschedulable), None)
+    waiting = next((pod for pod in attempt.group_pods[group] if pod.unschedulable), None)
     return ("Unschedulable", f"pod {waiting.name}: {waiting.unschedulable}") if waiting else None
 
 
@@ -148,20 +147,24 @@ def review_scaling(facts: JobFacts, attempt: Attempt, now: datetime) -> Table:
 
 def _review_pool(pool: PoolFacts, attempt: Attempt, now: datetime) -> ConditionValue:
     policy = pool.autoscaling
-    queue = attempt.waiting(pool.group)
+    queue = attempt.queues.get(pool.group)
     text = QUEUES[pool.group]
     if policy is None:
-        return unknown_because("NotAutoscaled", f"{text.field} is not given")
+        return ConditionValue("Unknown", "NotAutoscaled", f"{text.field} is not given")
     if not pool.live:
-        return false_because("InQueue", "the queue has admitted the pods of the attempt; no others can be added")
+        return ConditionValue(
+            "False", "InQueue", "the queue has admitted the pods of the attempt; no others can be added"
+        )
     if limit := find_limit(attempt, pool.group):
-        return false_because(*limit)
+        return ConditionValue("False", *limit)
     if queue is None:
-        return unknown_because("NoReports", f"the trainer has not reported how many {text.things} {text.wait}")
+        return ConditionValue(
+            "Unknown", "NoReports", f"the trainer has not reported how many {text.things} {text.wait}"
+        )
     if queue.most(now - policy.window) > policy.share * policy.most:
         backlog = f"more than {policy.share} {text.things} for each of {policy.most} {pool.group} pods {text.wait}"
-        return false_because("AtMaximum", f"{backlog}; {text.field}.maxReplicas is {policy.most}")
-    return true_because("WithinLimits", f"{pool.pods} {pool.group} pods")
+        return ConditionValue("False", "AtMaximum", f"{backlog}; {text.field}.maxReplicas is {policy.most}")
+    return ConditionValue("True", "WithinLimits", f"{pool.pods} {pool.group} pods")
 
 
 def leaving_pods(pods: Iterable[ObservedPod], kept: int) -> tuple[str, ...]:

@@ -16,7 +16,13 @@ from .verdict import InProgress, Succeeded
 
 @dataclass(frozen=True, slots=True)
 class EnsureShared:
-    """Create or correct the objects that all attempts share."""
+    """Create or correct the objects that all attempts share.
+
+    Attributes:
+        required: an attempt is about to start, and none does without them: a pause between corrections does not count.
+    """
+
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +229,15 @@ class Failing:
         return self.reason == "Preempted" and not self.counted
 
 
+@dataclass(frozen=True, slots=True)
+class SpecRefused:
+    """The spec is invalid, or this cluster's policy refuses it, and the job can only wait."""
+
+    text: str
+
+
 Unfinished = Creating | InProgress | BetweenAttempts | Suspending | Suspended | Succeeded | Failing
-Situation = Finished | Unfinished
+Situation = Finished | SpecRefused | Unfinished
 
 
 @dataclass(frozen=True, slots=True)

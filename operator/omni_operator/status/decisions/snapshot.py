@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from omni_operator.api.status import Condition, Status
+from omni_operator.status.condition_value import CHECKPOINT_REQUESTED
 from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import Attempt, Observation
 from omni_operator.status.observed.timestamps import EARLIEST, parse_timestamp
-from omni_operator.status.reasons.names import CHECKPOINT_REQUESTED
 
 from .timeouts import Timeouts
 
@@ -27,6 +27,7 @@ class Snapshot:
         attempt: the newest attempt.
         listening: time since which this process accepts reports.
         refused_spec: why no attempt may start with the spec; empty if one may.
+        unreadable_spec: errors of a spec that says nothing of what becomes of an attempt; empty for others.
     """
 
     facts: JobFacts
@@ -37,6 +38,7 @@ class Snapshot:
     timeouts: Timeouts = field(default_factory=Timeouts)
     listening: datetime = EARLIEST
     refused_spec: str = ""
+    unreadable_spec: str = ""
 
     @property
     def deadline(self) -> datetime | None:
@@ -57,6 +59,45 @@ class Snapshot:
         admitted = self.status.condition("Admitted")
         replaced = admitted is not None and admitted.reason == "BetweenAttempts"
         return replaced or self.suspending is not None or self.status.is_true("Suspended")
+
+    @property
+    def queued_since(self) -> datetime | None:
+        """Since when the queue has not admitted the attempt, as far as the status says so."""
+        admitted = self.status.condition("Admitted")
+        return (self.admitted_at or EARLIEST) if admitted and admitted.reason == "Queued" else None
+
+    @property
+    def admitted_at(self) -> datetime | None:
+        """The last change of the condition `Admitted`; None if it is not known."""
+        admitted = self.status.condition("Admitted")
+        return parse_timestamp(admitted.last_transition_time) if admitted else None
+
+    @property
+    def suspending_since(self) -> datetime:
+        """Begin of a suspension, which may be now."""
+        begun = self.suspending
+        return (parse_timestamp(begun.last_transition_time) if begun else None) or self.now
+
+    @property
+    def failed_at(self) -> datetime | None:
+        """When the newest attempt failed, as far as the status says so."""
+        failure = next((found for found in self.status.failures if found.attempt == self.attempt.number), None)
+        return parse_timestamp(failure.at) if failure else None
+
+    @property
+    def completed_at(self) -> datetime:
+        """When the job ended, which may be now."""
+        return parse_timestamp(self.status.completion_time) or self.now
+
+    @property
+    def running_since(self) -> datetime | None:
+        """Start of the attempt's trainer, as the status has it."""
+        return parse_timestamp(self.status.running_time)
+
+    @property
+    def counted_until(self) -> datetime | None:
+        """Up to when the status counts the accelerators of the attempt."""
+        return parse_timestamp(self.status.usage.counted_time)
 
     @property
     def trainer_started(self) -> datetime | None:

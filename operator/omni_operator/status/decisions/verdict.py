@@ -13,7 +13,6 @@ from enum import Enum
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, ends_no_attempt, is_scorer_group
 from omni_operator.status.observed import evidence
 from omni_operator.status.observed.observation import HEAD, Attempt, ObservedRayJob
-from omni_operator.status.observed.timestamps import parse_timestamp
 from omni_operator.status.reasons.names import FailureReason
 
 from .snapshot import Snapshot
@@ -59,8 +58,8 @@ class AttemptFailed:
 
 Verdict = InProgress | Succeeded | AttemptFailed
 _QUEUED = frozenset({"Suspending", "Suspended"})
+_DEADLINES = ("DeadlineExceeded", "PreRunningDeadlineExceeded")
 _OF_LOST_PODS = ("HeadLost", "WorkerLost")
-_LOST = frozenset({"JobStatusCheckTimeoutExceeded", "JobDeploymentStatusTransitionGracePeriodExceeded"})
 
 
 # An attempt that never ran in its time failed by what it waited for, where that is known.
@@ -93,7 +92,9 @@ def _judge(job: Snapshot, rayjob: ObservedRayJob) -> Verdict:
     if rayjob.deleting:
         return AttemptFailed("ChildDeleted", f"RayJob {rayjob.name} was deleted, not by the operator")
     if rayjob.deployment in ("Failed", "Complete", "ValidationFailed"):
-        failed = _why_ended(job.attempt, rayjob)
+        stated = AttemptFailed(*job.attempt.stated_failure)
+        certain = rayjob.deployment == "ValidationFailed" or rayjob.reason in _DEADLINES
+        failed = stated if certain else _lost_pod(job.attempt) or stated
         # Ray notices a lost node before Kubernetes does, which then says so.
         late = (rayjob.ended or job.now) + job.timeouts.head
         waits = failed.reason in _OF_LOST_PODS and job.now < late
@@ -104,30 +105,6 @@ def _judge(job: Snapshot, rayjob: ObservedRayJob) -> Verdict:
     if rayjob.deployment == "Running" and not rayjob.waits:
         return _judge_running(job.attempt, job.timeouts.restarts)
     return InProgress(Stage.QUEUED) if queued else _judge_starting(job, rayjob)
-
-
-def _why_ended(attempt: Attempt, rayjob: ObservedRayJob) -> AttemptFailed:
-    """Reason why KubeRay ended the RayJob."""
-    message = evidence.shorten(rayjob.message or rayjob.reason or rayjob.job or "KubeRay gave no reason")
-    if rayjob.deployment == "ValidationFailed":
-        return AttemptFailed("InvalidConfig", f"KubeRay refused the RayJob: {message}")
-    if rayjob.reason == "DeadlineExceeded":
-        return AttemptFailed("DeadlineExceeded", message)
-    if rayjob.reason == "PreRunningDeadlineExceeded":
-        return AttemptFailed("PreRunningDeadlineExceeded", message)
-    if lost := _lost_pod(attempt):
-        return lost
-    if rayjob.reason in _LOST:
-        return AttemptFailed("HeadLost", f"KubeRay lost contact to the Ray head: {message}")
-    report = attempt.report
-    if report and report.error:
-        kind = report.error_kind or evidence.reason_from_text(report.error) or "ApplicationError"
-        return AttemptFailed(kind, evidence.shorten(report.error))
-    if killed := evidence.killed_program(rayjob.message):
-        return AttemptFailed("OutOfMemory", killed)
-    if rayjob.job == "STOPPED":
-        return AttemptFailed("ApplicationError", f"the Ray job was stopped, not by the operator: {message}")
-    return AttemptFailed(evidence.reason_from_text(message) or "ApplicationError", message)
 
 
 def _lost_pod(attempt: Attempt) -> AttemptFailed | None:
@@ -149,7 +126,7 @@ def _head_lost(job: Snapshot, rayjob: ObservedRayJob) -> AttemptFailed | InProgr
         return None
     if cluster.head_reason != "HeadPodNotFound" and job.attempt.head_ready:
         return None  # only a container that is not Ray's is not ready
-    heads = job.attempt.pods_of(HEAD)
+    heads = job.attempt.group_pods[HEAD]
     text = f"the Ray head of {cluster.name} is not ready: {cluster.head_reason or 'no reason given'}"
     ended = not heads or any(pod.phase in ("Failed", "Succeeded") or pod.deleting for pod in heads)
     late = (cluster.head_since or job.now) + job.timeouts.head
@@ -162,9 +139,9 @@ def _judge_running(attempt: Attempt, restarts: int) -> Verdict:
     for pod in attempt.pods:
         # KubeRay replaces rollout pods, and the trainer does without them; also without a judge or scorer of several.
         others = pod.group == REWARD_GROUP or is_scorer_group(pod.group)
-        if others and attempt.ready_pods(pod.group):
+        if others and attempt.ready[pod.group]:
             continue
-        if pod.group != ROLLOUT_GROUP and (text := evidence.crash_loop_error(pod, restarts)):
+        if pod.group != ROLLOUT_GROUP and (text := pod.crash_loop_error(restarts)):
             return AttemptFailed("WorkerLost", text)
     return InProgress(Stage.RUNNING)
 
@@ -177,38 +154,35 @@ def _judge_starting(job: Snapshot, rayjob: ObservedRayJob) -> Verdict:
     missing: list[datetime] = []  # since when pods find no node, or a quota refuses them
     kind = problem = ""
     for pod in job.attempt.pods:
-        if text := evidence.image_pull_error(pod):
+        if text := pod.pull_error:
             hopeless = any(wait.reason in evidence.PERMANENT_PULL_ERRORS for wait in pod.waiting)
             if hopeless or now >= pod.created + timeouts.image:
                 return AttemptFailed("ImagePullFailed", text)
             wakes.append(pod.created + timeouts.image)
             kind = "ImagePullBackOff"
             problem = text
-        elif text := evidence.crash_loop_error(pod, timeouts.restarts):
+        elif text := pod.crash_loop_error(timeouts.restarts):
             return AttemptFailed("StartFailed", text)
-        elif obstacle := evidence.find_obstacle(pod):
+        elif obstacle := pod.obstacle:
             kind, problem = obstacle
         elif pod.unschedulable and not problem:
             kind = "Unschedulable"
             problem = evidence.shorten(f"pod {pod.name}: {pod.unschedulable}")
         elif pod.sidecars and not problem:
             kind = evidence.SIDECAR
-            problem = evidence.sidecar_problem((pod,))
+            problem = pod.sidecar_problem
         if pod.unschedulable:
             missing.append(pod.created)
     cluster = job.attempt.cluster
     if cluster and cluster.failure and not problem:
-        kind = "QuotaExceeded" if evidence.is_refused_by_quota(cluster.failure) else "PodsRefused"
+        kind = "QuotaExceeded" if cluster.lacks_quota else "PodsRefused"
         problem = evidence.shorten(cluster.failure)
         missing.append(cluster.created)
     # From then on the attempt may start without these pods.
     wakes.extend(late for since in missing if (late := since + timeouts.queue) > now)
     limit = job.facts.running_deadline
     if limit is not None:
-        admitted = job.status.condition("Admitted")
-        since = parse_timestamp(admitted.last_transition_time) if admitted else None
-        if admitted and admitted.reason == "Queued":  # as last written; the queue has admitted it since
-            since = now
+        since = now if job.queued_since else job.admitted_at  # the queue has admitted it since the status was written
         deadline = max(rayjob.created, since or rayjob.created) + limit
         if now >= deadline:
             because = f": {problem}" if problem else ""

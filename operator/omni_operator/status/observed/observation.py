@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from omni_operator.api.names import REWARD_GROUP
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 from omni_operator.api.status import TrainerWarning
 from omni_operator.status.reasons.names import FailureReason
 
+from .evidence import CONFIG_ERROR, PULL_ERRORS, is_refused_by_quota, killed_program, reason_from_text, shorten
 from .queue_history import QueueHistory
+from .timestamps import EARLIEST
 
 HEAD = "head"
+# the scheduler's messages
+_UNBOUND_CLAIM = "unbound immediate PersistentVolumeClaims"
+_MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +184,11 @@ class ObservedRayCluster:
     groups: tuple[PodGroup, ...] = ()
     failure: str = ""
 
+    @property
+    def lacks_quota(self) -> bool:
+        """Whether a ResourceQuota of the namespace refuses pods."""
+        return is_refused_by_quota(self.failure)
+
     def group(self, name: str) -> PodGroup | None:
         """The worker group of rollout or reward pods; None if there is none."""
         return next((found for found in self.groups if found.name == name), None)
@@ -205,6 +217,15 @@ class TerminatedContainer:
     exit_code: int
     message: str = ""
     ray: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Possible reason of a failure, remembered because its pod may be deleted by then."""
+
+    pod: str
+    reason: FailureReason
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,14 +262,56 @@ class ObservedPod:
     ended: tuple[TerminatedContainer, ...] = ()
     sidecars: str = ""
 
+    @property
+    def evidence(self) -> Evidence | None:
+        """Reason of a failure, kept after the pod is gone; None if there is none."""
+        if self.disrupted:
+            return Evidence(pod=self.name, reason="Preempted", text=shorten(f"pod {self.name}: {self.disrupted}"))
+        for end in self.ended:
+            if end.ray and end.reason == "OOMKilled":
+                text = f"container {end.container} of pod {self.name} was killed because it ran out of memory"
+                return Evidence(pod=self.name, reason="OutOfMemory", text=text)
+            reason = reason_from_text(end.message) if end.ray and end.exit_code else None
+            if reason:
+                return Evidence(pod=self.name, reason=reason, text=shorten(f"pod {self.name}: {end.message}"))
+        return None
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """Possible reason of a failure, remembered because its pod may be deleted by then."""
+    @property
+    def pull_error(self) -> str:
+        """Why the pod cannot pull an image; empty if it can."""
+        for wait in self.waiting:
+            if wait.reason in PULL_ERRORS:
+                text = f"pod {self.name}, container {wait.container}: {wait.reason}: {wait.message}"
+                return shorten(text.rstrip(": "))
+        return ""
 
-    pod: str
-    reason: FailureReason
-    text: str
+    @property
+    def obstacle(self) -> tuple[str, str] | None:
+        """Reason and message of what a user has to correct before the pod starts, such as a missing Secret or claim."""
+        for wait in self.waiting:
+            if wait.reason == CONFIG_ERROR:
+                text = f"pod {self.name}, container {wait.container}: {wait.message}; correct it and the pod starts"
+                return CONFIG_ERROR, shorten(text)
+        if match := _MISSING_CLAIM.search(self.unschedulable):
+            return "ClaimNotFound", f"pod {self.name}: {match[0]}; create it, or correct its name in the job"
+        if _UNBOUND_CLAIM in self.unschedulable:  # a claim has no volume, as in a cluster without a storage class
+            how = "kubectl get persistentvolumeclaims names the one that is Pending"
+            return "ClaimNotBound", shorten(f"pod {self.name}: {self.unschedulable}; {how}")
+        return None
+
+    @property
+    def sidecar_problem(self) -> str:
+        """What is wrong with containers that are not Ray's; empty if nothing is."""
+        return shorten(f"pod {self.name}, {self.sidecars}") if self.sidecars else ""
+
+    def crash_loop_error(self, restarts: int) -> str:
+        """Why a container keeps restarting; empty if none does."""
+        for wait in self.waiting:
+            if wait.reason == "CrashLoopBackOff" and wait.restarts >= restarts:
+                ends = (end for end in self.ended if end.container == wait.container)
+                exits = "".join(f": exit code {end.exit_code} {end.message}".rstrip() for end in ends)
+                return shorten(f"container {wait.container} of pod {self.name} restarted {wait.restarts} times{exits}")
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,14 +369,6 @@ class TrainerReport:
     output_failed: str | None = None
     warnings: tuple[TrainerWarning, ...] = ()
 
-    def serving(self, group: str) -> Mapping[str, int] | None:
-        """What was reported of the replicas in the pods of a group."""
-        return self.judges if group == REWARD_GROUP else self.replicas
-
-    def waiting(self, group: str) -> QueueHistory | None:
-        """What was reported of the samples or requests that wait for the pods of a group."""
-        return self.judge_queue if group == REWARD_GROUP else self.queue
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -344,36 +399,95 @@ class Attempt:
     evidence: tuple[Evidence, ...] = ()
     report: TrainerReport | None = None
 
-    def size(self, group: str) -> PoolSize | None:
-        """The pods of a worker group that it was created with, or asks its queue for; None if this is not known."""
-        return self.rayjob.pool(group) if self.rayjob else None
+    @property
+    def sizes(self) -> Mapping[str, PoolSize]:
+        """By worker group, the pods that it was created with or asks its queue for; empty if this is not known."""
+        return {size.group: size for size in self.rayjob.pools} if self.rayjob else {}
 
-    def group(self, name: str) -> PodGroup | None:
-        """The worker group of rollout or reward pods; None if there is none."""
-        return self.cluster.group(name) if self.cluster else None
+    @property
+    def groups(self) -> Mapping[str, PodGroup]:
+        """The worker groups of its RayCluster, by name."""
+        return {group.name: group for group in reversed(self.cluster.groups)} if self.cluster else {}
 
-    def pods_of(self, group: str) -> list[ObservedPod]:
-        return [pod for pod in self.pods if pod.group == group]
+    @property
+    def group_pods(self) -> Mapping[str, list[ObservedPod]]:
+        """The pods of each group."""
+        pods: defaultdict[str, list[ObservedPod]] = defaultdict(list)
+        for pod in self.pods:
+            pods[pod.group].append(pod)
+        return pods
 
-    def ready_pods(self, group: str) -> int:
-        """Number of ready pods of a group that are not being deleted."""
-        return sum(pod.ready and not pod.deleting for pod in self.pods_of(group))
+    @property
+    def ready(self) -> Counter[str]:
+        """Number of ready pods of each group that are not being deleted."""
+        return Counter(pod.group for pod in self.pods if pod.ready and not pod.deleting)
 
-    def waiting(self, group: str) -> QueueHistory | None:
-        """The samples or requests that wait for the pods of a group; None if nothing was reported of these pods."""
-        history = self.report.waiting(group) if self.report else None
+    @property
+    def queues(self) -> Mapping[str, QueueHistory]:
+        """What was reported of the samples or requests that wait for the pods of a group."""
+        reported = {ROLLOUT_GROUP: self.report.queue, REWARD_GROUP: self.report.judge_queue} if self.report else {}
         # A queue may preempt an attempt and admit it again: what waited before says nothing of its new pods.
-        return None if history and self.cluster and history.at < self.cluster.created else history
+        since = self.cluster.created if self.cluster else EARLIEST
+        return {group: history for group, history in reported.items() if history and history.at >= since}
+
+    @property
+    def versions(self) -> Mapping[str, Mapping[str, int] | None]:
+        """By group, what was reported of the replicas in its pods: lowest weight versions by address of the pod."""
+        return {ROLLOUT_GROUP: self.report.replicas, REWARD_GROUP: self.report.judges} if self.report else {}
+
+    @property
+    def stated_failure(self) -> tuple[FailureReason, str]:
+        """Reason and message of the end of the RayJob, as KubeRay, Ray or the trainer state it."""
+        rayjob = self.rayjob
+        if rayjob is None:
+            return "ChildDeleted", "the RayJob was deleted"
+        message = shorten(rayjob.message or rayjob.reason or rayjob.job or "KubeRay gave no reason")
+        if rayjob.deployment == "ValidationFailed":
+            return "InvalidConfig", f"KubeRay refused the RayJob: {message}"
+        if rayjob.reason == "DeadlineExceeded":
+            return "DeadlineExceeded", message
+        if rayjob.reason == "PreRunningDeadlineExceeded":
+            return "PreRunningDeadlineExceeded", message
+        if rayjob.reason in ("JobStatusCheckTimeoutExceeded", "JobDeploymentStatusTransitionGracePeriodExceeded"):
+            return "HeadLost", f"KubeRay lost contact to the Ray head: {message}"
+        if self.report and self.report.error:
+            kind = self.report.error_kind or reason_from_text(self.report.error) or "ApplicationError"
+            return kind, shorten(self.report.error)
+        if killed := killed_program(rayjob.message):
+            return "OutOfMemory", killed
+        if rayjob.job == "STOPPED":
+            return "ApplicationError", f"the Ray job was stopped, not by the operator: {message}"
+        return reason_from_text(message) or "ApplicationError", message
+
+    @property
+    def replaces_rollouts(self) -> bool:
+        """Whether rollout pods are missing only because they are being replaced, also if that is paused or given up.
+
+        Every other pod is ready, or a new one that starts. A place without a pod counts as one of the replacement.
+        """
+        group = self.groups.get(ROLLOUT_GROUP)
+        if group is None or not group.template or not group.removed:
+            return False
+        pods = self.group_pods[ROLLOUT_GROUP]
+        if not group.replacing and all(pod.template == group.template for pod in pods):
+            return False  # the last replacement is over
+        others = [pod for pod in pods if pod.name not in group.removed]
+        return all(not pod.deleting and (pod.ready or pod.template == group.template) for pod in others)
+
+    @property
+    def sidecar_problem(self) -> str:
+        """What is wrong with containers that are not Ray's, of the first pod with any; empty if nothing is."""
+        return next((pod.sidecar_problem for pod in sorted(self.pods, key=lambda pod: pod.name) if pod.sidecars), "")
 
     @property
     def head_ready(self) -> bool:
         """Whether Ray's container of the head is ready. KubeRay's condition asks it of all containers."""
-        return (self.cluster is not None and self.cluster.head_ready is True) or self.ready_pods(HEAD) > 0
+        return (self.cluster is not None and self.cluster.head_ready is True) or self.ready[HEAD] > 0
 
     @property
     def ready_workers(self) -> int:
         """Number of worker pods whose Ray container is ready; KubeRay does not count one with a failed sidecar."""
-        ready = sum(pod.ready and not pod.deleting and pod.group != HEAD for pod in self.pods)
+        ready = self.ready.total() - self.ready[HEAD]
         return max(ready, self.cluster.ready_workers) if self.cluster else 0
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP, is_scorer_group
-from omni_operator.api.status import COUNT_LIMIT, Status
-from omni_operator.status.reasons.names import CHANGED_BY_OTHERS, NEXT_ATTEMPT
+from omni_operator.api.status import Status
+from omni_operator.status.condition_value import CHANGED_BY_OTHERS, NEXT_ATTEMPT
 
 from .job_facts import JobFacts, PoolFacts, RollingUpdate
 from .observation import Attempt, ObservedRayJob
@@ -43,7 +43,7 @@ def compare_with_attempt(facts: JobFacts, attempt: Attempt, status: Status, spec
 
 def _template(attempt: Attempt, policy: RollingUpdate) -> str:
     """The template of the attempt's pods; the spec's where there are none."""
-    group = attempt.group(policy.group)
+    group = attempt.groups.get(policy.group)
     return group.template if group and group.template else policy.template
 
 
@@ -62,16 +62,16 @@ def _as_admitted(facts: JobFacts, attempt: Attempt, rayjob: ObservedRayJob) -> J
     admitted = replace(facts, rollouts=rollouts, judges=judges)
     if not any(pool.live for pool in facts.pools):  # the job names its queue
         return admitted
-    fixed = ((pool, attempt.size(pool.group)) for pool in facts.pools if pool.autoscaling is None)
+    fixed = ((pool, attempt.sizes.get(pool.group)) for pool in facts.pools if pool.autoscaling is None)
     differs = any(size and size.pods != pool.pods for pool, size in fixed)
-    rolled = ((policy, attempt.group(policy.group)) for policy in facts.rolling)
+    rolled = ((policy, attempt.groups.get(policy.group)) for policy in facts.rolling)
     differs = differs or any(group and group.template != policy.template for policy, group in rolled)
     return replace(admitted, rolling=(), held=differs)
 
 
 def _is_elastic(pool: PoolFacts, attempt: Attempt, rayjob: ObservedRayJob) -> bool:
     """Whether Kueue lets the number of autoscaled pods change. Without its gate, it would not count those added."""
-    group = attempt.group(pool.group)
+    group = attempt.groups.get(pool.group)
     return pool.autoscaling is not None and bool(rayjob.requested) and group is not None and group.gated
 
 
@@ -98,7 +98,7 @@ def as_running(facts: JobFacts, attempt: Attempt) -> JobFacts:
     RayJob, or without its annotation, everything except autoscaled numbers is the spec's.
     """
     rollouts, judges = (_pool_as_running(pool, attempt) for pool in facts.pools)
-    trainer = attempt.size(TRAINER_GROUP)
+    trainer = attempt.sizes.get(TRAINER_GROUP)
     if attempt.rayjob is None or trainer is None:
         return replace(facts, rollouts=rollouts, judges=judges)
     scorers = tuple(
@@ -106,7 +106,7 @@ def as_running(facts: JobFacts, attempt: Attempt) -> JobFacts:
         for size in attempt.rayjob.pools
         if is_scorer_group(size.group)
     )
-    rollout = attempt.size(ROLLOUT_GROUP)
+    rollout = attempt.sizes.get(ROLLOUT_GROUP)
     return replace(
         facts,
         trainer=replace(facts.trainer, pods=trainer.pods, accelerators=trainer.accelerators),
@@ -118,25 +118,12 @@ def as_running(facts: JobFacts, attempt: Attempt) -> JobFacts:
 
 
 def _pool_as_running(pool: PoolFacts, attempt: Attempt) -> PoolFacts:
-    group = attempt.group(pool.group)
+    group = attempt.groups.get(pool.group)
     if not (attempt.rayjob and attempt.rayjob.pools):
         return replace(pool, pods=group.replicas) if group and pool.live and pool.autoscaling else pool
-    size = attempt.size(pool.group)
+    size = attempt.sizes.get(pool.group)
     if size is None:
         return replace(pool, pods=0, accelerators=0)
     follows = pool.live and pool.autoscaling is None
     pods = pool.pods if follows else group.replicas if group else size.pods
     return replace(pool, pods=pods, accelerators=size.accelerators)
-
-
-def count_accelerators(facts: JobFacts, attempt: Attempt) -> int:
-    """Number of accelerators of all pods that an attempt's RayCluster requests.
-
-    Args:
-        facts: returned by `as_running`.
-    """
-    total = sum(pool.pods * pool.accelerators for pool in (facts.trainer, *facts.scorers))
-    for pool in facts.pools:
-        group = attempt.group(pool.group)
-        total += (group.replicas if group else pool.pods) * pool.accelerators
-    return min(total, COUNT_LIMIT)

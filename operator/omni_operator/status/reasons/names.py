@@ -1,4 +1,4 @@
-"""PURE: types of the table of reasons, and reasons that the operator reads back from a status."""
+"""PURE: types of the table of reasons."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from omni_operator.api.spec.policy import FailureReason as NamedFailureReason
 
 # Reasons of failed attempts: the reasons that `spec.failurePolicy` may name, and one that it may not.
 FailureReason: TypeAlias = NamedFailureReason | Literal["ChildDeleted"]
-# Reasons of conditions that later passes read.
-CHECKPOINT_REQUESTED = "CheckpointRequested"
-CHANGED_BY_OTHERS = "ChangedByOthers"
-NEXT_ATTEMPT = "NextAttempt"
 
 
 class Action(str, Enum):

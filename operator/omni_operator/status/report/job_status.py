@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -22,13 +23,13 @@ from omni_operator.api.status import (
     TrainerWarning,
     Weights,
 )
-from omni_operator.status.condition_value import false_because, value_of
-from omni_operator.status.decisions.rolling import count_updated
+from omni_operator.status.condition_value import CHANGED_BY_OTHERS, CHECKPOINT_REQUESTED, ConditionValue
 from omni_operator.status.decisions.situation import (
     Creating,
     Failing,
     Finished,
     Situation,
+    SpecRefused,
     Suspended,
     Suspending,
 )
@@ -38,47 +39,48 @@ from omni_operator.status.observed import evidence
 from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import Attempt, Refusal
 from omni_operator.status.observed.running_pods import as_running
-from omni_operator.status.observed.timestamps import format_timestamp, parse_timestamp
+from omni_operator.status.observed.timestamps import format_timestamp
 from omni_operator.status.observed.trainer_report import add_warning
-from omni_operator.status.reasons.names import CHANGED_BY_OTHERS, CHECKPOINT_REQUESTED
 
-from .conditions import derive_conditions, keep_conditions, refuse_spec, review_end, update_conditions
-from .progress import update_checkpoint, update_progress, update_usage, update_weights
+from .conditions import derive_conditions, update_conditions
+from .progress import update_reported, update_usage
 
 
 def derive_status(job: Snapshot, situation: Situation, refusal: Refusal | None, others: str) -> Status:
-    """Status of a job with a valid spec, after the steps of a pass.
+    """Status of a job after the steps of a pass.
 
     Args:
         refusal: the API server's answer, if it refused a step.
         others: what other programs change again after each correction.
     """
     job = replace(job, facts=as_running(job.facts, job.attempt))
-    if isinstance(situation, Finished):
-        # Only the last report, remaining pods, refusals and the observed generation still change.
-        conditions = update_conditions(job, review_end(job, refusal))
-        return job.status.model_copy(update={"conditions": conditions, **_reported(job, situation)})
     attempt = job.attempt
-    if attempt.number > job.status.attempts > 0:
+    settled = isinstance(situation, SpecRefused | Finished)
+    if attempt.number > job.status.attempts > 0 and not settled:
         job = replace(job, status=_new_attempt(job.status))
     if isinstance(situation, Creating) and attempt.rayjob and attempt.number == situation.attempt:
         situation = InProgress(Stage.QUEUED if attempt.rayjob.suspended else Stage.STARTING)
+    conditions = derive_conditions(job, situation, refusal, others)
+    changed: dict[str, object] = {"observed_generation": job.facts.generation, "conditions": conditions}
+    if isinstance(situation, SpecRefused):
+        return job.status.model_copy(update=changed)
+    changed |= {"warnings": _warnings(job, situation), **_count_pods(job.facts, attempt)}
+    if isinstance(situation, Finished):
+        return job.status.model_copy(update={**changed, **update_reported(job)})
     running = _running_since(job, situation)
     may_run = isinstance(situation, InProgress) or (
         isinstance(situation, Suspending) and situation.reason == CHECKPOINT_REQUESTED
     )
     ended = situation.at if isinstance(situation, Succeeded) else None
-    derived = job.status.model_copy(
-        update={
-            "conditions": update_conditions(job, derive_conditions(job, situation, refusal, others)),
-            "attempts": attempt.number,
-            "usage": update_usage(job, running, ended, may_run=may_run),
-            "children": _children(attempt, job.status.children),
-            "running_time": format_timestamp(running) if running and may_run else None,
-            **_times(job, situation),
-            **_reported(job, situation),
-        }
-    )
+    changed |= {
+        "attempts": attempt.number,
+        "children": _children(attempt, job.status.children),
+        "running_time": format_timestamp(running) if running and may_run else None,
+        **_times(job, situation),
+        **update_reported(job),
+        "usage": update_usage(job, running, ended, may_run=may_run),
+    }
+    derived = job.status.model_copy(update=changed)
     return _with_failure(derived, situation, job.now) if isinstance(situation, Failing) else derived
 
 
@@ -89,28 +91,10 @@ def derive_unknown_status(job: Snapshot, refusal: Refusal | None, others: str) -
         refusal: refusal of the request that reads existing objects; None if the operator waits.
         others: message about other clients that keep changing the job's objects.
     """
-    table = {"Updated": false_because(CHANGED_BY_OTHERS, others)}
+    table = {"Updated": ConditionValue("False", CHANGED_BY_OTHERS, others)}
     if refusal:
-        table = {"Ready": false_because(refusal.kind, refusal.text)}
+        table = {"Ready": ConditionValue("False", refusal.kind, refusal.text)}
     return job.status.model_copy(update={"conditions": update_conditions(job, table)})
-
-
-def derive_invalid_status(job: Snapshot, text: str) -> Status:
-    """Status of a job with an invalid spec.
-
-    While an attempt runs, only `Updated` changes, because the attempt continues. A suspended job stays suspended.
-    """
-    generation = {"observed_generation": job.facts.generation}
-    if job.status.finished:
-        return job.status.model_copy(update=generation)
-    table = refuse_spec(text)
-    suspended = job.status.condition("Suspended")
-    if suspended and suspended.status != "False":
-        # The operator deleted the attempt. Without this record, it would count as deleted by someone else.
-        table = {**table, "Suspended": value_of(suspended)}
-    if job.observed.rayjobs and job.status.conditions:
-        table = {**keep_conditions(job.status, table), "Updated": table["Updated"]}
-    return job.status.model_copy(update={**generation, "conditions": update_conditions(job, table)})
 
 
 def find_deadlines(job: Snapshot, situation: Situation) -> Iterator[datetime]:
@@ -129,19 +113,6 @@ def find_deadlines(job: Snapshot, situation: Situation) -> Iterator[datetime]:
         yield job.stalls_at
     if job.weights_expire_at and job.status.is_true("WeightsInSync"):
         yield job.weights_expire_at
-
-
-def _reported(job: Snapshot, situation: Situation) -> dict[str, object]:
-    """The parts that also change after the end: what the trainer reported, and how many pods there are."""
-    return {
-        "observed_generation": job.facts.generation,
-        "progress": update_progress(job),
-        "weights": update_weights(job),
-        "checkpoint": update_checkpoint(job),
-        "warnings": _warnings(job, situation),
-        "rollout": _rollout(job.facts, job.attempt),
-        "reward": _reward(job.facts, job.attempt),
-    }
 
 
 def _new_attempt(previous: Status) -> Status:
@@ -163,11 +134,10 @@ def _new_attempt(previous: Status) -> Status:
 
 def _running_since(job: Snapshot, situation: Situation) -> datetime | None:
     """Start of the attempt's trainer; remembered, because its RayJob may be gone."""
-    written = parse_timestamp(job.status.running_time)
     if job.attempt.rayjob and job.attempt.rayjob.started:
-        return job.trainer_started or written or job.now
+        return job.trainer_started or job.running_since or job.now
     starting = isinstance(situation, InProgress) and situation.stage is not Stage.RUNNING
-    return None if starting else written
+    return None if starting else job.running_since
 
 
 def _times(job: Snapshot, situation: Situation) -> dict[str, str | None]:
@@ -193,7 +163,7 @@ def _warnings(job: Snapshot, situation: Situation) -> tuple[TrainerWarning, ...]
     kept = report.warnings if report and report.warnings else job.status.warnings
     last = next((found for found in job.status.warnings if found.reason == evidence.SIDECAR), None)
     if isinstance(situation, InProgress) and situation.stage is Stage.RUNNING:
-        text = evidence.sidecar_problem(job.attempt.pods)
+        text = job.attempt.sidecar_problem
         if text and (last is None or last.message != text):
             at = format_timestamp(job.now)
             last = TrainerWarning(attempt=job.attempt.number, reason=evidence.SIDECAR, message=text, time=at)
@@ -238,28 +208,30 @@ def _children(attempt: Attempt, before: Children) -> Children:
     )
 
 
-def _rollout(facts: JobFacts, attempt: Attempt) -> RolloutStatus:
-    """Pods with engines: rollout pods, or the trainer's pods."""
-    cluster = attempt.cluster
-    desired = facts.rollouts.pods or facts.trainer.pods
-    selector = None
-    if facts.rollouts.pods:
-        ready = attempt.ready_pods(ROLLOUT_GROUP)
-        updated = count_updated(facts, attempt, ROLLOUT_GROUP)
-        selector = f"ray.io/cluster={cluster.name},ray.io/group={ROLLOUT_GROUP}" if cluster else None
-    else:
-        ready = attempt.ready_pods(TRAINER_GROUP) if facts.judges.pods else attempt.ready_workers
-        ready = min(ready, desired)
-        updated = desired if cluster else 0
-    return RolloutStatus(desired=desired, ready=ready, updated=updated, summary=f"{ready}/{desired}", selector=selector)
-
-
-def _reward(facts: JobFacts, attempt: Attempt) -> PodCounts | None:
-    """Reward pods; None if the judge has none, or there is no judge."""
-    if not facts.judges.pods:
-        return None
-    return PodCounts(
-        desired=facts.judges.pods,
-        ready=attempt.ready_pods(REWARD_GROUP),
-        updated=count_updated(facts, attempt, REWARD_GROUP),
+def _count_pods(facts: JobFacts, attempt: Attempt) -> dict[str, PodCounts | None]:
+    """Pods with engines, which are rollout pods or the trainer's, and reward pods, if a judge has any."""
+    wanted = {policy.group: policy.template for policy in facts.rolling}
+    # pods of the current spec, whether or not they serve
+    updated = Counter(
+        pod.group for pod in attempt.pods if not pod.deleting and pod.template == wanted.get(pod.group, pod.template)
     )
+    desired = facts.rollouts.pods or facts.trainer.pods
+    cluster = attempt.cluster
+    if facts.rollouts.pods:
+        ready = attempt.ready[ROLLOUT_GROUP]
+    else:
+        ready = min(attempt.ready[TRAINER_GROUP] if facts.judges.pods else attempt.ready_workers, desired)
+        updated[ROLLOUT_GROUP] = desired if cluster else 0
+    selector = None
+    if cluster and facts.rollouts.pods:
+        selector = f"ray.io/cluster={cluster.name},ray.io/group={ROLLOUT_GROUP}"
+    rollout = RolloutStatus(
+        desired=desired,
+        ready=ready,
+        updated=updated[ROLLOUT_GROUP],
+        summary=f"{ready}/{desired}",
+        selector=selector,
+    )
+    judges = facts.judges.pods
+    reward = PodCounts(desired=judges, ready=attempt.ready[REWARD_GROUP], updated=updated[REWARD_GROUP])
+    return {"rollout": rollout, "reward": reward if judges else None}

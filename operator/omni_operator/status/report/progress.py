@@ -7,8 +7,14 @@ from datetime import datetime
 
 from omni_operator.api.status import COUNT_LIMIT, SECONDS_LIMIT, CheckpointStatus, Progress, Usage, Weights
 from omni_operator.status.decisions.snapshot import Snapshot
-from omni_operator.status.observed.running_pods import count_accelerators
-from omni_operator.status.observed.timestamps import format_timestamp, parse_timestamp
+from omni_operator.status.observed.job_facts import JobFacts
+from omni_operator.status.observed.observation import Attempt
+from omni_operator.status.observed.timestamps import format_timestamp
+
+
+def update_reported(job: Snapshot) -> dict[str, object]:
+    """The parts of a status that come from the trainer's report, also after the end of the job."""
+    return {"progress": update_progress(job), "weights": update_weights(job), "checkpoint": update_checkpoint(job)}
 
 
 def update_progress(job: Snapshot) -> Progress:
@@ -103,7 +109,7 @@ def update_usage(job: Snapshot, running: datetime | None, ended: datetime | None
     accelerators = count_accelerators(job.facts, job.attempt)
     held = accelerators if usage.accelerators is None else usage.accelerators
     runs = running is not None and may_run
-    before = parse_timestamp(job.status.running_time)
+    before = job.running_since
     if not runs:
         until = ended or (job.now if before else None)
     elif held != accelerators:
@@ -111,7 +117,7 @@ def update_usage(job: Snapshot, running: datetime | None, ended: datetime | None
     else:
         until = report.at if report else None
     # Up to when the running attempt is counted.
-    counted = parse_timestamp(usage.counted_time) if before else None
+    counted = job.counted_until if before else None
     seconds = usage.accelerator_seconds
     started = running or before
     if started is not None and until is not None:
@@ -135,3 +141,16 @@ def update_usage(job: Snapshot, running: datetime | None, ended: datetime | None
         samples=samples,
         accelerator_seconds_per_thousand_samples=price,
     )
+
+
+def count_accelerators(facts: JobFacts, attempt: Attempt) -> int:
+    """Number of accelerators of all pods that an attempt's RayCluster requests.
+
+    Args:
+        facts: returned by `as_running`.
+    """
+    total = sum(pool.pods * pool.accelerators for pool in (facts.trainer, *facts.scorers))
+    for pool in facts.pools:
+        group = attempt.groups.get(pool.group)
+        total += (group.replicas if group else pool.pods) * pool.accelerators
+    return min(total, COUNT_LIMIT)
