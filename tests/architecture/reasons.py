@@ -6,13 +6,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from omni_operator.status.decisions import situation
+from omni_operator.status import condition_value
 
 # Calls that give a reason, and its position among their arguments.
 CALLS = {
-    "true_because": 0,
-    "false_because": 0,
-    "unknown_because": 0,
     "ConditionValue": 1,
     "Suspending": 0,
     "InProgress": 1,
@@ -73,7 +70,7 @@ def _text(node: ast.expr) -> str:
         case ast.Constant(value=str(text)):
             return text
         case ast.Name(id=name):
-            value = getattr(situation, name, "")
+            value = getattr(condition_value, name, "")
             return value if isinstance(value, str) else ""
         case _:
             return ""

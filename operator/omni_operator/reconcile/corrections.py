@@ -22,47 +22,9 @@ from omni_operator.status.decisions.situation import (
 )
 
 AT_ONCE = 5  # in a row; the first time that something is written counts too
-PAUSE_FIRST = timedelta(seconds=1)
-PAUSE_MOST = timedelta(seconds=60)
+FIRST_PAUSE = timedelta(seconds=1)
+LONGEST_PAUSE = timedelta(seconds=60)
 FORGOTTEN = timedelta(minutes=10)  # after which a correction begins a new row
-
-
-@dataclass(frozen=True, slots=True)
-class Corrections:
-    """Consecutive corrections of one field.
-
-    Attributes:
-        at: time of the last correction; None if there was none.
-        generation: generation of the job's spec; a changed spec ends the pause.
-        text: message about what keeps being changed, and by whom.
-    """
-
-    count: int = 0
-    at: datetime | None = None
-    generation: int = 0
-    text: str = ""
-
-    def add(self, now: datetime, generation: int, text: str = "") -> Corrections:
-        """With one more."""
-        follows = self.at is not None and now - self.at < FORGOTTEN and generation == self.generation
-        return Corrections(self.count + 1 if follows else 1, now, generation, text)
-
-    def pause_end(self, now: datetime, generation: int) -> datetime | None:
-        """When the next correction is allowed; None: now."""
-        if self.at is None or self.count < AT_ONCE or generation != self.generation:
-            return None
-        end = self.at + min(PAUSE_FIRST * 2 ** min(self.count - AT_ONCE, 16), PAUSE_MOST)
-        return end if now < end else None
-
-    def row_end(self, now: datetime, generation: int) -> datetime | None:
-        """When a row of corrections too long to be a coincidence is forgotten; None: the row is shorter."""
-        if self.at is None or self.count < AT_ONCE or generation != self.generation:
-            return None
-        end = self.at + FORGOTTEN
-        return end if now < end else None
-
-
-NO_CORRECTIONS = Corrections()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +35,61 @@ class Change:
     value: object = None
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Consecutive corrections of one field to one value.
+
+    Attributes:
+        at: time of the last one.
+        text: message about what keeps being changed, and by whom.
+    """
+
+    change: Change
+    count: int
+    at: datetime
+    text: str
+
+    @property
+    def pause_end(self) -> datetime:
+        """When the next correction is allowed."""
+        longer = self.count - AT_ONCE
+        return self.at + min(FIRST_PAUSE * 2 ** min(longer, 16), LONGEST_PAUSE) if longer >= 0 else self.at
+
+    @property
+    def row_end(self) -> datetime:
+        """When a row that is too long to be a coincidence is forgotten."""
+        return self.at + FORGOTTEN if self.count >= AT_ONCE else self.at
+
+
 @dataclass(slots=True)
-class CorrectionRows:
-    """Consecutive corrections of each field of a job's objects."""
+class Corrections:
+    """Corrections of the objects of a job with one generation: a changed spec ends all pauses."""
 
-    _rows: dict[tuple[str, ...], tuple[object, Corrections]] = field(default_factory=dict)
+    _rows: dict[tuple[str, ...], Row] = field(default_factory=dict)
 
-    def of(self, change: Change) -> Corrections:
-        """How often the last change of its kind was this one."""
-        value, row = self._rows.get(change.what, (change.value, NO_CORRECTIONS))
-        return row if value == change.value else NO_CORRECTIONS
+    def count(self, change: Change) -> int:
+        """How often the last change of its kind in a row was this one."""
+        row = self._rows.get(change.what)
+        return row.count if row and row.change == change else 0
 
-    def add(self, change: Change, now: datetime, generation: int, text: str = "") -> None:
-        """Add one; what was not changed for a while is forgotten."""
-        row = self.of(change).add(now, generation, text)
-        kept = {what: one for what, one in self._rows.items() if one[1].at is not None and now - one[1].at < FORGOTTEN}
-        self._rows = {**kept, change.what: (change.value, row)}
+    def pause_end(self, change: Change, now: datetime) -> datetime | None:
+        """When the next correction of this kind is allowed; None: now."""
+        row = self._rows.get(change.what)
+        return row.pause_end if row and row.change == change and now < row.pause_end else None
 
-    def changed_by_others(self, now: datetime, generation: int) -> str:
+    def record(self, change: Change, now: datetime, text: str) -> None:
+        """Count one more; what was not changed for a while is forgotten."""
+        self._rows = {what: row for what, row in self._rows.items() if now - row.at < FORGOTTEN}
+        self._rows[change.what] = Row(change, self.count(change) + 1, now, text)
+
+    def changed_by_others(self, now: datetime) -> str:
         """What others change all the time, for a condition; empty if they change nothing."""
-        texts = (row.text for _, row in self._rows.values() if row.row_end(now, generation))
-        return "; ".join(dict.fromkeys(texts))
+        return "; ".join(dict.fromkeys(row.text for row in self._rows.values() if now < row.row_end))
 
-    def times(self, now: datetime, generation: int) -> Iterator[datetime]:
+    def times(self, now: datetime) -> Iterator[datetime]:
         """When a pause ends, and when a row is forgotten."""
-        for _, row in self._rows.values():
-            yield from filter(None, (row.pause_end(now, generation), row.row_end(now, generation)))
+        for row in self._rows.values():
+            yield from (at for at in (row.pause_end, row.row_end) if now < at)
 
 
 def change_of(step: Step) -> Change | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from omni_operator.api.names import JOB_LABEL, Names
 from omni_operator.cluster.cache.object_cache import ObjectCache
-from omni_operator.cluster.errors import Refused
+from omni_operator.cluster.cache.object_parser import owner_of
+from omni_operator.cluster.errors import KindAbsent, Refused
 from omni_operator.cluster.field_managers import find_author
 from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS, Body, Kind
 from omni_operator.cluster.protocol import Cluster
-from omni_operator.reconcile import owned_objects
+from omni_operator.plan.objects import owner_reference
 from omni_operator.reconcile.corrections import Change, describe
+from omni_operator.reconcile.owned_objects import find_drift
 from omni_operator.reconcile.subject import Subject
-from omni_operator.status.observed.observation import Observation
 
 LABELS = Change(("labels",))
 OWNER = Change(("owner",))
@@ -29,63 +30,78 @@ async def recover_lost(cluster: Cluster, cache: ObjectCache, job: Subject) -> bo
     Raises:
         Refused: the API server refuses to say it, or a webhook removes the labels at once.
     """
-    key = job.key
-    uid = job.facts.uid
+    namespace, name = job.key
+    memory = job.memory
     children = job.status.children
-    corrections = job.memory.corrections
-    cached = cache.observed(key, uid)
-    number = _lost_rayjob(job, cached)
-    raycluster = _lost_raycluster(job, cached)
-    if (number or raycluster) and (job.pause_end(LABELS) or job.standing_refusal):
+    names = Names(name)
+    cached = cache.observed(job.key, job.facts.uid)
+    newer = cached.last > job.status.attempts
+    rayjob = names.attempt(cached.last) if newer else children.ray_job
+    if rayjob in (memory.lost, *(found.name for found in cached.rayjobs)) or not names.number_of(rayjob or ""):
+        rayjob = None
+    raycluster = children.ray_cluster
+    if children.ray_cluster_uid in (None, memory.lost_cluster, *(found.uid for found in cached.clusters)):
+        raycluster = None
+    paused = memory.corrections.pause_end(LABELS, job.now) or memory.refused.standing(job.now)
+    if (rayjob or raycluster) and paused:
         return False
-
-    async def restore(kind: Kind, live: Body, attempt: int) -> None:
-        if changes := owned_objects.missing_labels(live, key, attempt):
-            what = f"the labels of {kind.kind} {live['metadata']['name']}"
-            author = find_author(live)
-            live = await cluster.patch(kind, live, changes)
-            if JOB_LABEL not in (live["metadata"].get("labels") or {}):
-                raise Refused(f"a webhook or policy of the cluster removes {what}: exempt the objects of jobs from it")
-            corrections.add(LABELS, job.now, job.facts.generation, describe(what, author))
-        cache.put(kind, live)
-
     orphan = next((found for found in cached.rayjobs if found.orphaned and found.attempt == cached.newest), None)
-    if orphan and not (orphan.deleting or job.pause_end(OWNER)):
-        live = await owned_objects.find_rayjob(cluster, key, uid, orphan.attempt, orphan.uid)
-        if live and (changes := owned_objects.missing_owner(live, key, uid)):
-            text = describe(f"the ownerReferences of RayJob {orphan.name}", find_author(live))
-            live = await cluster.patch(RAYJOBS, live, changes)
-            corrections.add(OWNER, job.now, job.facts.generation, text)
-        if live:
-            cache.put(RAYJOBS, live)
-    if number:
-        rayjob = await owned_objects.find_rayjob(cluster, key, uid, number, children.ray_job_uid)
-        if rayjob is None:
-            job.memory.lost = Names(key[1]).attempt(number)
+    if orphan and not (orphan.deleting or memory.corrections.pause_end(OWNER, job.now)):
+        live = await _read(cluster, RAYJOBS, namespace, orphan.name)
+        if live and _is_ours(live, orphan.uid, job):
+            cache.put(RAYJOBS, await _restore_owner(cluster, live, job))
+    if rayjob:
+        live = await _read(cluster, RAYJOBS, namespace, rayjob)
+        if live and _is_ours(live, children.ray_job_uid, job):
+            attempt = names.number_of(rayjob) or 0
+            cache.put(RAYJOBS, await _restore_labels(cluster, RAYJOBS, live, attempt, job))
         else:
-            await restore(RAYJOBS, rayjob, number)
+            memory.lost = rayjob
     if raycluster:  # unseen, it would train at the same time as the next attempt
-        found = await owned_objects.find_raycluster(cluster, key, *raycluster)
-        if found is None:
-            job.memory.lost_cluster = children.ray_cluster_uid
+        live = await _read(cluster, RAYCLUSTERS, namespace, raycluster)
+        if live and live["metadata"]["uid"] == children.ray_cluster_uid:
+            cache.put(RAYCLUSTERS, await _restore_labels(cluster, RAYCLUSTERS, live, job.status.attempts, job))
         else:
-            await restore(RAYCLUSTERS, found, job.status.attempts)
+            memory.lost_cluster = children.ray_cluster_uid
     return True
 
 
-def _lost_rayjob(job: Subject, cached: Observation) -> int | None:
-    """Number of the attempt whose RayJob is to be looked for."""
-    names = Names(job.key[1])
-    name = names.attempt(cached.last) if cached.last > job.status.attempts else job.status.children.ray_job
-    if name is None or name in (job.memory.lost, *(rayjob.name for rayjob in cached.rayjobs)):
+async def _read(cluster: Cluster, kind: Kind, namespace: str, name: str) -> Body | None:
+    """An object, whatever its labels; None if it does not exist."""
+    try:
+        return await cluster.read(kind, namespace, name)
+    except KindAbsent:
         return None
-    return names.number_of(name)
 
 
-def _lost_raycluster(job: Subject, cached: Observation) -> tuple[str, str] | None:
-    """Name and uid of the RayCluster that is to be looked for."""
-    name = job.status.children.ray_cluster
-    uid = job.status.children.ray_cluster_uid
-    if name is None or uid is None or uid in (job.memory.lost_cluster, *(each.uid for each in cached.clusters)):
-        return None
-    return name, uid
+def _is_ours(rayjob: Body, uid: str | None, job: Subject) -> bool:
+    """Whether a RayJob belongs to the job: by its owner, or by the uid that is known of it."""
+    owner = owner_of(rayjob)
+    return rayjob["metadata"]["uid"] == uid or (owner is not None and owner.uid == job.facts.uid)
+
+
+async def _restore_labels(cluster: Cluster, kind: Kind, live: Body, attempt: int, job: Subject) -> Body:
+    """Give an object of an attempt its labels again, by which watches find it; return it afterwards."""
+    changes = find_drift(live, {"metadata": {"labels": Names(job.key[1]).attempt_labels(attempt)}})
+    if not changes:
+        return live
+    what = f"the labels of {kind.kind} {live['metadata']['name']}"
+    author = find_author(live)
+    live = await cluster.patch(kind, live, changes)
+    if JOB_LABEL not in (live["metadata"].get("labels") or {}):
+        raise Refused(f"a webhook or policy of the cluster removes {what}: exempt the objects of jobs from it")
+    job.memory.corrections.record(LABELS, job.now, describe(what, author))
+    return live
+
+
+async def _restore_owner(cluster: Cluster, live: Body, job: Subject) -> Body:
+    """Make the job the controller of its RayJob again; return the RayJob afterwards."""
+    owner = owner_of(live)
+    if owner and owner.uid == job.facts.uid:
+        return live
+    others = [found for found in live["metadata"].get("ownerReferences") or () if not found.get("controller")]
+    owners = [*others, owner_reference(job.key[1], job.facts.uid)]
+    text = describe(f"the ownerReferences of RayJob {live['metadata']['name']}", find_author(live))
+    live = await cluster.patch(RAYJOBS, live, {"metadata": {"ownerReferences": owners}})
+    job.memory.corrections.record(OWNER, job.now, text)
+    return live

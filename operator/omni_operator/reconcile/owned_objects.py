@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from omni_operator.api.names import JOB_LABEL, RENDERED_ANNOTATION, Names
-from omni_operator.cluster.cache.object_parser import owner_of
-from omni_operator.cluster.errors import AlreadyExists, Conflict, KindAbsent, NameTaken, Refused
-from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS, Body, Key, kind_of
+from omni_operator.api.names import JOB_LABEL, RENDERED_ANNOTATION
+from omni_operator.cluster.cache.object_parser import Owner, owner_of
+from omni_operator.cluster.errors import AlreadyExists, Conflict, NameTaken, Refused
+from omni_operator.cluster.kinds import Body, Kind
 from omni_operator.cluster.protocol import Cluster
-from omni_operator.plan.objects import owner_reference
 
 Path: TypeAlias = tuple[str, ...]
 # Parts of an object that others may not extend: an entry that was not rendered changes what is selected or allowed.
@@ -23,7 +22,7 @@ CLOSED: frozenset[Path] = frozenset(
 )
 
 
-async def ensure(cluster: Cluster, live: Body | None, rendered: Body) -> Body:
+async def ensure_owned(cluster: Cluster, kind: Kind, live: Body | None, rendered: Body) -> Body:
     """Create an object if `live` is None, else correct what differs from the rendered one; return it afterwards.
 
     Raises:
@@ -31,34 +30,39 @@ async def ensure(cluster: Cluster, live: Body | None, rendered: Body) -> Body:
         Conflict: an earlier job's object has the name, or the object changed in between; retry.
     """
     if live is None:
-        live = await create(cluster, rendered)
-    require_owned(live, rendered)
+        live = await create_owned(cluster, kind, rendered)
+    else:
+        _require_owner(kind, rendered["metadata"]["name"], owner_of(live), owner_of(rendered))
     changes = {} if live["metadata"].get("deletionTimestamp") else find_drift(live, _comparable(rendered))
-    return await cluster.patch(kind_of(rendered), live, changes) if changes else live
+    return await cluster.patch(kind, live, changes) if changes else live
 
 
-async def create(cluster: Cluster, rendered: Body) -> Body:
+async def create_owned(cluster: Cluster, kind: Kind, rendered: Body) -> Body:
     """Create an object, or return the one that was created before, by a pass whose result was lost.
 
     Raises:
-        NameTaken, Conflict: as `ensure`.
+        NameTaken, Conflict: as `ensure_owned`.
         Refused: the cluster stores it without what makes it the job's.
     """
-    kind = kind_of(rendered)
     meta = rendered["metadata"]
+    existed = False
     try:
         live = await cluster.create(rendered)
     except AlreadyExists:
         stored = await cluster.read(kind, meta["namespace"], meta["name"])
         if stored is None:
             raise Conflict(f"{kind.kind} {meta['name']} was deleted in between") from None
-        digest = (stored["metadata"].get("annotations") or {}).get(RENDERED_ANNOTATION)
-        if owner_of(stored) or digest != meta["annotations"][RENDERED_ANNOTATION]:
-            require_owned(stored, rendered)
-            return stored
-        live = stored  # created by an earlier pass, which the uid of the job in the digest tells
+        live = stored
+        existed = True
+    owner = owner_of(live)
+    wanted = owner_of(rendered)
+    digest = (live["metadata"].get("annotations") or {}).get(RENDERED_ANNOTATION)
+    # One without an owner was created by an earlier pass if the uid of the job in the digest tells so.
+    if existed and (owner or digest != meta["annotations"][RENDERED_ANNOTATION]):
+        _require_owner(kind, meta["name"], owner, wanted)
+        return live
     lost = [f"label {JOB_LABEL}"] if JOB_LABEL not in (live["metadata"].get("labels") or {}) else []
-    lost += ["ownerReferences"] if owner_of(live) != owner_of(rendered) else []
+    lost += ["ownerReferences"] if owner != wanted else []
     if not lost:
         return live
     # Watches would not deliver it, or garbage collection not delete it.
@@ -69,49 +73,8 @@ async def create(cluster: Cluster, rendered: Body) -> Body:
     )
 
 
-async def find_rayjob(cluster: Cluster, key: Key, job_uid: str, attempt: int, uid: str | None) -> Body | None:
-    """The RayJob of an attempt, whatever its labels; None if the job has none.
-
-    Args:
-        uid: with which it counts without its owner, too.
-    """
-    try:
-        live = await cluster.read(RAYJOBS, key[0], Names(key[1]).attempt(attempt))
-    except KindAbsent:
-        return None
-    owner = owner_of(live) if live else None
-    return live if live and (live["metadata"]["uid"] == uid or (owner and owner.uid == job_uid)) else None
-
-
-async def find_raycluster(cluster: Cluster, key: Key, name: str, uid: str) -> Body | None:
-    """The RayCluster with this uid, whatever its labels; None if it does not exist any more."""
-    try:
-        live = await cluster.read(RAYCLUSTERS, key[0], name)
-    except KindAbsent:
-        return None
-    return None if live is None or live["metadata"]["uid"] != uid else live
-
-
-def missing_labels(live: Body, key: Key, attempt: int) -> dict[str, Any]:
-    """The change that gives an object of an attempt its labels, by which watches find it; nothing if it has them."""
-    return find_drift(live, {"metadata": {"labels": Names(key[1]).attempt_labels(attempt)}})
-
-
-def missing_owner(live: Body, key: Key, job_uid: str) -> dict[str, Any]:
-    """The change that makes the job the controller of its RayJob again; nothing if it is."""
-    owner = owner_of(live)
-    if owner and owner.uid == job_uid:
-        return {}
-    others = [found for found in live["metadata"].get("ownerReferences") or () if not found.get("controller")]
-    return {"metadata": {"ownerReferences": [*others, owner_reference(key[1], job_uid)]}}
-
-
-def require_owned(live: Body, rendered: Body) -> None:
-    """Raise an error unless the live object has the controller of the rendered one."""
-    kind = kind_of(rendered)
-    name = rendered["metadata"]["name"]
-    owner = owner_of(live)
-    wanted = owner_of(rendered)
+def _require_owner(kind: Kind, name: str, owner: Owner | None, wanted: Owner | None) -> None:
+    """Raise an error unless an object has the controller that was rendered."""
     if owner == wanted:
         return
     if owner and wanted and (owner.kind, owner.name) == (wanted.kind, wanted.name):

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from omni_operator.cluster.kinds import Key, Kind
-from omni_operator.reconcile.corrections import CorrectionRows
+from omni_operator.reconcile.corrections import Corrections
 from omni_operator.reconcile.refused_requests import RefusedRequests
-from omni_operator.status.observed.observation import Observation
+from omni_operator.status.observed.observation import Attempt
 from omni_operator.status.observed.timestamps import EARLIEST
 
 
@@ -17,14 +17,14 @@ class JobMemory:
     """State between passes over one job.
 
     Attributes:
-        uid: the job's uid.
+        uid, generation: of the job.
         written: when its status was last written.
         conflicts: passes in a row that ended with a conflict.
         altered: whether another status was stored than the one that was sent.
         lost: name of a RayJob that the status records, and that the API server does not have.
         lost_cluster: uid of such a RayCluster.
-        ensured: generation of the job and last change of its shared objects when these were last compared; None while
-            something is missing or waits to be corrected.
+        ensured: last change of the shared objects when these were last compared; None while something is missing or
+            waits to be corrected.
         corrections: corrections of the job's objects, which other clients may change again each time.
         queue_reason: why Kueue has not admitted the attempt; empty if it is not known.
         queue_reread: when to read that again.
@@ -32,30 +32,29 @@ class JobMemory:
     """
 
     uid: str
+    generation: int
     written: datetime | None = None
     conflicts: int = 0
     altered: bool = False
     refused: RefusedRequests = field(default_factory=RefusedRequests)
     lost: str | None = None
     lost_cluster: str | None = None
-    ensured: object = None
-    corrections: CorrectionRows = field(default_factory=CorrectionRows)
+    ensured: int | None = None
+    corrections: Corrections = field(default_factory=Corrections)
     queue_reason: str = ""
     queue_reread: datetime = EARLIEST
     seen: dict[str, tuple[object, datetime]] = field(default_factory=dict)
 
-    def with_times_seen(self, observed: Observation, now: datetime) -> Observation:
-        """The observation, with times since which this process sees head and failure: KubeRay has another clock."""
-        cluster = observed.cluster(observed.newest)
-        rayjob = observed.rayjob(observed.newest)
+    def with_times_seen(self, attempt: Attempt, now: datetime) -> Attempt:
+        """The attempt, with times since which this process sees head and failure: KubeRay has another clock."""
+        cluster = attempt.cluster
+        rayjob = attempt.rayjob
         if cluster:
             state = cluster.uid, cluster.head_ready, cluster.head_since
-            head = replace(cluster, head_since=self._since("head", state, now))
-            observed = replace(observed, clusters=tuple(head if one is cluster else one for one in observed.clusters))
+            cluster = replace(cluster, head_since=self._since("head", state, now))
         if rayjob and rayjob.deployment == "Failed":
-            failed = replace(rayjob, ended=self._since("failure", rayjob.uid, now))
-            observed = replace(observed, rayjobs=tuple(failed if one is rayjob else one for one in observed.rayjobs))
-        return observed
+            rayjob = replace(rayjob, ended=self._since("failure", rayjob.uid, now))
+        return replace(attempt, cluster=cluster, rayjob=rayjob)
 
     def _since(self, what: str, state: object, now: datetime) -> datetime:
         if what not in self.seen or self.seen[what][0] != state:
@@ -85,11 +84,19 @@ class PassMemory:
             self.listening = now
         self._newest = now
 
-    def of(self, key: Key, uid: str) -> JobMemory:
-        """What is remembered of the job with this uid; nothing of an earlier job of its name."""
+    def of(self, key: Key, uid: str, generation: int) -> JobMemory:
+        """What is remembered of the job with this uid; nothing of an earlier job of its name.
+
+        A changed spec ends all pauses.
+        """
         memory = self._jobs.get(key)
         if memory is None or memory.uid != uid:
-            memory = self._jobs[key] = JobMemory(uid)
+            memory = self._jobs[key] = JobMemory(uid, generation)
+        if memory.generation != generation:
+            memory.generation = generation
+            memory.refused = RefusedRequests()
+            memory.corrections = Corrections()
+            memory.ensured = None
         return memory
 
     def forget(self, key: Key) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, assert_never
+from typing import assert_never
 
 from omni_operator.api.names import rolling_names
+from omni_operator.cluster.cache.object_parser import parse_raycluster
 from omni_operator.cluster.errors import Conflict
 from omni_operator.cluster.kinds import RAYCLUSTERS, Body
 from omni_operator.cluster.nested_json import load_json
@@ -52,16 +52,11 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
         Conflict: its worker group is not the one that the step was decided for.
     """
     known = step.group
-    names = rolling_names(step.group.name)
-    groups = copy.deepcopy(body["spec"].get("workerGroupSpecs") or [])
-    group = groups[known.index] if known.index < len(groups) else {}
-    replicas = max(0, group.get("replicas") or 0)  # as they were observed
-    if (group.get("groupName"), replicas, template_of(group)) != (
-        known.name,
-        known.replicas,
-        known.template,
-    ):
+    names = rolling_names(known.name)
+    if parse_raycluster(body).group(known.name) != known:
         raise Conflict(f"{RAYCLUSTERS.plural} {step.cluster.name}: its {known.name} group has changed")
+    groups = copy.deepcopy(body["spec"]["workerGroupSpecs"])
+    group = groups[known.index]
     before = (body["metadata"].get("annotations") or {}).get(names.before)
     annotations: dict[str, str | None] = {}
     match step:
@@ -83,12 +78,6 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
         case _:
             assert_never(step)
     return {"metadata": {"annotations": annotations}, "spec": {"workerGroupSpecs": groups}}
-
-
-def template_of(group: Mapping[str, Any]) -> str:
-    """The label of a group's template; empty without one."""
-    metadata = (group.get("template") or {}).get("metadata") or {}
-    return str((metadata.get("labels") or {}).get(rolling_names(str(group.get("groupName"))).template, ""))
 
 
 def _parse(before: str | None) -> Body:

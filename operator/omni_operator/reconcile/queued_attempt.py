@@ -10,6 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,8 +29,11 @@ from omni_operator.cluster.kinds import RAYJOBS, WORKLOADS, Body
 from omni_operator.cluster.protocol import Cluster, GroupChange
 from omni_operator.plan.digest import digest_checked
 from omni_operator.plan.overrides import ROLLOUT_NODES
-from omni_operator.status.decisions.situation import AskForPods, ReserveQuota
-from omni_operator.status.observed.timestamps import format_timestamp
+from omni_operator.reconcile.subject import Subject
+from omni_operator.status.decisions.situation import AskForPods, Decision, ReserveQuota
+from omni_operator.status.decisions.verdict import InProgress, Stage
+from omni_operator.status.observed.observation import ObservedRayJob
+from omni_operator.status.observed.timestamps import EARLIEST, format_timestamp
 
 OWNER_LABEL = "kueue.x-k8s.io/job-uid"  # label of a Workload
 REREAD = timedelta(minutes=1)  # pause before the reason of a waiting Workload is read again
@@ -79,12 +83,27 @@ async def _waits_for_quota(cluster: Cluster, namespace: str, uid: str) -> bool:
         return False
 
 
-async def read_queue_reason(cluster: Cluster, namespace: str, uid: str) -> str | None:
-    """Why Kueue has not admitted the RayJob with this uid; empty if Kueue has not tried it, None if it is not known."""
-    try:
-        return find_queue_reason(await cluster.list_objects(WORKLOADS, namespace, f"{OWNER_LABEL}={uid}"))
-    except (KindAbsent, Refused):
-        return None
+async def explain_queue(cluster: Cluster, job: Subject, rayjob: ObservedRayJob | None, decision: Decision) -> Decision:
+    """The decision with Kueue's reason, which is read from time to time, where a queue has not admitted the attempt."""
+    memory = job.memory
+    situation = decision.situation
+    if not isinstance(situation, InProgress) or situation.stage is not Stage.QUEUED:
+        memory.queue_reread = EARLIEST
+        return decision
+    if rayjob is None or not rayjob.in_queue:
+        return decision
+    if memory.queue_reread <= job.now:
+        memory.queue_reason = ""
+        memory.queue_reread = job.now + REREAD
+        try:
+            workloads = await cluster.list_objects(WORKLOADS, job.key[0], f"{OWNER_LABEL}={rayjob.uid}")
+            memory.queue_reason = find_queue_reason(workloads)
+            memory.queue_reread = job.now + (REREAD if memory.queue_reason else REREAD_UNTRIED)
+        except (KindAbsent, Refused):
+            pass  # the reason is not known
+    explained = replace(situation, problem=memory.queue_reason)
+    wake = min(filter(None, (decision.wake, memory.queue_reread)))
+    return replace(decision, situation=explained, wake=wake)
 
 
 def find_queue_reason(workloads: Iterable[Body]) -> str:

@@ -36,32 +36,31 @@ class RefusedRequests:
 
     last: Refusal | None = None
     until: datetime | None = None
-    _generation: int = 0
     _count: int = 0
-    _failed: tuple[str, int] = ("", 0)  # the request that got the last 500, and the generation
+    _failed: str = ""  # the request that got the last 500
     _failures: int = 0
 
-    def add(self, error: ClusterError, generation: int, now: datetime) -> None:
-        """Begin the pause after one more; a changed spec starts again with the shortest pause."""
-        self._count = self._count + 1 if generation == self._generation else 1
-        self._generation = generation
-        pause = min(BACKOFF_FIRST * 2 ** min(self._count - 1, 16), BACKOFF_MOST)
+    def begin_pause(self, error: ClusterError, now: datetime) -> Refusal:
+        """Begin the pause after one more."""
+        pause = min(BACKOFF_FIRST * 2 ** min(self._count, 16), BACKOFF_MOST)
         if isinstance(error, KindAbsent | NameTaken):
             pause = min(pause, WAIT_BACKOFF)
+        self._count += 1
         self.last = describe(error)
         self.until = now + pause
+        return self.last
 
     def clear(self) -> None:
         """Nothing is refused any more."""
         self.last = self.until = None
         self._count = 0
 
-    def standing(self, generation: int, now: datetime) -> Refusal | None:
-        """The last refusal while its pause lasts and the spec is unchanged."""
-        return self.last if self._generation == generation and self.until and now < self.until else None
+    def standing(self, now: datetime) -> Refusal | None:
+        """The last refusal while its pause lasts."""
+        return self.last if self.until and now < self.until else None
 
     @contextmanager
-    def counting_errors(self, generation: int) -> Iterator[None]:
+    def counting_errors(self) -> Iterator[None]:
         """Count the answers with 500, or none in time, that a request gets in a row.
 
         Raises:
@@ -70,9 +69,8 @@ class RefusedRequests:
         try:
             yield
         except ServerError as error:
-            failed = error.request, generation
-            self._failures = self._failures + 1 if failed == self._failed else 1
-            self._failed = failed
+            self._failures = self._failures + 1 if error.request == self._failed else 1
+            self._failed = error.request
             if self._failures >= SERVER_ERRORS:
                 raise ServerFailed(str(error)) from error
             raise

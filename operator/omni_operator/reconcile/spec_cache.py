@@ -19,7 +19,7 @@ from omni_operator.api.job import DiffusionRLJob
 from omni_operator.api.names import RENDERED_ANNOTATION
 from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster.cache.read_fields import REFUSED
-from omni_operator.cluster.kinds import Body, Key
+from omni_operator.cluster.kinds import Body, Key, Kind, kind_of
 from omni_operator.plan import (
     ClusterSettings,
     describe_refusals,
@@ -53,9 +53,9 @@ class ValidSpec:
         return describe_refusals(self.job, self._settings)
 
     @cached_property
-    def shared(self) -> list[Body]:
+    def shared(self) -> list[tuple[Kind, Body]]:
         """Objects that all attempts share."""
-        return render_job_objects(self.job, self._settings)
+        return [(kind_of(body), body) for body in render_job_objects(self.job, self._settings)]
 
     def attempt(self, number: int) -> Body:
         """The RayJob of an attempt."""

@@ -15,10 +15,10 @@ from typing import Protocol
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import AlreadyExists, Forbidden, KindAbsent, Refused
 from omni_operator.cluster.field_managers import find_author
-from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, kind_of
+from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster, GroupChange
-from omni_operator.reconcile import owned_objects
 from omni_operator.reconcile.corrections import AT_ONCE, Change, change_of, describe
+from omni_operator.reconcile.owned_objects import create_owned, ensure_owned
 from omni_operator.reconcile.pass_memory import PassMemory
 from omni_operator.reconcile.pod_replacement import replace_pods
 from omni_operator.reconcile.queued_attempt import ask_for_pods, reserve_quota
@@ -31,20 +31,19 @@ from omni_operator.status.decisions.situation import (
     DeleteRayJob,
     DeleteSelf,
     EnsureShared,
+    ProtectPods,
     ReplacementStep,
     RequestCheckpoint,
     ReserveQuota,
     ScaleGroup,
     Step,
 )
-from omni_operator.status.observed.observation import ObservedRayCluster, Refusal, TrainerReport
-from omni_operator.status.observed.running_pods import as_running
+from omni_operator.status.observed.observation import Refusal, TrainerReport
 
 SHARED = Change(("shared objects",))
 # Fields that say who changed a worker group.
 GROUPS = ("f:spec", "f:workerGroupSpecs")
 RAYJOB_GROUPS = ("f:spec", "f:rayClusterSpec", "f:workerGroupSpecs")
-WITHOUT_SPEC = (DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
 log = logging.getLogger(__name__)
 
 
@@ -73,7 +72,6 @@ class StepRunner:
     cache: ObjectCache
     reports: ReportSource
     memory: PassMemory
-    clock: Callable[[], datetime]
     written: Callable[[Kind, Body], None]
 
     async def run(self, job: Subject, steps: Iterable[Step]) -> Refusal | None:
@@ -85,26 +83,25 @@ class StepRunner:
         Raises:
             Conflict, NotFound: an object had changed since it was observed.
         """
-        if refusal := job.standing_refusal:
-            return refusal
-        valid = job.spec if isinstance(job.spec, ValidSpec) else None
         refused = job.memory.refused
+        if refusal := refused.standing(job.now):
+            return refusal
         for step in steps:
             change = change_of(step)
-            if (valid is None and not isinstance(step, WITHOUT_SPEC)) or (change and job.pause_end(change)):
+            if change and job.memory.corrections.pause_end(change, job.now):
                 continue
             try:
-                with refused.counting_errors(job.facts.generation):
-                    await self._run(step, change, job, valid)
+                with refused.counting_errors():
+                    await self._run(step, change, job)
             except (Refused, KindAbsent) as error:
                 log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
-                job.add_refusal(error)
-                return refused.last
+                return refused.begin_pause(error, job.now)
         refused.clear()
         return None
 
-    async def _run(self, step: Step, change: Change | None, job: Subject, spec: ValidSpec | None) -> None:
+    async def _run(self, step: Step, change: Change | None, job: Subject) -> None:
         namespace, _ = job.key
+        spec = job.spec
         match step:
             case DeleteRayJob(name=name, uid=uid):
                 await self.cluster.delete(RAYJOBS, namespace, name, uid)
@@ -116,75 +113,68 @@ class StepRunner:
                 self.reports.ask_checkpoint(job.key, since)
                 return
             case _:
-                assert spec is not None
+                pass
+        if not isinstance(spec, ValidSpec):
+            return  # nothing is created or changed
         match step:
-            case EnsureShared(new=cluster):
-                await self._ensure_shared(job, spec)
-                if cluster:
-                    await self._protect(job, spec, cluster)
+            case EnsureShared(required=required):
+                await self._ensure_shared(job, spec, required=required)
+            case ProtectPods():
+                await self._protect(job, spec.budget(step.cluster, step.trainers))
             case CreateAttempt(number=number):
-                answer = await owned_objects.create(self.cluster, spec.attempt(number))
+                answer = await create_owned(self.cluster, RAYJOBS, spec.attempt(number))
                 self.cache.put(RAYJOBS, answer)
                 self.written(RAYJOBS, answer)
             case AskForPods():
-                if asked := await ask_for_pods(self.cluster, namespace, step, self.clock()):
+                if asked := await ask_for_pods(self.cluster, namespace, step, job.now):
                     self.cache.put(RAYJOBS, asked)
             case _:
                 assert change is not None
                 await self._change_group(step, change, job, spec)
 
-    async def _ensure_shared(self, job: Subject, spec: ValidSpec) -> None:
+    async def _ensure_shared(self, job: Subject, spec: ValidSpec, *, required: bool) -> None:
         """Create shared objects that are missing, and correct those that differ. PodMonitors are optional.
 
-        Nothing is compared while neither the generation nor any of these objects changes.
+        Nothing is compared while neither the job's generation nor any of these objects changes.
         """
-        key = job.key
-        facts = job.facts
         memory = job.memory
-        if memory.ensured == (facts.uid, facts.generation, self.cache.shared_change(key)):
+        if memory.ensured == self.cache.shared_change(job.key):
             return
         memory.ensured = None
-        # No attempt starts without them.
-        if job.pause_end(SHARED) and self.cache.observed(key, facts.uid).rayjobs:
+        if memory.corrections.pause_end(SHARED, job.now) and not required:
             return
         complete = True
-        for body in spec.shared:
-            kind = kind_of(body)
+        for kind, body in spec.shared:
             name = body["metadata"]["name"]
-            live = self.cache.shared(key, kind, name)
-            if self.memory.absent.get(kind, self.clock()) > self.clock():
+            live = self.cache.shared(job.key, kind, name)
+            if self.memory.absent.get(kind, job.now) > job.now:
                 complete = False
                 continue
             author = await self._find_author(job, SHARED, kind, name)
             try:
-                answer = await owned_objects.ensure(self.cluster, live, body)
+                answer = await ensure_owned(self.cluster, kind, live, body)
             except KindAbsent as error:
                 if kind.group != "monitoring.coreos.com":
                     raise
-                log.warning("%s/%s: PodMonitor not created, next try in %s: %s", *key, BACKOFF_MOST, error)
-                self.memory.absent[kind] = self.clock() + BACKOFF_MOST
+                log.warning("%s/%s: PodMonitor not created, next try in %s: %s", *job.key, BACKOFF_MOST, error)
+                self.memory.absent[kind] = job.now + BACKOFF_MOST
                 complete = False
                 continue
             self.cache.put(kind, answer)
             if answer is not live:
                 self._add(job, SHARED, describe(f"{kind.kind} {name}", author))
         if complete:
-            memory.ensured = (facts.uid, facts.generation, self.cache.shared_change(key))
+            memory.ensured = self.cache.shared_change(job.key)
 
-    async def _protect(self, job: Subject, spec: ValidSpec, cluster: ObservedRayCluster) -> None:
-        """Create the PodDisruptionBudget of an attempt, once: an administrator may delete it for a drain.
-
-        Where a policy of the cluster refuses it, the attempt runs without.
-        """
-        running = as_running(job.facts, self.cache.observed(job.key, job.facts.uid), cluster.attempt)
-        body = spec.budget(cluster, running.trainer.pods)
+    async def _protect(self, job: Subject, budget: Body | None) -> None:
+        """Create the PodDisruptionBudget. Where a policy of the cluster refuses it, the attempt runs without."""
         try:
-            if body:
-                await self.cluster.create(body)
+            if budget:
+                await self.cluster.create(budget)
         except AlreadyExists:
             pass
         except (Refused, KindAbsent) as error:
-            log.warning("%s/%s: no PodDisruptionBudget for attempt %d: %s", *job.key, cluster.attempt, error)
+            log.warning("%s/%s: no PodDisruptionBudget: %s", *job.key, error)
 
     async def _change_group(
         self, step: ScaleGroup | ReserveQuota | ReplacementStep, change: Change, job: Subject, spec: ValidSpec
@@ -206,7 +196,7 @@ class StepRunner:
             case _:
                 group = step.group.name
                 rendered = spec.group(group, step.cluster.attempt)
-                answer = await replace_pods(self.cluster, namespace, step, rendered, self.clock())
+                answer = await replace_pods(self.cluster, namespace, step, rendered, job.now)
                 what = "the pods"
         if answer is not None:
             self.cache.put(kind, answer)
@@ -216,7 +206,7 @@ class StepRunner:
         self, job: Subject, change: Change, kind: Kind, name: str, field: tuple[str, ...] = ()
     ) -> str:
         """Who changed an object that was corrected often; empty for others, and if it is not known."""
-        if job.memory.corrections.of(change).count + 1 < AT_ONCE:
+        if job.memory.corrections.count(change) + 1 < AT_ONCE:
             return ""
         try:
             live = await self.cluster.read(kind, job.key[0], name)
@@ -226,8 +216,6 @@ class StepRunner:
         return find_author(live, *field) if live else ""
 
     def _add(self, job: Subject, change: Change, text: str) -> None:
-        now = self.clock()
-        corrections = job.memory.corrections
-        corrections.add(change, now, job.facts.generation, text)
-        if end := corrections.of(change).pause_end(now, job.facts.generation):
+        job.memory.corrections.record(change, job.now, text)
+        if end := job.memory.corrections.pause_end(change, job.now):
             log.warning("%s/%s: %s: until %s", *job.key, text, end)

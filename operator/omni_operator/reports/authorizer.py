@@ -127,7 +127,7 @@ class ReportAuthorizer:
     def _attempt_of(self, key: Key, uid: str, pod: tuple[str, str]) -> int:
         observed = self.cache.observed(key, uid)
         for found in observed.pods:
-            if (found.name, found.uid) == pod and observed.rayjob(found.attempt):
+            if (found.name, found.uid) == pod and observed.attempt(found.attempt).rayjob:
                 return found.attempt
         raise ReportDenied(f"pod {pod[0][:253]} does not belong to job {key[1]}")
 

@@ -8,6 +8,10 @@ from typing import Literal
 
 from omni_operator.api.status import Condition
 
+# Reasons of conditions that later passes read.
+CHECKPOINT_REQUESTED = "CheckpointRequested"
+CHANGED_BY_OTHERS = "ChangedByOthers"
+NEXT_ATTEMPT = "NextAttempt"
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
@@ -18,21 +22,6 @@ class ConditionValue:
     status: ConditionStatus
     reason: str
     message: str = ""
-
-
-def true_because(reason: str, message: str = "") -> ConditionValue:
-    """A condition with status True."""
-    return ConditionValue("True", reason, message)
-
-
-def false_because(reason: str, message: str = "") -> ConditionValue:
-    """A condition with status False."""
-    return ConditionValue("False", reason, message)
-
-
-def unknown_because(reason: str, message: str = "") -> ConditionValue:
-    """A condition with status Unknown."""
-    return ConditionValue("Unknown", reason, message)
 
 
 def value_of(condition: Condition) -> ConditionValue:

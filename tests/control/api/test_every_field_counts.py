@@ -264,7 +264,7 @@ def effects(spec: dict[str, Any]) -> str:
         made.get("data", {}).pop("job.yaml", None)
     local = plan.render_command(job, plan.local_layout(job, "/runs"))
     judged = [(found.at, found.text) for found in (*plan.find_refusals(job, SETTINGS), *plan.find_warnings(job))]
-    return json.dumps([bodies, local, judged, str(parse_job_facts(body, job.spec))], sort_keys=True)
+    return json.dumps([bodies, local, judged, str(parse_job_facts(body, job))], sort_keys=True)
 
 
 def leaves(model: type[BaseModel], path: Path_ = ()) -> Iterator[Path_]:
@@ -377,7 +377,8 @@ def test_every_job_fact_is_read() -> None:
             read |= {
                 node.attr
                 for node in ast.walk(tree)
-                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "facts"
+                if isinstance(node, ast.Attribute)
+                and "facts" in (getattr(node.value, "id", ""), getattr(node.value, "attr", ""))
             }
     facts = {field.name for field in dataclasses.fields(JobFacts)}
     assert facts - read == set()

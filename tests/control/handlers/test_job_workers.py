@@ -224,7 +224,7 @@ async def test_errors_of_one_job_do_not_stop_others(monkeypatch: pytest.MonkeyPa
 
 async def test_a_worker_ends_with_its_job_and_a_new_job_of_that_name_gets_a_new_one() -> None:
     passes = Passes()
-    passes.answers[A] = [ReconcileResult(gone=True)]
+    passes.answers[A] = [ReconcileResult(result="gone")]
     workers = new_workers(passes)
     workers.wake(A)
     await passes.until(1)

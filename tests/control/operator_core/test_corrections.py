@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.operator_core.pools import CLUSTER, ROLLOUT, Pools
+from omni_operator.cluster.errors import Refused
 from omni_operator.cluster.field_managers import find_author
 from omni_operator.cluster.kinds import NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, Kind
-from omni_operator.reconcile.corrections import AT_ONCE, FORGOTTEN, PAUSE_MOST, Corrections
+from omni_operator.reconcile.corrections import AT_ONCE, FORGOTTEN, LONGEST_PAUSE, Change, Corrections
+from omni_operator.reconcile.pass_memory import PassMemory
 from omni_operator.reconcile.step_runner import GROUPS
 
 KEY = ("team-a", "red")
@@ -46,7 +48,7 @@ async def test_corrections_slow_down_while_another_one_undoes_each_of_them(simul
     written = counts["patch", "networkpolicies"] + counts["create", "networkpolicies"]
     assert AT_ONCE < written < 25, "600 without a pause"
     assert simulation.condition("Ready").status == "True"
-    await simulation.after(PAUSE_MOST.total_seconds() + 1)
+    await simulation.after(LONGEST_PAUSE.total_seconds() + 1)
     assert restored(simulation), "the last change is corrected too"
 
 
@@ -241,11 +243,23 @@ async def test_numbers_that_autoscaling_asks_for_in_turn_are_no_corrections(simu
 @given(st.lists(st.floats(min_value=0, max_value=2000), max_size=40))
 def test_a_pause_is_never_longer_than_its_limit_and_ends(gaps: list[float]) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    row = Corrections()
+    corrections = Corrections()
+    change = Change(("labels",))
     for gap in gaps:
         now += timedelta(seconds=gap)
-        row = row.add(now, 1)
-        end = row.pause_end(now, 1)
-        assert end is None or now < end <= now + PAUSE_MOST
-        assert end is None or row.pause_end(end, 1) is None
-        assert row.pause_end(now, 2) is None, "a changed spec ends it"
+        corrections.record(change, now, "another user changes it")
+        end = corrections.pause_end(change, now)
+        assert end is None or now < end <= now + LONGEST_PAUSE
+        assert end is None or corrections.pause_end(change, end) is None
+
+
+def test_a_changed_spec_ends_the_pauses_of_its_job() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    memory = PassMemory()
+    change = Change(("labels",))
+    job = memory.of(KEY, "u", 1)
+    for _ in range(AT_ONCE):
+        job.corrections.record(change, now, "another user changes it")
+    job.refused.begin_pause(Refused("no"), now)
+    assert memory.of(KEY, "u", 1).corrections.pause_end(change, now) and job.refused.standing(now)
+    assert memory.of(KEY, "u", 2).corrections.pause_end(change, now) is None and not job.refused.standing(now)

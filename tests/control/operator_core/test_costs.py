@@ -170,7 +170,7 @@ async def test_a_cached_job_takes_less_than_20_kib_and_a_deleted_one_nothing(sim
                     yield kind, body
 
     async def reconcile(key: tuple[str, str]) -> ReconcileResult:
-        return ReconcileResult(gone=cache.job(key) is None)
+        return ReconcileResult(result="ok" if cache.job(key) else "gone")
 
     async def passes() -> int:
         """Wake all jobs; return the memory in use after the passes."""

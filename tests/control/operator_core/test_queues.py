@@ -11,7 +11,7 @@ import pytest
 from control.operator_core.pools import CLUSTER, KEY, NO_ROOM, QUEUED, RAYJOB, ROLLOUT, Pools, Queue
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, WORKLOADS
-from omni_operator.status.decisions.partial_admission import RECHECK
+from omni_operator.status.decisions.queue_requests import RECHECK
 from omni_operator.status.decisions.timeouts import Timeouts
 
 PAUSE = Timeouts().queue.total_seconds()

@@ -11,7 +11,8 @@ from control.plan.rendered_objects import SETTINGS, MakeJob
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.cache.job_parser import parse_job_facts
-from omni_operator.status.observed.running_pods import count_accelerators
+from omni_operator.status.observed.observation import Attempt
+from omni_operator.status.report.progress import count_accelerators
 
 SEPARATE = (
     "spec.trainer.accelerator={vendor: NVIDIA, count: 8}",
@@ -194,8 +195,8 @@ def test_pods_and_accelerators_of_both_pools_count(make_job: MakeJob) -> None:
     found = []
     for assignments in (SEPARATE, (), ("spec.rollout.placement=Separate", "spec.trainer.accelerator.vendor=CPU")):
         job = make_job(*assignments)
-        facts = parse_job_facts({"metadata": {"name": "a"}}, job.spec)
-        found.append((facts.trainer.pods, facts.rollouts.pods, count_accelerators(facts, None)))
+        facts = parse_job_facts({"metadata": {"name": "a"}}, job)
+        found.append((facts.trainer.pods, facts.rollouts.pods, count_accelerators(facts, Attempt())))
     assert found == [(1, 3, 8 + 3 * 4), (1, 0, 0), (1, 1, 0)]
 
 

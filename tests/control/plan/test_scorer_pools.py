@@ -10,7 +10,8 @@ from control.plan.rendered_objects import SETTINGS, MakeJob, groups
 from omni_operator import plan
 from omni_operator.cluster.cache.job_parser import parse_job_facts
 from omni_operator.cluster.cache.object_parser import parse_rayjob
-from omni_operator.status.observed.running_pods import count_accelerators
+from omni_operator.status.observed.observation import Attempt
+from omni_operator.status.report.progress import count_accelerators
 
 GPUS = ("spec.trainer.accelerator={vendor: NVIDIA, count: 2}", "spec.rollout.replicas=2")
 ON_GPUS = "{name: pickscore, pool: {replicas: 2, accelerator: {vendor: NVIDIA, count: 3}}}"
@@ -94,8 +95,8 @@ def test_a_single_scorer_with_a_pool_is_one_of_several(make_job: MakeJob) -> Non
 def test_the_accelerators_of_pools_are_counted(make_job: MakeJob) -> None:
     job = make_job(*POOLS)
     metadata = {"name": "j", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    facts = parse_job_facts({"metadata": metadata}, job.spec)
-    assert count_accelerators(facts, None) == 2 + 6
+    facts = parse_job_facts({"metadata": metadata}, job)
+    assert count_accelerators(facts, Attempt()) == 2 + 6
     body = plan.render_attempt(job, 1, SETTINGS)
     body["metadata"] |= metadata
     sizes = {size.group: (size.pods, size.accelerators) for size in parse_rayjob(body).pools}

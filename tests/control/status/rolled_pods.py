@@ -14,7 +14,7 @@ from omni_operator.status.decisions.rolling import find_steps
 from omni_operator.status.decisions.situation import GiveUpTemplate, ReplacePods
 from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
 from omni_operator.status.observed.observation import (
-    Observation,
+    Attempt,
     ObservedPod,
     ObservedRayCluster,
     PodGroup,
@@ -94,10 +94,10 @@ class World:
         return JobFacts(uid="j", generation=1, created=START, rolling=(rolling,))
 
     @property
-    def observed(self) -> Observation:
+    def attempt(self) -> Attempt:
         reported = {"judges" if self.name == REWARD_GROUP else "replicas": dict(self.versions)}
         report = TrainerReport(attempt=1, at=self.now, **reported)
-        return Observation(clusters=(self.cluster,), pods=tuple(self.pods.values()), report=report)
+        return Attempt(number=1, cluster=self.cluster, pods=tuple(self.pods.values()), report=report)
 
     def kuberay(self) -> None:
         """Deletes named pods, and counts all others, also those that are being deleted, as in 1.6.2."""
@@ -143,8 +143,8 @@ class World:
 
     def step(self) -> Any:
         """One pass of the operator, whose invariants are checked."""
-        before = self.observed
-        steps, _ = find_steps(self.facts, before, 1, self.now)
+        before = self.attempt
+        steps, _ = find_steps(self.facts, before, self.now)
         assert len(steps) <= 1
         step = steps[0] if steps else None
         if isinstance(step, ReplacePods):
@@ -161,7 +161,7 @@ class World:
             self.body["spec"] = copy.deepcopy(patch["spec"])
         return step
 
-    def check(self, step: ReplacePods, before: Observation) -> None:
+    def check(self, step: ReplacePods, before: Attempt) -> None:
         """Which pods a step may name."""
         group = self.pod_group
         named = {name for name in step.removed if name not in group.removed and not self.pods[name].deleting}

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import get_args
 
 import pytest
 
-from omni_operator.api.status import CONDITION_TYPES, Condition, Failure, JobState, Status
+from omni_operator.api.status import CONDITION_TYPES, Condition, Failure, JobState, Progress, Status
 from omni_operator.status.decisions.situation import (
-    Active,
     BetweenAttempts,
     Creating,
     Failing,
-    Succeeding,
     Suspended,
     Suspending,
     Unfinished,
 )
-from omni_operator.status.decisions.verdict import InProgress, Stage
+from omni_operator.status.decisions.snapshot import Snapshot
+from omni_operator.status.decisions.verdict import InProgress, Stage, Succeeded
 from omni_operator.status.observed.job_facts import JobFacts
-from omni_operator.status.observed.observation import Observation, ObservedRayCluster, Refusal, TrainerReport
+from omni_operator.status.observed.observation import Attempt, Observation, ObservedRayCluster, Refusal, TrainerReport
+from omni_operator.status.observed.timestamps import format_timestamp
 from omni_operator.status.reasons.names import Action
-from omni_operator.status.report.conditions import (
-    UP_TO_DATE,
-    Heartbeat,
-    derive_conditions,
-    review_spec,
-    update_conditions,
-)
+from omni_operator.status.report.conditions import derive_conditions
 from omni_operator.status.report.state import with_state
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -43,49 +38,52 @@ BEHIND = TrainerReport(attempt=1, at=NOW, version=5, min_version=1)
 
 
 def failing(final: bool) -> Failing:
-    return Failing(1, "HeadLost", "lost", Action.RETRY, counted=True, final=final, why="no retry")
+    return Failing("HeadLost", "lost", Action.RETRY, "no retry" if final else "")
 
 
 def state(
     situation: Unfinished,
     *,
     refusal: Refusal | None = None,
-    clusters: tuple[ObservedRayCluster, ...] = (SERVING,),
+    cluster: ObservedRayCluster | None = SERVING,
     failures: tuple[Failure, ...] = (),
     reported: TrainerReport | None = None,
     silent: bool = False,
 ) -> tuple[JobState | None, str | None]:
-    heartbeat = Heartbeat(NOW - timedelta(hours=1) if silent else NOW, timedelta(minutes=10))
-    observed = Observation(clusters=clusters, report=reported)
-    table = derive_conditions(situation, FACTS, observed, refusal, UP_TO_DATE, heartbeat, NOW)
-    status = Status(attempts=1, failures=failures)
-    made = with_state(
-        status.model_copy(update={"conditions": update_conditions(status, {**table, **review_spec(None)}, 1, NOW)})
+    heard = NOW - timedelta(hours=1) if silent else NOW
+    job = Snapshot(
+        facts=FACTS,
+        status=Status(attempts=1, failures=failures, progress=Progress(heartbeat_time=format_timestamp(heard))),
+        observed=Observation(),
+        attempt=Attempt(number=1, cluster=cluster, report=replace(reported, at=heard) if reported else None),
+        now=NOW,
     )
+    conditions = derive_conditions(job, situation, refusal, "")
+    made = with_state(job.status.model_copy(update={"conditions": conditions}))
     return made.state, made.reason
 
 
-RUNNING = Active(1, InProgress(Stage.RUNNING))
+RUNNING = InProgress(Stage.RUNNING)
 CASES = {
     "creating": (Creating(1), {}, "Starting", "Starting"),
     "refused": (Creating(1), {"refusal": QUOTA}, "Pending", "QuotaExceeded"),
     "refused again": (Creating(2), {"refusal": QUOTA, "failures": (FAILURE,)}, "Pending", "QuotaExceeded"),
-    "queued": (Active(1, InProgress(Stage.QUEUED)), {}, "Queued", "Queued"),
-    "starting": (Active(1, InProgress(Stage.STARTING)), {}, "Starting", "Starting"),
-    "image": (Active(1, InProgress(Stage.STARTING, "ImagePullBackOff", "x")), {}, "Starting", "ImagePullBackOff"),
-    "service refused": (Active(1, InProgress(Stage.STARTING)), {"refusal": QUOTA}, "Starting", "QuotaExceeded"),
+    "queued": (InProgress(Stage.QUEUED), {}, "Queued", "Queued"),
+    "starting": (InProgress(Stage.STARTING), {}, "Starting", "Starting"),
+    "image": (InProgress(Stage.STARTING, "ImagePullBackOff", "x"), {}, "Starting", "ImagePullBackOff"),
+    "service refused": (InProgress(Stage.STARTING), {"refusal": QUOTA}, "Starting", "QuotaExceeded"),
     "running": (RUNNING, {}, "Running", "TrainerAndRolloutsServing"),
-    "worker gone": (RUNNING, {"clusters": (), "silent": True}, "Running", "PodsNotReady"),
-    "head": (Active(1, InProgress(Stage.RUNNING, "HeadNotReady", "x")), {}, "Running", "HeadNotReady"),
+    "worker gone": (RUNNING, {"cluster": None, "silent": True}, "Running", "PodsNotReady"),
+    "head": (InProgress(Stage.RUNNING, "HeadNotReady", "x"), {}, "Running", "HeadNotReady"),
     "stalled": (RUNNING, {"silent": True, "reported": BEHIND}, "Running", "HeartbeatStopped"),
     "behind": (RUNNING, {"reported": BEHIND}, "Running", "ReplicaBehind"),
     "failing": (failing(False), {"failures": (FAILURE,)}, "Retrying", "HeadLost"),
     "pause": (BetweenAttempts("pause"), {"failures": (FAILURE,)}, "Retrying", "HeadLost"),
     "resumed": (BetweenAttempts("objects are left"), {}, "Pending", "BetweenAttempts"),
-    "saving": (Suspending("CheckpointRequested", "x", NOW), {}, "Suspending", "CheckpointRequested"),
-    "stopping": (Suspending("Stopping", "x", NOW), {}, "Suspending", "Stopping"),
+    "saving": (Suspending("CheckpointRequested", "x"), {}, "Suspending", "CheckpointRequested"),
+    "stopping": (Suspending("Stopping", "x"), {}, "Suspending", "Stopping"),
     "suspended": (Suspended(), {"failures": (FAILURE,)}, "Suspended", "Suspended"),
-    "succeeded": (Succeeding(1, NOW), {"failures": (FAILURE,)}, "Succeeded", "AttemptSucceeded"),
+    "succeeded": (Succeeded(NOW), {"failures": (FAILURE,)}, "Succeeded", "AttemptSucceeded"),
     "failed": (failing(True), {"failures": (FAILURE,)}, "Failed", "HeadLost"),
 }
 

@@ -10,15 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_operator.api.names import ROLLOUT_GROUP
-from omni_operator.api.status import Condition, Status
-from omni_operator.status.decisions.partial_admission import MOST_STEPS, find_request, next_number
+from omni_operator.status.decisions.queue_requests import MOST_STEPS, find_request, next_number
 from omni_operator.status.decisions.situation import AskForPods
-from omni_operator.status.decisions.timeouts import Timeouts
-from omni_operator.status.observed.observation import Asked, Observation, ObservedRayJob, PoolSize
-from omni_operator.status.observed.timestamps import format_timestamp
+from omni_operator.status.observed.observation import Asked, Attempt, ObservedRayJob, PoolSize
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-TIMEOUTS = Timeouts()
+PATIENCE = timedelta(minutes=2)
 SECONDS = st.integers(-100_000, 100_000).map(lambda count: timedelta(seconds=count))
 
 ASKED = st.builds(Asked, SECONDS.map(lambda span: START + span), st.integers(0, 99))
@@ -29,14 +26,6 @@ def sizes(draw: st.DrawFn) -> PoolSize:
     fewest = draw(st.integers(1, 1023))
     most = draw(st.integers(fewest + 1, 1024))
     return PoolSize(ROLLOUT_GROUP, draw(st.integers(fewest, most)), 1, fewest, fewest, most)
-
-
-def queued(since: datetime) -> Status:
-    return Status(
-        conditions=(
-            Condition(type="Admitted", status="False", reason="Queued", last_transition_time=format_timestamp(since)),
-        )
-    )
 
 
 def rayjob(size: PoolSize, created: datetime = START, asked: Asked | None = None) -> ObservedRayJob:
@@ -69,10 +58,11 @@ def test_a_round_asks_for_few_numbers_each_smaller_down_to_the_fewest_and_then_f
 def test_any_times_lead_to_a_number_in_range_or_to_a_pass_within_the_longest_pause(
     size: PoolSize, created: timedelta, since: timedelta, asked: Asked | None
 ) -> None:
-    observed = Observation(rayjobs=(rayjob(size, START + created, asked),))
-    request, wake = find_request(observed, 1, queued(START + since), TIMEOUTS, START)
-    assert wake is not None and START < wake <= START + 8 * TIMEOUTS.queue
-    if request is not None:
+    attempt = Attempt(number=1, rayjob=rayjob(size, START + created, asked))
+    requests, wake = find_request(attempt, START + since, PATIENCE, START)
+    assert wake is not None and START < wake <= START + 8 * PATIENCE
+    for request in requests:
+        assert isinstance(request, AskForPods)
         assert request.old == size.pods and size.fewest <= request.new <= size.most and request.new != request.old
 
 
@@ -82,15 +72,16 @@ def test_every_number_is_asked_for_again_and_again_whatever_the_clock_did(
     size: PoolSize, since: timedelta, clock: list[str]
 ) -> None:
     now = START
-    status = queued(START + since)
+    begun = START + since
     found = rayjob(size)
     numbers: list[int] = []
     moves = iter(clock)
     # Until the clock has passed the begin of the wait again, at which all pods are asked for.
     for _ in range(30 * (MOST_STEPS + 1)):
-        request, wake = find_request(Observation(rayjobs=(found,)), 1, status, TIMEOUTS, now)
+        requests, wake = find_request(Attempt(number=1, rayjob=found), begun, PATIENCE, now)
         assert wake is not None
-        if isinstance(request, AskForPods):
+        for request in requests:
+            assert isinstance(request, AskForPods)
             found = rayjob(replace(size, pods=request.new), asked=Asked(now, request.rounds))
             numbers.append(request.new)
         now = wake + {"late": timedelta(hours=5), "back": timedelta(hours=-9)}.get(next(moves, ""), timedelta())

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_operator.api.names import ROLLOUT_GROUP
-from omni_operator.status.decisions.reserved_quota import follow_pods, restore_numbers
+from omni_operator.status.decisions.queue_requests import follow_pods, restore_numbers
 from omni_operator.status.decisions.situation import ReserveQuota, ScaleGroup
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
 from omni_operator.status.observed.observation import (
-    Observation,
+    Attempt,
     ObservedPod,
     ObservedRayCluster,
     ObservedRayJob,
@@ -63,7 +63,7 @@ def test_quota_is_requested_before_pods_and_returned_after_them(
     )
     changes = (ScaleGroup(cluster, ROLLOUT_GROUP, 1, replicas, new),) if new and live and gated else ()
     found = rayjob(requested)
-    steps = follow_pods(facts, Observation(rayjobs=(found,), clusters=(cluster,), pods=pods), 1, changes)
+    steps = follow_pods(facts, Attempt(number=1, rayjob=found, cluster=cluster, pods=pods), changes)
     wanted = changes[0].new if changes else replicas
     request = ReserveQuota(found, found.requested[1], wanted)
     if live and gated and wanted > requested:
@@ -78,4 +78,4 @@ def test_quota_is_requested_before_pods_and_returned_after_them(
 def test_an_attempt_that_waits_asks_for_the_pods_that_it_was_created_with(requested: int, created_with: int) -> None:
     found = rayjob(requested, created_with)
     request = ReserveQuota(found, found.requested[1], created_with)
-    assert restore_numbers(found) == (None if requested == created_with else request)
+    assert restore_numbers(found, Attempt(rayjob=found).sizes) == (None if requested == created_with else request)

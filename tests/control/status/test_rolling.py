@@ -17,6 +17,7 @@ from omni_operator.status.decisions.situation import (
 )
 from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
 from omni_operator.status.observed.observation import (
+    Attempt,
     Observation,
     ObservedRayCluster,
     PodGroup,
@@ -66,25 +67,25 @@ def test_a_new_pod_that_is_not_ready_does_not_serve_though_its_address_did() -> 
 
 def test_without_a_report_of_the_replicas_nothing_is_replaced_or_given_up() -> None:
     world = World(2, 1, target="b")
-    silent = replace(world.observed, report=TrainerReport(attempt=1, at=START))
-    other = replace(world.observed, report=TrainerReport(attempt=2, at=START, replicas={"10.0.0.1": 1}))
-    for observed in (silent, other, replace(world.observed, report=None)):
-        assert find_steps(world.facts, observed, 1, START) == ((), None)
-        found = review_rolling(world.facts, observed, 1)
+    silent = replace(world.attempt, report=TrainerReport(attempt=1, at=START))
+    later = Observation(report=TrainerReport(attempt=2, at=START, replicas={"10.0.0.1": 1}))
+    for attempt in (silent, replace(world.attempt, report=later.attempt(1).report)):
+        assert find_steps(world.facts, attempt, START) == ((), None)
+        found = review_rolling(world.facts, attempt)
         assert found is not None and "waiting for the trainer's report of its replicas" in found.message
 
 
 def test_ready_pods_are_not_given_up_before_a_report_of_after_the_deadline() -> None:
     """The trainer's reports do not arrive: whether the new pod serves is not known, unless it is not even ready."""
     world = replacing()
-    before = world.observed
+    before = world.attempt
     late = world.now + DEADLINE
-    (step,), _ = find_steps(world.facts, before, 1, late)
+    (step,), _ = find_steps(world.facts, before, late)
     assert isinstance(step, GiveUpTemplate), "the pod is not ready"
     world.pods["pod-3"] = replace(world.pods["pod-3"], ready=True)
-    before = world.observed
-    assert find_steps(world.facts, before, 1, late) == ((), None)
-    (step,), _ = find_steps(world.facts, replace(before, report=replace(before.report, at=late)), 1, late)
+    before = world.attempt
+    assert find_steps(world.facts, before, late) == ((), None)
+    (step,), _ = find_steps(world.facts, replace(before, report=replace(before.report, at=late)), late)
     assert isinstance(step, GiveUpTemplate)
 
 
@@ -109,7 +110,7 @@ def test_a_pod_with_a_node_has_its_time_from_its_creation_on_where_others_with_t
     world.scale(3)
     world.kuberay()
     assert world.step() is None
-    _, wake = find_steps(world.facts, world.observed, 1, world.now)
+    _, wake = find_steps(world.facts, world.attempt, world.now)
     assert wake == world.now + DEADLINE
     world.now += DEADLINE
     assert isinstance(world.step(), GiveUpTemplate)
@@ -121,16 +122,16 @@ def test_a_pass_is_due_at_the_first_deadline_and_not_at_that_of_the_newest_pod()
     world.now += DEADLINE / 2
     world.scale(3)
     world.kuberay()
-    _, wake = find_steps(world.facts, world.observed, 1, world.now)
+    _, wake = find_steps(world.facts, world.attempt, world.now)
     assert wake == begun + DEADLINE
 
 
 def test_a_cluster_that_is_being_deleted_gets_no_step() -> None:
     world = replacing()
     late = world.now + DEADLINE
-    deleted = replace(world.observed, clusters=(replace(world.cluster, deleting=True),))
-    assert find_steps(world.facts, world.observed, 1, late)[0]
-    assert find_steps(world.facts, deleted, 1, late) == ((), None)
+    deleted = replace(world.attempt, cluster=replace(world.cluster, deleting=True))
+    assert find_steps(world.facts, world.attempt, late)[0]
+    assert find_steps(world.facts, deleted, late) == ((), None)
 
 
 def test_after_several_changes_the_template_before_is_the_last_whose_pods_served() -> None:
@@ -152,8 +153,8 @@ def test_a_group_without_a_digest_is_left_alone() -> None:
     world = World(2, 1, target="b")
     del world.group["template"]["metadata"]
     world.pods = {name: replace(pod, template="") for name, pod in world.pods.items()}
-    assert find_steps(world.facts, world.observed, 1, START) == ((), None)
-    assert review_rolling(world.facts, world.observed, 1) is None
+    assert find_steps(world.facts, world.attempt, START) == ((), None)
+    assert review_rolling(world.facts, world.attempt) is None
 
 
 @pytest.mark.parametrize("changed", ["replicas", "template", "group", "fewer"])
@@ -186,6 +187,6 @@ def test_the_worst_of_two_groups_is_the_reason_and_the_message_has_both() -> Non
     policies = tuple(RollingUpdate(group=name, template="b") for name in (ROLLOUT_GROUP, REWARD_GROUP))
     facts = JobFacts(uid="j", generation=1, created=START, rolling=policies)
     report = TrainerReport(attempt=1, at=START, replicas={}, judges={})
-    found = review_rolling(facts, Observation(clusters=(cluster,), report=report), 1)
+    found = review_rolling(facts, Attempt(number=1, cluster=cluster, report=report))
     assert found is not None and found.reason == "RollingUpdate"
     assert found.message == "no image; 0 of 1 reward pods have the current spec and serve, 1 missing or not ready"

@@ -67,7 +67,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def the_condition_is_true_only_when_all_pods_have_the_spec(self) -> None:
-        if hasattr(self, "world") and review_rolling(self.world.facts, self.world.observed, 1) is None:
+        if hasattr(self, "world") and review_rolling(self.world.facts, self.world.attempt) is None:
             named = self.world.group.get("scaleStrategy", {}).get("workersToDelete", [])
             staying = [pod for name, pod in self.world.pods.items() if not pod.deleting and name not in named]
             assert {pod.template for pod in staying} <= {self.world.target}
@@ -91,7 +91,7 @@ class AnyOrder(RuleBasedStateMachine):
             world.now += timedelta(seconds=30)
         assert len(world.pods) == world.replicas
         served = {pod.template for pod in world.pods.values()}
-        found = review_rolling(world.facts, world.observed, 1)
+        found = review_rolling(world.facts, world.attempt)
         if world.target == BAD:
             assert served <= {"a", "b", "c"} and len(served) == 1
             assert found is not None and (found.status, found.reason) == ("False", "RolledBack")

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.status.decisions.scaling import recommend, review_scaling, scale
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
-from omni_operator.status.observed.observation import Observation, ObservedRayCluster, PodGroup
+from omni_operator.status.observed.observation import Attempt, ObservedRayCluster, PodGroup
 from omni_operator.status.observed.queue_history import PEAKS_KEPT, QueueHistory, add_peak
-from omni_operator.status.observed.running_pods import as_running, count_accelerators
+from omni_operator.status.observed.running_pods import as_running
 from omni_operator.status.observed.trainer_report import merge_event, parse_event
+from omni_operator.status.report.progress import count_accelerators
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOW = timedelta(seconds=60)
@@ -160,7 +161,8 @@ def test_each_group_follows_its_own_queue_by_the_same_decision(
         numbers = {"rollout/queued_samples": samples, "reward/queued_requests": requests}
         event = parse_event(json.dumps({"event": "heartbeat", **numbers}).encode())
         report = merge_event(report, event, 1, now)
-        for step in scale(facts, observed := Observation(clusters=(cluster,), report=report), 1, now):
+        attempt = Attempt(number=1, cluster=cluster, report=report)
+        for step in scale(facts, attempt, now):
             changed = (replace(g, replicas=step.new) if g.name == step.group else g for g in cluster.groups)
             cluster = replace(cluster, groups=tuple(changed))
         for group, number in zip(spec, numbers.values(), strict=True):
@@ -169,12 +171,12 @@ def test_each_group_follows_its_own_queue_by_the_same_decision(
             if policy := policies[group]:
                 expected[group] = recommend(policy, histories[group], expected[group], now)
         assert {group.name: group.replicas for group in cluster.groups} == expected
-        actual = as_running(facts, Observation(clusters=(cluster,)), 1)
+        actual = as_running(facts, Attempt(number=1, cluster=cluster))
         assert [recommended.pods for recommended in actual.pools] == list(expected.values())
-        assert count_accelerators(actual, cluster) == 1 + sum(
+        assert count_accelerators(actual, Attempt(number=1, cluster=cluster)) == 1 + sum(
             ACCELERATORS[group] * pods for group, pods in expected.items()
         )
-        conditions = review_scaling(actual, observed, 1, now)
+        conditions = review_scaling(actual, attempt, now)
         for name, group in (("RolloutsScaled", ROLLOUT_GROUP), ("RewardsScaled", REWARD_GROUP)):
             assert (conditions[name].reason == "NotAutoscaled") is (policies[group] is None)
             assert (conditions[name].reason == "NoReports") is (

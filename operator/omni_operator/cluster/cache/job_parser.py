@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
-from omni_operator.api.job import Spec
-from omni_operator.api.names import PAUSE_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP, scorer_group
+from omni_operator.api.job import DiffusionRLJob, Spec
+from omni_operator.api.names import PAUSE_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP
 from omni_operator.api.spec.autoscaling import Autoscaling as AutoscalingSpec
-from omni_operator.api.spec.judge import JudgeModel
 from omni_operator.api.spec.pods import PodReplacement
-from omni_operator.api.spec.rollout import Rollout
 from omni_operator.api.status import RECONCILE_ERROR, Status
 from omni_operator.cluster.kinds import Body
-from omni_operator.plan.pools import follows_judges, follows_replicas
-from omni_operator.plan.rolled_fields import digest_rolled
+from omni_operator.plan.pools import Pool, pools_of
 from omni_operator.status.observed.evidence import shorten
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts, RollingUpdate, Rule
 from omni_operator.status.observed.timestamps import parse_timestamp
@@ -38,11 +35,18 @@ def parse_metadata_facts(body: Body) -> JobFacts:
     )
 
 
-def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
+def parse_job_facts(body: Body, job: DiffusionRLJob) -> JobFacts:
     """Facts from a job's metadata and spec."""
+    spec = job.spec
     patient = spec.suspend_policy.mode == "CheckpointThenSuspend"
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
-    trainer, rollouts, judges = _pools(spec, body["metadata"].get("labels") or {})
+    pools = pools_of(job)
+    trainer, *others = (_pool_facts(pool, job) for pool in pools)
+    facts = {pool.group: pool for pool in others}
+    rollouts = facts.pop(ROLLOUT_GROUP, PoolFacts(group=ROLLOUT_GROUP))
+    judges = facts.pop(REWARD_GROUP, PoolFacts(group=REWARD_GROUP))
+    annotations = body["metadata"].get("annotations") or {}
+    paused = PAUSE_ANNOTATION if annotations.get(PAUSE_ANNOTATION, "false") != "false" else ""
     return replace(
         parse_metadata_facts(body),
         suspend=spec.suspend,
@@ -57,10 +61,10 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         trainer=trainer,
         rollouts=rollouts,
         judges=judges,
-        scorers=tuple(_scorers(spec)),
+        scorers=tuple(facts.values()),
         least_rollout_pods=min(spec.rollout.min_replicas or 1, rollouts.pods),
         fewest_at_start=_fewest_at_start(spec),
-        rolling=tuple(_rolling(spec, rollouts, judges, body["metadata"].get("annotations") or {})),
+        rolling=tuple(_rolling_update(pool, job, paused) for pool in pools if pool.live),
         total_steps=spec.trainer.total_steps,
         max_lag=spec.rollout.staleness.max_versions,
         max_age=timedelta(seconds=spec.rollout.staleness.max_seconds),
@@ -79,61 +83,34 @@ def _fewest_at_start(spec: Spec) -> int:
     return max(least, autoscaling.min_replicas) if autoscaling else least
 
 
-def _pools(spec: Spec, labels: Mapping[str, str]) -> tuple[PoolFacts, PoolFacts, PoolFacts]:
-    """The trainer's, the rollout and the reward pods."""
-    rollout = spec.rollout
-    judge = spec.reward.model
-    accelerated = spec.uses_accelerators
-    samples = rollout.autoscaling
-    requests = judge.autoscaling if judge else None
-    trainer = PoolFacts(
-        group=TRAINER_GROUP,
-        pods=spec.trainer.replicas,
-        accelerators=spec.trainer.accelerator.count if accelerated else 0,
+def _pool_facts(pool: Pool, job: DiffusionRLJob) -> PoolFacts:
+    samples = job.spec.rollout.autoscaling
+    requests = job.spec.reward.model.autoscaling if job.spec.reward.model else None
+    autoscaling = None
+    if pool.group == ROLLOUT_GROUP and samples:
+        autoscaling = _autoscaling(samples, samples.samples_per_replica)
+    elif pool.group == REWARD_GROUP and requests:
+        autoscaling = _autoscaling(requests, requests.requests_per_replica)
+    counted = job.spec.uses_accelerators and pool.has_accelerators
+    return PoolFacts(
+        group=pool.group,
+        pods=pool.replicas,
+        accelerators=pool.accelerator.count if counted else 0,
+        live=pool.live,
+        autoscaling=autoscaling,
     )
-    rollouts = PoolFacts(
-        group=ROLLOUT_GROUP,
-        pods=rollout.replicas if rollout.separate else 0,
-        accelerators=spec.rollout_accelerator.count if accelerated else 0,
-        live=follows_replicas(rollout, labels),
-        autoscaling=_autoscaling(samples, samples.samples_per_replica) if samples else None,
-    )
-    judges = PoolFacts(
-        group=REWARD_GROUP,
-        pods=spec.judge_pods,
-        accelerators=spec.judge_accelerator.count if accelerated else 0,
-        live=follows_judges(judge, labels),
-        autoscaling=_autoscaling(requests, requests.requests_per_replica) if requests else None,
-    )
-    return trainer, rollouts, judges
-
-
-def _scorers(spec: Spec) -> Iterator[PoolFacts]:
-    for scorer in spec.reward.scorers:
-        if pool := scorer.pool:
-            count = pool.accelerator.count if pool.accelerator and spec.uses_accelerators else 0
-            yield PoolFacts(group=scorer_group(scorer.name), pods=pool.replicas, accelerators=count)
 
 
 def _autoscaling(given: AutoscalingSpec, share: int) -> Autoscaling:
     return Autoscaling(given.min_replicas, given.max_replicas, share, timedelta(seconds=given.stabilization_seconds))
 
 
-def _rolling(
-    spec: Spec, rollouts: PoolFacts, judges: PoolFacts, annotations: Mapping[str, str]
-) -> Iterator[RollingUpdate]:
-    paused = PAUSE_ANNOTATION if annotations.get(PAUSE_ANNOTATION, "false") != "false" else ""
-    if rollouts.live:
-        yield _rolling_update(ROLLOUT_GROUP, spec.rollout, paused)
-    if judges.live and spec.reward.model is not None:
-        yield _rolling_update(REWARD_GROUP, spec.reward.model, paused)
-
-
-def _rolling_update(group: str, given: Rollout | JudgeModel, paused: str) -> RollingUpdate:
-    strategy = given.update_strategy or PodReplacement()
+def _rolling_update(pool: Pool, job: DiffusionRLJob, paused: str) -> RollingUpdate:
+    given = job.spec.reward.model if pool.group == REWARD_GROUP else job.spec.rollout
+    strategy = (given.update_strategy if given else None) or PodReplacement()
     return RollingUpdate(
-        group=group,
-        template=digest_rolled(group, given),
+        group=pool.group,
+        template=pool.rolled,
         most_unavailable=strategy.max_unavailable,
         deadline=timedelta(seconds=strategy.progress_deadline_seconds),
         paused=paused,

@@ -36,7 +36,6 @@ from omni_operator.cluster.kinds import (
     Meta,
     version_of,
 )
-from omni_operator.status.observed import evidence
 from omni_operator.status.observed.observation import (
     Evidence,
     Observation,
@@ -311,7 +310,7 @@ def _add_evidence(job: CachedJob, child: Child) -> None:
     group = child.seen.group
     if ends_no_attempt(group):
         return
-    found = evidence.find_evidence(child.seen)
+    found = child.seen.evidence
     if found and (number, found) not in job.evidence:
         job.evidence = (*job.evidence, (number, found))[-EVIDENCE_KEPT:]
 

@@ -16,19 +16,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile
 
-from omni_operator.api.status import Status
-from omni_operator.status.observed.job_facts import JobFacts, action_for, is_disruption
-from omni_operator.status.observed.observation import Observation, ObservedRayJob
-from omni_operator.status.observed.timestamps import parse_timestamp
+from omni_operator.api.names import TRAINER_GROUP
+from omni_operator.status.condition_value import CHECKPOINT_REQUESTED
 from omni_operator.status.reasons.names import Action
 
-from .partial_admission import find_request
-from .reserved_quota import follow_pods
+from .queue_requests import find_request, follow_pods
 from .rolling import find_steps
 from .scaling import scale
 from .situation import (
-    CHECKPOINT_REQUESTED,
-    Active,
     BetweenAttempts,
     CreateAttempt,
     Creating,
@@ -38,168 +33,142 @@ from .situation import (
     EnsureShared,
     Failing,
     Finished,
+    ProtectPods,
     RequestCheckpoint,
     Situation,
+    SpecRefused,
     Step,
-    Succeeding,
     Suspended,
     Suspending,
 )
-from .timeouts import Timeouts
-from .verdict import AttemptFailed, InProgress, Stage, Succeeded, Verdict, classify_attempt
-
-SUSPENDING = frozenset({CHECKPOINT_REQUESTED, "Stopping"})
+from .snapshot import Snapshot
+from .verdict import AttemptFailed, InProgress, Stage, Succeeded, judge_attempt
 
 
-def decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Timeouts, now: datetime) -> Decision:
-    """Next steps of a job with a valid spec.
+def decide(job: Snapshot) -> Decision:
+    """Situation and next steps of a job."""
+    if job.unreadable_spec:
+        return Decision(SpecRefused(job.unreadable_spec))
+    decision = _decide(job)
+    # The operator's settings may have become stricter: a running attempt continues to its end.
+    if job.refused_spec and _needs_spec(decision.situation, job):
+        return Decision(SpecRefused(job.refused_spec))
+    return decision
 
-    Args:
-        status: the last written status.
-    """
-    if status.finished:
-        return _finished(facts, observed, status, now)
-    current = max(status.attempts, observed.newest)
-    verdict = _verdict(facts, observed, status, current, timeouts, now)
+
+def _decide(job: Snapshot) -> Decision:
+    if job.status.finished:
+        return _finished(job)
+    verdict = judge_attempt(job)
     if isinstance(verdict, Succeeded):
-        return Decision(Succeeding(current, verdict.at), wake=now)
+        return Decision(verdict, wake=job.now)
     if isinstance(verdict, AttemptFailed) and verdict.reason == "DeadlineExceeded":
-        return Decision(_failing(facts, status, current, verdict), wake=now)
-    if facts.suspend:
-        return _suspend(facts, observed, status, current, verdict, now)
+        return Decision(_failing(job, verdict), wake=job.now)
+    if job.facts.suspend:
+        return _suspend(job, running=isinstance(verdict, InProgress) and verdict.stage is Stage.RUNNING)
     if verdict is None:
-        return _next(facts, observed, status, current, timeouts, now)
+        return _next(job)
     if isinstance(verdict, AttemptFailed):
-        return Decision(_failing(facts, status, current, verdict), wake=now)
-    if facts.outdated and verdict.stage is not Stage.RUNNING:
+        return Decision(_failing(job, verdict), wake=job.now)
+    if job.facts.outdated and verdict.stage is not Stage.RUNNING:
         # It has nothing to lose. The status says so before anything is deleted, so this is no failure.
-        text = f"attempt {current} does not run yet, and is replaced by one with the current spec"
-        deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
-        return Decision(BetweenAttempts(text), deletes if _was_stopped(status) else ())
-    if verdict.stage is Stage.QUEUED:
-        request, late = find_request(observed, current, status, timeouts, now)
-        steps: tuple[Step, ...] = (request,) if request else ()
-    else:
-        replacements, late = find_steps(facts, observed, current, now)
-        # Both change the same groups, so one follows the other.
-        patience = timeouts.queue if verdict.stage is Stage.STARTING else None
-        changes = scale(facts, observed, current, now, patience=patience)
-        steps = follow_pods(facts, observed, current, changes) or replacements
-    wake = min((at for at in (verdict.wake, _active_deadline(facts, status), late) if at), default=None)
-    # A RayJob that was deleted is there again if etcd was restored from an older snapshot.
-    earlier = tuple(_delete(found) for found in observed.rayjobs if found.attempt < current and not found.deleting)
-    cluster = observed.cluster(current)
-    new = cluster if cluster and not cluster.deleting and cluster.uid != status.children.ray_cluster_uid else None
-    return Decision(Active(current, verdict), (*earlier, EnsureShared(new), *steps), wake)
+        text = f"attempt {job.attempt.number} does not run yet, and is replaced by one with the current spec"
+        return Decision(BetweenAttempts(text), _deletions(job) if job.was_stopped else ())
+    return _follow(job, verdict)
 
 
-def needs_spec(situation: Situation, observed: Observation, status: Status) -> bool:
+def _needs_spec(situation: Situation, job: Snapshot) -> bool:
     """Whether a job can only wait while its spec is refused: its next step would be an attempt."""
-    suspended = status.condition("Suspended")
     match situation:
         case Creating():
             return True
         case BetweenAttempts():
-            return observed.empty
+            return job.observed.empty
         case Suspended():  # a suspension that is under way is recorded first
-            return suspended is None or suspended.status != "Unknown"
+            return job.suspending is None
         case _:
             return False
 
 
-def _verdict(
-    facts: JobFacts, observed: Observation, status: Status, current: int, timeouts: Timeouts, now: datetime
-) -> Verdict | None:
-    """State of the current attempt; None if the first or the next attempt is due."""
-    deadline = _active_deadline(facts, status)
-    over = deadline is not None and now >= deadline
-    late = AttemptFailed("DeadlineExceeded", f"ran longer than spec.activeDeadlineSeconds ({_seconds(facts)})")
-    if current == 0 or any(failure.attempt == current for failure in status.failures):
-        return late if over and current else None
-    rayjob = observed.rayjob(current)
-    if _was_stopped(status) and (rayjob is None or rayjob.deleting):
-        return None
-    admitted = status.condition("Admitted")
-    queued = (
-        admitted is not None and admitted.reason == "Queued"
-    )  # as last written; the queue may have admitted it since
-    since = now if queued else parse_timestamp(admitted.last_transition_time) if admitted else None
-    verdict = classify_attempt(facts, observed, current, since, timeouts, now)
-    return late if over and isinstance(verdict, InProgress) else verdict
+def _follow(job: Snapshot, verdict: InProgress) -> Decision:
+    """Have the attempt in progress follow the spec, its queue and its autoscaling."""
+    attempt = job.attempt
+    steps: tuple[Step, ...]
+    if verdict.stage is Stage.QUEUED:
+        steps, late = find_request(attempt, job.queued_since, job.timeouts.queue, job.now)
+    else:
+        replacements, late = find_steps(job.facts, attempt, job.now)
+        # Both change the same groups, so one follows the other.
+        patience = job.timeouts.queue if verdict.stage is Stage.STARTING else None
+        changes = scale(job.facts, attempt, job.now, patience=patience)
+        steps = follow_pods(job.facts, attempt, changes) or replacements
+    cluster = attempt.cluster
+    if cluster and not cluster.deleting and cluster.uid != job.status.children.ray_cluster_uid:
+        trainer = attempt.sizes.get(TRAINER_GROUP) or job.facts.trainer
+        steps = (ProtectPods(cluster, trainer.pods), *steps)
+    # A RayJob that was deleted is there again if etcd was restored from an older snapshot.
+    earlier = [step for step in _deletions(job) if step.uid != (attempt.rayjob.uid if attempt.rayjob else None)]
+    wake = min((at for at in (verdict.wake, job.deadline, late) if at), default=None)
+    return Decision(verdict, (*earlier, EnsureShared(), *steps), wake)
 
 
-def _next(
-    facts: JobFacts, observed: Observation, status: Status, current: int, timeouts: Timeouts, now: datetime
-) -> Decision:
+def _next(job: Snapshot) -> Decision:
     """Create the next attempt, after the last one is gone and the pause between attempts is over."""
-    failure = next((found for found in status.failures if found.attempt == current), None)
-    failed_at = parse_timestamp(failure.at) if failure else None
-    deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
-    patient_until = (failed_at or _stopped_at(status) or facts.created) + timeouts.leftovers
-    if not observed.empty and (deletes or now < patient_until):
-        before = f"attempt {current}" if current else "the deleted job of this name"
-        text = f"attempt {current + 1} starts when all objects of {before} are deleted"
+    number = job.attempt.number
+    failed_at = job.failed_at
+    stopped_at = job.admitted_at if job.was_stopped else None
+    deletes = _deletions(job)
+    patient_until = (failed_at or stopped_at or job.facts.created) + job.timeouts.leftovers
+    if not job.observed.empty and (deletes or job.now < patient_until):
+        before = f"attempt {number}" if number else "the deleted job of this name"
+        text = f"attempt {number + 1} starts when all objects of {before} are deleted"
         return Decision(BetweenAttempts(text), deletes, patient_until)
-    changed = status.observed_generation not in (None, facts.generation)  # which ends the pause
-    pause = _pause(status, timeouts)
-    due = failed_at + pause if failed_at and current and not changed else None
-    if due and _is_ahead(due, now, pause):
-        return Decision(BetweenAttempts(f"attempt {current + 1} starts after a pause"), wake=due)
-    return Decision(Creating(current + 1), (EnsureShared(), CreateAttempt(current + 1)))
+    changed = job.status.observed_generation not in (None, job.facts.generation)  # which ends the pause
+    if failed_at and number and not changed:
+        # Failures that do not count, such as deletions of the RayJob, double the pause while they follow each other.
+        uncounted = len(list(takewhile(lambda failure: not failure.counted, reversed(job.status.failures))))
+        doublings = min(max(job.status.failures_counted, uncounted) - 1, 16)
+        pause = min(job.timeouts.retry * 2**doublings, job.timeouts.retry_most)
+        if _is_ahead(failed_at + pause, job.now, pause):
+            return Decision(BetweenAttempts(f"attempt {number + 1} starts after a pause"), wake=failed_at + pause)
+    return Decision(Creating(number + 1), (EnsureShared(required=True), CreateAttempt(number + 1)))
 
 
-def _pause(status: Status, timeouts: Timeouts) -> timedelta:
-    """Pause before the next attempt: doubled for each counted failure, up to a limit.
-
-    Failures that do not count, such as deletions of the RayJob, double it as long as they follow each other.
-    """
-    uncounted = len(list(takewhile(lambda failure: not failure.counted, reversed(status.failures))))
-    return min(timeouts.retry * 2 ** min(max(status.failures_counted, uncounted) - 1, 16), timeouts.retry_most)
-
-
-def _failing(facts: JobFacts, status: Status, attempt: int, failed: AttemptFailed) -> Failing:
+def _failing(job: Snapshot, failed: AttemptFailed) -> Failing:
     """Consequences of a failed attempt."""
-    action = action_for(facts, failed.reason)
-    over_limit = action is Action.RETRY and status.failures_counted >= facts.backoff_limit
-    endless = is_disruption(failed.reason, action) and status.disruptions_counted >= facts.disruption_limit
-    # The job's deadline covers all attempts, so no other attempt can follow.
-    deadline = failed.reason == "DeadlineExceeded"
+    facts = job.facts
+    # A disruption is no failure, nor is a RayJob that a user deleted, which no rule can name: neither is counted.
+    default = Action.RETRY_IGNORE_LIMIT if failed.reason in ("ChildDeleted", "Preempted") else Action.RETRY
+    action = next((rule.action for rule in facts.rules if failed.reason in rule.reasons), default)
+    failing = Failing(failed.reason, failed.text, action)
     why = ""
-    if deadline:
+    if failed.reason == "DeadlineExceeded":
         why = "no retry: the deadline covers all attempts"
     elif action is Action.FAIL:
         why = f"no retry: spec.failurePolicy says {Action.FAIL.value} for {failed.reason}"
-    elif over_limit:
+    elif action is Action.RETRY and job.status.failures_counted >= facts.backoff_limit:
         why = f"no retry: spec.backoffLimit is {facts.backoff_limit}"
-    elif endless:
+    elif failing.is_disruption and job.status.disruptions_counted >= facts.disruption_limit:
         why = f"no retry: spec.disruptionLimit is {facts.disruption_limit}"
-    counted = action is not Action.RETRY_IGNORE_LIMIT
-    return Failing(attempt, failed.reason, failed.text, action, counted, bool(why), why)
+    return replace(failing, why=why)
 
 
-def _suspend(
-    facts: JobFacts, observed: Observation, status: Status, current: int, verdict: Verdict | None, now: datetime
-) -> Decision:
+def _suspend(job: Snapshot, *, running: bool) -> Decision:
     """Request a checkpoint, wait for it up to suspendPolicy.graceSeconds, then delete the attempt."""
-    if replace(observed, leftovers=0).empty:  # what others own, or say that they do, is no pod of the job
+    if replace(job.observed, leftovers=0).empty:  # what others own, or say that they do, is no pod of the job
         return Decision(Suspended())
-    condition = status.condition("Suspended")
-    begun = condition is not None and condition.reason in SUSPENDING
-    since = (parse_timestamp(condition.last_transition_time) if condition and begun else None) or now
-    stopping = condition is not None and condition.reason == "Stopping"
-    report = observed.report_of(current)
-    running = isinstance(verdict, InProgress) and verdict.stage is Stage.RUNNING
+    begun = job.suspending
+    since = job.suspending_since
+    report = job.attempt.report
     # An earlier process may have received its reports: after a restart the next one can take as long as a step.
-    reported = report is not None or (current == status.attempts and status.progress.heartbeat_time is not None)
-    if facts.grace and running and reported and not stopping and _is_ahead(since + facts.grace, now, facts.grace):
-        answered = report is not None and report.checkpoint_at is not None and report.checkpoint_at >= since
-        if not answered:
-            text = "waiting for the trainer to save a checkpoint"
-            return Decision(
-                Suspending(CHECKPOINT_REQUESTED, text, since), (RequestCheckpoint(since),), since + facts.grace
-            )
-    deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
-    return Decision(Suspending("Stopping", "deleting the pods", since), deletes)
+    reported = report or (job.attempt.number == job.status.attempts and job.status.progress.heartbeat_time)
+    saved = report and report.checkpoint_at and report.checkpoint_at >= since
+    grace = job.facts.grace
+    stopping = begun and begun.reason == "Stopping"
+    if grace and running and reported and not (stopping or saved) and _is_ahead(since + grace, job.now, grace):
+        waiting = Suspending(CHECKPOINT_REQUESTED, "waiting for the trainer to save a checkpoint")
+        return Decision(waiting, (RequestCheckpoint(since),), since + grace)
+    return Decision(Suspending("Stopping", "deleting the pods"), _deletions(job))
 
 
 def _is_ahead(end: datetime, now: datetime, wait: timedelta) -> bool:
@@ -210,39 +179,16 @@ def _is_ahead(end: datetime, now: datetime, wait: timedelta) -> bool:
     return now < end <= now + 2 * wait
 
 
-def _stopped_at(status: Status) -> datetime | None:
-    """Time at which the wait after a suspension, or for the objects of a replaced attempt, began, from the status."""
-    condition = status.condition("Admitted")
-    return parse_timestamp(condition.last_transition_time) if condition and _was_stopped(status) else None
-
-
-def _was_stopped(status: Status) -> bool:
-    """Whether the operator stopped the last attempt, which did not fail: it was suspended, or is being replaced."""
-    condition = status.condition("Suspended")
-    admitted = status.condition("Admitted")
-    suspended = condition is not None and (condition.status == "True" or condition.reason in SUSPENDING)
-    return suspended or (admitted is not None and admitted.reason == "BetweenAttempts")
-
-
-def _finished(facts: JobFacts, observed: Observation, status: Status, now: datetime) -> Decision:
+def _finished(job: Snapshot) -> Decision:
     """Delete RayJobs that KubeRay does not stop itself, and the job after ttlSecondsAfterFinished."""
-    ended = parse_timestamp(status.completion_time) or now
-    expires = ended + facts.ttl if facts.ttl is not None else None
-    if expires is not None and now >= expires:
+    expires = job.completed_at + job.facts.ttl if job.facts.ttl is not None else None
+    if expires is not None and job.now >= expires:
         return Decision(Finished(), (DeleteSelf(),))
     kept = ("Complete", "Failed")  # KubeRay deletes their pods; one that it refused holds quota of a queue
-    live = tuple(job for job in observed.rayjobs if not (facts.retain or job.deployment in kept or job.deleting))
-    return Decision(Finished(), tuple(_delete(rayjob) for rayjob in live), expires)
+    return Decision(Finished(), () if job.facts.retain else _deletions(job, kept), expires)
 
 
-def _active_deadline(facts: JobFacts, status: Status) -> datetime | None:
-    started = parse_timestamp(status.start_time)
-    return started + facts.active_deadline if started and facts.active_deadline is not None else None
-
-
-def _seconds(facts: JobFacts) -> int:
-    return int(facts.active_deadline.total_seconds()) if facts.active_deadline else 0
-
-
-def _delete(rayjob: ObservedRayJob) -> DeleteRayJob:
-    return DeleteRayJob(rayjob.name, rayjob.uid)
+def _deletions(job: Snapshot, kept: tuple[str, ...] = ()) -> tuple[DeleteRayJob, ...]:
+    """Deletions of all RayJobs, except in states that are kept, and those that are being deleted."""
+    live = (rayjob for rayjob in job.observed.rayjobs if not rayjob.deleting and rayjob.deployment not in kept)
+    return tuple(DeleteRayJob(rayjob.name, rayjob.uid) for rayjob in live)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from omni_operator.api.names import POD_LIMITS, REWARD_GROUP, ROLLOUT_GROUP
-from omni_operator.status.condition_value import ConditionValue, Table, false_because, true_because, unknown_because
-from omni_operator.status.observed import evidence
+from omni_operator.status.condition_value import ConditionValue, Table
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
-from omni_operator.status.observed.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
+from omni_operator.status.observed.observation import Attempt, ObservedPod, PodGroup
 from omni_operator.status.observed.queue_history import QueueHistory
 
 from .situation import ScaleGroup
@@ -43,7 +42,7 @@ QUEUES = {
 
 
 def scale(
-    facts: JobFacts, observed: Observation, attempt: int, now: datetime, *, patience: timedelta | None = None
+    facts: JobFacts, attempt: Attempt, now: datetime, *, patience: timedelta | None = None
 ) -> tuple[ScaleGroup, ...]:
     """Changes that give an attempt as many rollout and reward pods as the spec, or its autoscaling, says.
 
@@ -51,44 +50,50 @@ def scale(
         patience: for an attempt that has not started: how long rollout pods may be without a node before it starts
             without them. None: the attempt runs.
     """
-    cluster = observed.cluster(attempt)
+    cluster = attempt.cluster
     if cluster is None or cluster.deleting:
         return ()
-    pools = (facts.trainer, *facts.pools)
-    changes = (_scale_pool(pool, facts, observed, cluster, now, patience) for pool in pools)
-    return tuple(change for change in changes if change is not None)
+    changes = []
+    for pool in (facts.trainer, *facts.pools):
+        group = attempt.groups.get(pool.group)
+        if group is None:
+            continue
+        if not pool.live or (
+            group.gated and patience is not None
+        ):  # its queue has admitted the pods that it starts with
+            size = attempt.sizes.get(pool.group)
+            fixed = size is not None and size.pods == group.replicas
+            wanted = group.replicas if fixed else None
+            limits = group.replicas, group.replicas
+        else:
+            wanted = _find_number(pool, group, facts.fewest_at_start, attempt, now, patience)
+            limits = POD_LIMITS
+        kept = wanted is None or group.least <= wanted <= group.most
+        if wanted is None or (kept and wanted == group.replicas):
+            continue
+        fewer = wanted < max(group.replicas, group.least)
+        removed = leaving_pods(attempt.group_pods[group.name], wanted) if fewer else ()
+        changed_limits = None if kept else limits  # those that another program has set do not allow the number
+        changes.append(ScaleGroup(cluster, group.name, group.index, group.replicas, wanted, removed, changed_limits))
+    return tuple(changes)
 
 
-def _scale_pool(
-    pool: PoolFacts,
-    facts: JobFacts,
-    observed: Observation,
-    cluster: ObservedRayCluster,
-    now: datetime,
-    patience: timedelta | None,
-) -> ScaleGroup | None:
-    group = cluster.group(pool.group)
-    if group is None:
-        return None
-    if not pool.live or (group.gated and patience is not None):  # it starts with the pods that its queue has admitted
-        rayjob = observed.rayjob(cluster.attempt)
-        size = rayjob.pool(pool.group) if rayjob else None
-        fixed = size is not None and size.pods == group.replicas
-        return _change(observed, cluster, group, group.replicas, (group.replicas, group.replicas)) if fixed else None
-    current = group.replicas
+def _find_number(
+    pool: PoolFacts, group: PodGroup, fewest: int, attempt: Attempt, now: datetime, patience: timedelta | None
+) -> int | None:
+    """How many pods a group should have; None: it stays as it is."""
     wanted = pool.pods
+    current = group.replicas
     if pool.autoscaling is not None:
-        wanted = recommend(pool.autoscaling, _waiting(observed, cluster.attempt, pool), current, now)
-        if wanted > current >= pool.autoscaling.least and find_limit(observed, cluster.attempt, pool.group) is not None:
+        wanted = recommend(pool.autoscaling, attempt.queues.get(pool.group), current, now)
+        if wanted > current >= pool.autoscaling.least and find_limit(attempt, pool.group) is not None:
             return None  # others would not start either
-    if patience is not None and pool.group == ROLLOUT_GROUP and facts.fewest_at_start:
-        wanted = _number_at_start(facts, observed, cluster, min(current, wanted), now - patience)
-    return _change(observed, cluster, group, wanted, POD_LIMITS)
+    if patience is not None and pool.group == ROLLOUT_GROUP and fewest:
+        wanted = _number_at_start(fewest, attempt, min(current, wanted), now - patience)
+    return wanted
 
 
-def _number_at_start(
-    facts: JobFacts, observed: Observation, cluster: ObservedRayCluster, asked: int, before: datetime
-) -> int:
+def _number_at_start(fewest: int, attempt: Attempt, asked: int, before: datetime) -> int:
     """How many rollout pods an attempt that has not started asks for.
 
     KubeRay starts the training program once all pods that it asks for are ready. So those that have found no node, or
@@ -97,41 +102,14 @@ def _number_at_start(
     Args:
         before: pods that are not older may still find a node, and a cluster that is not older its quota.
     """
-    pods = [pod for pod in observed.pods_of(cluster.attempt) if pod.group == ROLLOUT_GROUP and not pod.deleting]
+    pods = [pod for pod in attempt.group_pods[ROLLOUT_GROUP] if not pod.deleting]
     placed = sum(not pod.unschedulable for pod in pods)
-    rayjob = observed.rayjob(cluster.attempt)
-    size = rayjob.pool(ROLLOUT_GROUP) if rayjob else None
-    least = max(facts.fewest_at_start, size.least if size else 1)  # the trainer keeps what it was created with
+    size = attempt.sizes.get(ROLLOUT_GROUP)
+    least = max(fewest, size.least if size else 1)  # the trainer keeps what it was created with
     late = any(pod.unschedulable and pod.created <= before for pod in pods)
-    late = late or (cluster.created <= before and evidence.is_refused_by_quota(cluster.failure))
-    return placed if late and least <= placed < asked else asked
-
-
-def _waiting(observed: Observation, attempt: int, pool: PoolFacts) -> QueueHistory | None:
-    report = observed.report_of(attempt)
-    queue = report.waiting(pool.group) if report else None
-    cluster = observed.cluster(attempt)
-    # A queue may preempt an attempt and admit it again: what waited before says nothing of its new pods.
-    stale = queue is not None and cluster is not None and queue.at < cluster.created
-    return None if stale else queue
-
-
-def _change(
-    observed: Observation, cluster: ObservedRayCluster, group: PodGroup, wanted: int, limits: tuple[int, int]
-) -> ScaleGroup | None:
-    """The change of a group to a number of pods; None if KubeRay keeps that number already.
-
-    Args:
-        limits: those that it gets if its own, which another program has changed, do not allow the number.
-    """
-    kept = group.least <= wanted <= group.most
-    if kept and wanted == group.replicas:
-        return None
-    pods = [pod for pod in observed.pods_of(cluster.attempt) if pod.group == group.name]
-    removed = leaving_pods(pods, wanted) if wanted < max(group.replicas, group.least) else ()
-    return ScaleGroup(
-        cluster, group.name, group.index, group.replicas, wanted, removed, limits=None if kept else limits
-    )
+    cluster = attempt.cluster
+    refused = cluster is not None and cluster.created <= before and cluster.lacks_quota
+    return placed if (late or refused) and least <= placed < asked else asked
 
 
 def recommend(policy: Autoscaling, queue: QueueHistory | None, current: int, now: datetime) -> int:
@@ -151,40 +129,42 @@ def recommend(policy: Autoscaling, queue: QueueHistory | None, current: int, now
     return min(kept, policy.pods_for(queue.most(begin)))
 
 
-def find_limit(observed: Observation, attempt: int, group: str) -> tuple[str, str] | None:
+def find_limit(attempt: Attempt, group: str) -> tuple[str, str] | None:
     """Reason and message of the limit that keeps pods of a group from starting: a quota, or no node with room.
 
     A quota refuses the pods of all groups: KubeRay creates none after the first that is refused.
     """
-    cluster = observed.cluster(attempt)
-    if cluster is not None and evidence.is_refused_by_quota(cluster.failure):
-        return "QuotaExceeded", cluster.failure
-    pods = observed.pods_of(attempt)
-    waiting = next((pod for pod in pods if pod.group == group and pod.unschedulable), None)
+    if attempt.cluster and attempt.cluster.lacks_quota:
+        return "QuotaExceeded", attempt.cluster.failure
+    waiting = next((pod for pod in attempt.group_pods[group] if pod.unschedulable), None)
     return ("Unschedulable", f"pod {waiting.name}: {waiting.unschedulable}") if waiting else None
 
 
-def review_scaling(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -> Table:
+def review_scaling(facts: JobFacts, attempt: Attempt, now: datetime) -> Table:
     """The conditions `RolloutsScaled` and `RewardsScaled`; `facts` come from `as_running`."""
-    return {QUEUES[pool.group].condition: _review_pool(pool, observed, attempt, now) for pool in facts.pools}
+    return {QUEUES[pool.group].condition: _review_pool(pool, attempt, now) for pool in facts.pools}
 
 
-def _review_pool(pool: PoolFacts, observed: Observation, attempt: int, now: datetime) -> ConditionValue:
+def _review_pool(pool: PoolFacts, attempt: Attempt, now: datetime) -> ConditionValue:
     policy = pool.autoscaling
-    queue = _waiting(observed, attempt, pool)
+    queue = attempt.queues.get(pool.group)
     text = QUEUES[pool.group]
     if policy is None:
-        return unknown_because("NotAutoscaled", f"{text.field} is not given")
+        return ConditionValue("Unknown", "NotAutoscaled", f"{text.field} is not given")
     if not pool.live:
-        return false_because("InQueue", "the queue has admitted the pods of the attempt; no others can be added")
-    if limit := find_limit(observed, attempt, pool.group):
-        return false_because(*limit)
+        return ConditionValue(
+            "False", "InQueue", "the queue has admitted the pods of the attempt; no others can be added"
+        )
+    if limit := find_limit(attempt, pool.group):
+        return ConditionValue("False", *limit)
     if queue is None:
-        return unknown_because("NoReports", f"the trainer has not reported how many {text.things} {text.wait}")
+        return ConditionValue(
+            "Unknown", "NoReports", f"the trainer has not reported how many {text.things} {text.wait}"
+        )
     if queue.most(now - policy.window) > policy.share * policy.most:
         backlog = f"more than {policy.share} {text.things} for each of {policy.most} {pool.group} pods {text.wait}"
-        return false_because("AtMaximum", f"{backlog}; {text.field}.maxReplicas is {policy.most}")
-    return true_because("WithinLimits", f"{pool.pods} {pool.group} pods")
+        return ConditionValue("False", "AtMaximum", f"{backlog}; {text.field}.maxReplicas is {policy.most}")
+    return ConditionValue("True", "WithinLimits", f"{pool.pods} {pool.group} pods")
 
 
 def leaving_pods(pods: Iterable[ObservedPod], kept: int) -> tuple[str, ...]:

@@ -11,11 +11,7 @@ from datetime import datetime
 from omni_operator.status.observed.observation import ObservedRayCluster, ObservedRayJob, PodGroup, RequestedPods
 from omni_operator.status.reasons.names import Action, FailureReason
 
-from .verdict import InProgress
-
-# reasons of conditions
-CHECKPOINT_REQUESTED = "CheckpointRequested"
-CHANGED_BY_OTHERS = "ChangedByOthers"
+from .verdict import InProgress, Succeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +19,22 @@ class EnsureShared:
     """Create or correct the objects that all attempts share.
 
     Attributes:
-        new: RayCluster of the attempt that the status does not record yet: its pods get their PodDisruptionBudget.
+        required: an attempt is about to start, and none does without them: a pause between corrections does not count.
     """
 
-    new: ObservedRayCluster | None = None
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProtectPods:
+    """Create the PodDisruptionBudget of an attempt, once: an administrator may delete it for a drain.
+
+    Attributes:
+        trainers: number of trainer pods.
+    """
+
+    cluster: ObservedRayCluster
+    trainers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +161,7 @@ Step = (
     | AskForPods
     | ReserveQuota
     | EnsureShared
+    | ProtectPods
     | CreateAttempt
     | DeleteRayJob
     | DeleteSelf
@@ -173,14 +182,6 @@ class Creating:
 
 
 @dataclass(frozen=True, slots=True)
-class Active:
-    """An attempt is in progress."""
-
-    attempt: int
-    going: InProgress
-
-
-@dataclass(frozen=True, slots=True)
 class BetweenAttempts:
     """Between two attempts: objects of the last one are being deleted, or the pause before the next one."""
 
@@ -192,13 +193,11 @@ class Suspending:
     """The job is being suspended.
 
     Attributes:
-        reason: `CHECKPOINT_REQUESTED` while the trainer saves, then `Stopping`.
-        since: start of the suspension.
+        reason: `CheckpointRequested` while the trainer saves, then `Stopping`.
     """
 
     reason: str
     text: str
-    since: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,34 +206,38 @@ class Suspended:
 
 
 @dataclass(frozen=True, slots=True)
-class Succeeding:
-    """The running attempt succeeded in this pass."""
-
-    attempt: int
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Failing:
-    """An attempt failed in this pass.
+    """The attempt failed in this pass.
 
     Attributes:
-        counted: whether it counts against `spec.backoffLimit`.
-        final: whether no other attempt follows.
-        why: why none follows; empty if one does.
+        why: why no other attempt follows; empty if one does.
     """
 
-    attempt: int
     reason: FailureReason
     text: str
     action: Action
-    counted: bool
-    final: bool
     why: str = ""
 
+    @property
+    def counted(self) -> bool:
+        """Whether it counts against `spec.backoffLimit`."""
+        return self.action is not Action.RETRY_IGNORE_LIMIT
 
-Unfinished = Creating | Active | BetweenAttempts | Suspending | Suspended | Succeeding | Failing
-Situation = Finished | Unfinished
+    @property
+    def is_disruption(self) -> bool:
+        """Whether it counts against `spec.disruptionLimit`."""
+        return self.reason == "Preempted" and not self.counted
+
+
+@dataclass(frozen=True, slots=True)
+class SpecRefused:
+    """The spec is invalid, or this cluster's policy refuses it, and the job can only wait."""
+
+    text: str
+
+
+Unfinished = Creating | InProgress | BetweenAttempts | Suspending | Suspended | Succeeded | Failing
+Situation = Finished | SpecRefused | Unfinished
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,10 @@
-"""PURE: reasons of failures, from the state of pods and the text of errors."""
+"""PURE: reasons of failures, from the text of errors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from omni_operator.status.reasons.names import FailureReason
-
-from .observation import Evidence, ObservedPod
 
 # Error messages of drivers and libraries, the most specific first.
 _SIGNS: tuple[tuple[FailureReason, str], ...] = (
@@ -42,8 +39,6 @@ TEXT_LIMIT = 512
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 CONFIG_ERROR = "CreateContainerConfigError"
 SIDECAR = "SidecarNotRunning"
-_UNBOUND_CLAIM = "unbound immediate PersistentVolumeClaims"  # the scheduler's message
-_MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 # What a ResourceQuota's admission answers; the quota's status is unknown until a controller has counted new resources.
 _QUOTA = re.compile(r"\b(exceeded|failed|status unknown for) quota: ")
 PULL_ERRORS = frozenset(
@@ -90,69 +85,3 @@ def killed_program(message: str) -> str:
 def is_refused_by_quota(text: str) -> bool:
     """Whether a ResourceQuota is the reason of a refusal."""
     return _QUOTA.search(text) is not None
-
-
-def find_evidence(pod: ObservedPod) -> Evidence | None:
-    """Reason of a failure in a pod's state, kept after the pod is gone; None if there is none."""
-    if pod.disrupted:
-        return Evidence(pod=pod.name, reason="Preempted", text=shorten(f"pod {pod.name}: {pod.disrupted}"))
-    for end in pod.ended:
-        if not end.ray:
-            continue
-        if end.reason == "OOMKilled":
-            return Evidence(
-                pod=pod.name,
-                reason="OutOfMemory",
-                text=f"container {end.container} of pod {pod.name} was killed because it ran out of memory",
-            )
-        reason = reason_from_text(end.message) if end.exit_code else None
-        if reason:
-            return Evidence(pod=pod.name, reason=reason, text=shorten(f"pod {pod.name}: {end.message}"))
-    return None
-
-
-def image_pull_error(pod: ObservedPod) -> str:
-    """Why the pod cannot pull an image; empty if it can."""
-    for wait in pod.waiting:
-        if wait.reason in PULL_ERRORS:
-            return shorten(f"pod {pod.name}, container {wait.container}: {wait.reason}: {wait.message}".rstrip(": "))
-    return ""
-
-
-def container_config_error(pod: ObservedPod) -> str:
-    """Why the kubelet cannot create a container, e.g. a missing Secret; empty if it can."""
-    for wait in pod.waiting:
-        if wait.reason == CONFIG_ERROR:
-            return shorten(f"pod {pod.name}, container {wait.container}: {wait.message}; correct it and the pod starts")
-    return ""
-
-
-def unbound_claim(pod: ObservedPod) -> str:
-    """That a claim of the pod has no volume, as in a cluster without a storage class; empty if none waits for one."""
-    if _UNBOUND_CLAIM not in pod.unschedulable:
-        return ""
-    return shorten(
-        f"pod {pod.name}: {pod.unschedulable}; kubectl get persistentvolumeclaims names the one that is Pending"
-    )
-
-
-def missing_claim(pod: ObservedPod) -> str:
-    """Which missing PersistentVolumeClaim the pod waits for; empty if none."""
-    match = _MISSING_CLAIM.search(pod.unschedulable)
-    return f"pod {pod.name}: {match[0]}; create it, or correct its name in the job" if match else ""
-
-
-def sidecar_problem(pods: Iterable[ObservedPod]) -> str:
-    """What is wrong with containers that are not Ray's, of the first pod with any; empty if nothing is."""
-    troubled = (pod for pod in sorted(pods, key=lambda pod: pod.name) if pod.sidecars)
-    return next((shorten(f"pod {pod.name}, {pod.sidecars}") for pod in troubled), "")
-
-
-def crash_loop_error(pod: ObservedPod, restarts: int) -> str:
-    """Why a container keeps restarting; empty if none does."""
-    for wait in pod.waiting:
-        if wait.reason == "CrashLoopBackOff" and wait.restarts >= restarts:
-            ends = (end for end in pod.ended if end.container == wait.container)
-            exits = "".join(f": exit code {end.exit_code} {end.message}".rstrip() for end in ends)
-            return shorten(f"container {wait.container} of pod {pod.name} restarted {wait.restarts} times{exits}")
-    return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
-from omni_operator.status.reasons.names import Action, FailureReason
+from omni_operator.status.reasons.names import Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +141,3 @@ def without_pods(facts: JobFacts) -> JobFacts:
     """Facts of a job with an invalid spec: its attempt keeps its pods, whatever the valid fields say of them."""
     rollouts, judges = (replace(pool, live=False) for pool in facts.pools)
     return replace(facts, complete=False, rolling=(), rollouts=rollouts, judges=judges)
-
-
-def action_for(facts: JobFacts, reason: FailureReason) -> Action:
-    """Action of the first matching rule; `Retry` if none matches.
-
-    A disruption is no failure, nor is a RayJob that a user deleted, which no rule can name: neither is counted.
-    """
-    uncounted = reason in ("ChildDeleted", "Preempted")
-    default = Action.RETRY_IGNORE_LIMIT if uncounted else Action.RETRY
-    return next((rule.action for rule in facts.rules if reason in rule.reasons), default)
-
-
-def is_disruption(reason: FailureReason, action: Action) -> bool:
-    """Whether a failure counts against `spec.disruptionLimit`."""
-    return reason == "Preempted" and action is Action.RETRY_IGNORE_LIMIT

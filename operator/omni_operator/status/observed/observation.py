@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from omni_operator.api.names import REWARD_GROUP
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 from omni_operator.api.status import TrainerWarning
 from omni_operator.status.reasons.names import FailureReason
 
+from .evidence import CONFIG_ERROR, PULL_ERRORS, is_refused_by_quota, killed_program, reason_from_text, shorten
 from .queue_history import QueueHistory
+from .timestamps import EARLIEST
 
 HEAD = "head"
+# the scheduler's messages
+_UNBOUND_CLAIM = "unbound immediate PersistentVolumeClaims"
+_MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +184,11 @@ class ObservedRayCluster:
     groups: tuple[PodGroup, ...] = ()
     failure: str = ""
 
+    @property
+    def lacks_quota(self) -> bool:
+        """Whether a ResourceQuota of the namespace refuses pods."""
+        return is_refused_by_quota(self.failure)
+
     def group(self, name: str) -> PodGroup | None:
         """The worker group of rollout or reward pods; None if there is none."""
         return next((found for found in self.groups if found.name == name), None)
@@ -205,6 +217,15 @@ class TerminatedContainer:
     exit_code: int
     message: str = ""
     ray: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Possible reason of a failure, remembered because its pod may be deleted by then."""
+
+    pod: str
+    reason: FailureReason
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,14 +262,56 @@ class ObservedPod:
     ended: tuple[TerminatedContainer, ...] = ()
     sidecars: str = ""
 
+    @property
+    def evidence(self) -> Evidence | None:
+        """Reason of a failure, kept after the pod is gone; None if there is none."""
+        if self.disrupted:
+            return Evidence(pod=self.name, reason="Preempted", text=shorten(f"pod {self.name}: {self.disrupted}"))
+        for end in self.ended:
+            if end.ray and end.reason == "OOMKilled":
+                text = f"container {end.container} of pod {self.name} was killed because it ran out of memory"
+                return Evidence(pod=self.name, reason="OutOfMemory", text=text)
+            reason = reason_from_text(end.message) if end.ray and end.exit_code else None
+            if reason:
+                return Evidence(pod=self.name, reason=reason, text=shorten(f"pod {self.name}: {end.message}"))
+        return None
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """Possible reason of a failure, remembered because its pod may be deleted by then."""
+    @property
+    def pull_error(self) -> str:
+        """Why the pod cannot pull an image; empty if it can."""
+        for wait in self.waiting:
+            if wait.reason in PULL_ERRORS:
+                text = f"pod {self.name}, container {wait.container}: {wait.reason}: {wait.message}"
+                return shorten(text.rstrip(": "))
+        return ""
 
-    pod: str
-    reason: FailureReason
-    text: str
+    @property
+    def obstacle(self) -> tuple[str, str] | None:
+        """Reason and message of what a user has to correct before the pod starts, such as a missing Secret or claim."""
+        for wait in self.waiting:
+            if wait.reason == CONFIG_ERROR:
+                text = f"pod {self.name}, container {wait.container}: {wait.message}; correct it and the pod starts"
+                return CONFIG_ERROR, shorten(text)
+        if match := _MISSING_CLAIM.search(self.unschedulable):
+            return "ClaimNotFound", f"pod {self.name}: {match[0]}; create it, or correct its name in the job"
+        if _UNBOUND_CLAIM in self.unschedulable:  # a claim has no volume, as in a cluster without a storage class
+            how = "kubectl get persistentvolumeclaims names the one that is Pending"
+            return "ClaimNotBound", shorten(f"pod {self.name}: {self.unschedulable}; {how}")
+        return None
+
+    @property
+    def sidecar_problem(self) -> str:
+        """What is wrong with containers that are not Ray's; empty if nothing is."""
+        return shorten(f"pod {self.name}, {self.sidecars}") if self.sidecars else ""
+
+    def crash_loop_error(self, restarts: int) -> str:
+        """Why a container keeps restarting; empty if none does."""
+        for wait in self.waiting:
+            if wait.reason == "CrashLoopBackOff" and wait.restarts >= restarts:
+                ends = (end for end in self.ended if end.container == wait.container)
+                exits = "".join(f": exit code {end.exit_code} {end.message}".rstrip() for end in ends)
+                return shorten(f"container {wait.container} of pod {self.name} restarted {wait.restarts} times{exits}")
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,14 +369,6 @@ class TrainerReport:
     output_failed: str | None = None
     warnings: tuple[TrainerWarning, ...] = ()
 
-    def serving(self, group: str) -> Mapping[str, int] | None:
-        """What was reported of the replicas in the pods of a group."""
-        return self.judges if group == REWARD_GROUP else self.replicas
-
-    def waiting(self, group: str) -> QueueHistory | None:
-        """What was reported of the samples or requests that wait for the pods of a group."""
-        return self.judge_queue if group == REWARD_GROUP else self.queue
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -328,6 +383,115 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What exists of one attempt of a job, and what its trainer reported.
+
+    Attributes:
+        number: 0 before the first attempt, of which nothing exists.
+        cluster: its RayCluster; of several, one that is not being deleted (KubeRay replaces deleted ones).
+        evidence: possible reasons of its failure.
+    """
+
+    number: int = 0
+    rayjob: ObservedRayJob | None = None
+    cluster: ObservedRayCluster | None = None
+    pods: tuple[ObservedPod, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    report: TrainerReport | None = None
+
+    @property
+    def sizes(self) -> Mapping[str, PoolSize]:
+        """By worker group, the pods that it was created with or asks its queue for; empty if this is not known."""
+        return {size.group: size for size in self.rayjob.pools} if self.rayjob else {}
+
+    @property
+    def groups(self) -> Mapping[str, PodGroup]:
+        """The worker groups of its RayCluster, by name."""
+        return {group.name: group for group in reversed(self.cluster.groups)} if self.cluster else {}
+
+    @property
+    def group_pods(self) -> Mapping[str, list[ObservedPod]]:
+        """The pods of each group."""
+        pods: defaultdict[str, list[ObservedPod]] = defaultdict(list)
+        for pod in self.pods:
+            pods[pod.group].append(pod)
+        return pods
+
+    @property
+    def ready(self) -> Counter[str]:
+        """Number of ready pods of each group that are not being deleted."""
+        return Counter(pod.group for pod in self.pods if pod.ready and not pod.deleting)
+
+    @property
+    def queues(self) -> Mapping[str, QueueHistory]:
+        """What was reported of the samples or requests that wait for the pods of a group."""
+        reported = {ROLLOUT_GROUP: self.report.queue, REWARD_GROUP: self.report.judge_queue} if self.report else {}
+        # A queue may preempt an attempt and admit it again: what waited before says nothing of its new pods.
+        since = self.cluster.created if self.cluster else EARLIEST
+        return {group: history for group, history in reported.items() if history and history.at >= since}
+
+    @property
+    def versions(self) -> Mapping[str, Mapping[str, int] | None]:
+        """By group, what was reported of the replicas in its pods: lowest weight versions by address of the pod."""
+        return {ROLLOUT_GROUP: self.report.replicas, REWARD_GROUP: self.report.judges} if self.report else {}
+
+    @property
+    def stated_failure(self) -> tuple[FailureReason, str]:
+        """Reason and message of the end of the RayJob, as KubeRay, Ray or the trainer state it."""
+        rayjob = self.rayjob
+        if rayjob is None:
+            return "ChildDeleted", "the RayJob was deleted"
+        message = shorten(rayjob.message or rayjob.reason or rayjob.job or "KubeRay gave no reason")
+        if rayjob.deployment == "ValidationFailed":
+            return "InvalidConfig", f"KubeRay refused the RayJob: {message}"
+        if rayjob.reason == "DeadlineExceeded":
+            return "DeadlineExceeded", message
+        if rayjob.reason == "PreRunningDeadlineExceeded":
+            return "PreRunningDeadlineExceeded", message
+        if rayjob.reason in ("JobStatusCheckTimeoutExceeded", "JobDeploymentStatusTransitionGracePeriodExceeded"):
+            return "HeadLost", f"KubeRay lost contact to the Ray head: {message}"
+        if self.report and self.report.error:
+            kind = self.report.error_kind or reason_from_text(self.report.error) or "ApplicationError"
+            return kind, shorten(self.report.error)
+        if killed := killed_program(rayjob.message):
+            return "OutOfMemory", killed
+        if rayjob.job == "STOPPED":
+            return "ApplicationError", f"the Ray job was stopped, not by the operator: {message}"
+        return reason_from_text(message) or "ApplicationError", message
+
+    @property
+    def replaces_rollouts(self) -> bool:
+        """Whether rollout pods are missing only because they are being replaced, also if that is paused or given up.
+
+        Every other pod is ready, or a new one that starts. A place without a pod counts as one of the replacement.
+        """
+        group = self.groups.get(ROLLOUT_GROUP)
+        if group is None or not group.template or not group.removed:
+            return False
+        pods = self.group_pods[ROLLOUT_GROUP]
+        if not group.replacing and all(pod.template == group.template for pod in pods):
+            return False  # the last replacement is over
+        others = [pod for pod in pods if pod.name not in group.removed]
+        return all(not pod.deleting and (pod.ready or pod.template == group.template) for pod in others)
+
+    @property
+    def sidecar_problem(self) -> str:
+        """What is wrong with containers that are not Ray's, of the first pod with any; empty if nothing is."""
+        return next((pod.sidecar_problem for pod in sorted(self.pods, key=lambda pod: pod.name) if pod.sidecars), "")
+
+    @property
+    def head_ready(self) -> bool:
+        """Whether Ray's container of the head is ready. KubeRay's condition asks it of all containers."""
+        return (self.cluster is not None and self.cluster.head_ready is True) or self.ready[HEAD] > 0
+
+    @property
+    def ready_workers(self) -> int:
+        """Number of worker pods whose Ray container is ready; KubeRay does not count one with a failed sidecar."""
+        ready = self.ready.total() - self.ready[HEAD]
+        return max(ready, self.cluster.ready_workers) if self.cluster else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """All observations about a job.
 
@@ -335,6 +499,7 @@ class Observation:
         leftovers: number of objects that an earlier job of this name, or a forgotten attempt, left to garbage
             collection; they may still write its checkpoints.
         last: number of the newest attempt that was ever observed; 0 if there was none.
+        report: the trainer's newest report, of any attempt.
     """
 
     rayjobs: tuple[ObservedRayJob, ...] = ()
@@ -345,41 +510,17 @@ class Observation:
     evidence: tuple[tuple[int, Evidence], ...] = ()
     report: TrainerReport | None = None
 
-    def rayjob(self, attempt: int) -> ObservedRayJob | None:
-        return next((observed for observed in self.rayjobs if observed.attempt == attempt), None)
-
-    def cluster(self, attempt: int) -> ObservedRayCluster | None:
-        """The attempt's RayCluster; of several, one that is not being deleted (KubeRay replaces deleted ones)."""
-        clusters = sorted(
-            (observed for observed in self.clusters if observed.attempt == attempt),
-            key=lambda observed: observed.deleting,
+    def attempt(self, number: int) -> Attempt:
+        """What exists of one attempt."""
+        clusters = sorted((one for one in self.clusters if one.attempt == number), key=lambda one: one.deleting)
+        return Attempt(
+            number=number,
+            rayjob=next((one for one in self.rayjobs if one.attempt == number), None),
+            cluster=clusters[0] if clusters else None,
+            pods=tuple(pod for pod in self.pods if pod.attempt == number),
+            evidence=tuple(found for attempt, found in self.evidence if attempt == number),
+            report=self.report if self.report and self.report.attempt == number else None,
         )
-        return clusters[0] if clusters else None
-
-    def pods_of(self, attempt: int) -> tuple[ObservedPod, ...]:
-        return tuple(observed for observed in self.pods if observed.attempt == attempt)
-
-    def ready_pods(self, attempt: int, group: str) -> int:
-        """Number of ready pods of a group that are not being deleted."""
-        return sum(pod.ready and not pod.deleting and pod.group == group for pod in self.pods_of(attempt))
-
-    def head_ready(self, attempt: int) -> bool:
-        """Whether Ray's container of the head is ready. KubeRay's condition asks it of all containers."""
-        cluster = self.cluster(attempt)
-        return (cluster is not None and cluster.head_ready is True) or self.ready_pods(attempt, HEAD) > 0
-
-    def ready_workers(self, attempt: int) -> int:
-        """Number of worker pods whose Ray container is ready; KubeRay does not count one with a failed sidecar."""
-        cluster = self.cluster(attempt)
-        pods = self.pods_of(attempt)
-        ready = sum(pod.ready and not pod.deleting and pod.group != HEAD for pod in pods)
-        return max(ready, cluster.ready_workers) if cluster else 0
-
-    def evidence_of(self, attempt: int) -> tuple[Evidence, ...]:
-        return tuple(evidence for number, evidence in self.evidence if number == attempt)
-
-    def report_of(self, attempt: int) -> TrainerReport | None:
-        return self.report if self.report and self.report.attempt == attempt else None
 
     @property
     def newest(self) -> int:

@@ -2,312 +2,306 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.status import CONDITION_TYPES, Condition, Status
 from omni_operator.status.condition_value import (
+    CHANGED_BY_OTHERS,
+    NEXT_ATTEMPT,
     ConditionValue,
     Table,
-    false_because,
-    true_because,
-    unknown_because,
     value_of,
 )
-from omni_operator.status.decisions.partial_admission import describe_admission, describe_request
+from omni_operator.status.decisions.queue_requests import describe_admission, describe_request
+from omni_operator.status.decisions.rolling import review_rolling
+from omni_operator.status.decisions.scaling import review_scaling
 from omni_operator.status.decisions.situation import (
-    Active,
     BetweenAttempts,
     Creating,
     Failing,
-    Succeeding,
+    Finished,
+    Situation,
+    SpecRefused,
     Suspended,
     Suspending,
     Unfinished,
 )
-from omni_operator.status.decisions.verdict import InProgress, Stage
+from omni_operator.status.decisions.snapshot import Snapshot
+from omni_operator.status.decisions.verdict import InProgress, Stage, Succeeded
 from omni_operator.status.observed.evidence import without_control
 from omni_operator.status.observed.job_facts import JobFacts
-from omni_operator.status.observed.observation import Observation, ObservedRayCluster, Refusal, TrainerReport
+from omni_operator.status.observed.observation import Attempt, Refusal
 from omni_operator.status.observed.timestamps import format_timestamp, parse_timestamp
 
 MESSAGE_LIMIT = 1024  # characters of the message of a condition
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """Last report of the running attempt's trainer, and the limits that apply to it.
-
-    Attributes:
-        at: time of the report, or of the trainer's start if a queue has let the attempt start again since; None if
-            there is no report in this attempt.
-        silence: time without a report after which the job counts as stalled.
-        max_lag: versions that an engine may be behind the trainer.
-        max_age: time since the last weight sync after which weights are too old.
-        started: start of the trainer.
-    """
-
-    at: datetime | None
-    silence: timedelta
-    max_lag: int = 1
-    max_age: timedelta = timedelta.max
-    started: datetime | None = None
-
-    def synced(self, at: datetime) -> datetime:
-        """Since when the weights have aged, of which a sync was reported."""
-        return max(at, self.started) if self.started else at
+NOT_FAILED = ConditionValue("False", "NoFailure")
+NOT_RUNNING = ConditionValue("Unknown", "NotRunning")
 
 
 def derive_conditions(
-    situation: Unfinished,
-    facts: JobFacts,
-    observed: Observation,
-    refusal: Refusal | None,
-    updated: ConditionValue,
-    heartbeat: Heartbeat,
-    now: datetime,
-) -> Table:
-    """All conditions of a job with a valid spec that has not ended."""
+    job: Snapshot, situation: Situation, refusal: Refusal | None, others: str
+) -> tuple[Condition, ...]:
+    """All conditions of a job.
+
+    Args:
+        job: its facts come from `as_running`.
+        refusal: the API server's answer, if it refused a step of this pass.
+        others: what other programs change again after each correction.
+    """
+    refused = ConditionValue("False", refusal.kind, refusal.text) if refusal else None
+    match situation:
+        case SpecRefused(text=text):
+            return update_conditions(job, {} if job.status.finished else _refuse_spec(job, text))
+        case Finished():
+            return update_conditions(job, {"Ready": refused} if refused else _review_end(job.status))
+        case _:
+            table = {
+                **_review_situation(job, situation, refused),
+                "Updated": _review_update(job, situation, others),
+                **review_scaling(job.facts, job.attempt, job.now),
+                **_review_spec(job.facts),
+                "OutputSent": _review_output(job),
+            }
+    return update_conditions(job, table if job.facts.complete else {**table, **_keep(job.status, UNREAD)})
+
+
+def _review_situation(job: Snapshot, situation: Unfinished, refused: ConditionValue | None) -> Table:
     match situation:
         case Creating(attempt=attempt):
-            if refused := _refused(refusal):
-                return _table(refused, refused, unknown_because(refused.reason), updated=updated)
-            creating = unknown_because("AttemptCreated", f"attempt {attempt}")
-            return _table(creating, false_because("Starting"), creating, updated=updated)
-        case Active(attempt=attempt, going=going):
-            return _active(attempt, going, facts, observed, refusal, updated, heartbeat, now)
+            creating = ConditionValue("Unknown", "AttemptCreated", f"attempt {attempt}")
+            if refused:
+                return _table(refused, refused, ConditionValue("Unknown", refused.reason))
+            return _table(creating, ConditionValue("False", "Starting"), creating)
+        case InProgress():
+            return _review_attempt(job, situation, refused)
         case BetweenAttempts(text=text):
-            between = unknown_because("BetweenAttempts", text)
-            ready = _refused(refusal) or false_because("BetweenAttempts", text)
-            return _table(between, ready, between, updated=updated)
+            between = ConditionValue("Unknown", "BetweenAttempts", text)
+            return _table(between, refused or ConditionValue("False", "BetweenAttempts", text), between)
         case Suspending(reason=reason, text=text):
-            stopping = false_because("Suspending", text)
-            return _table(
-                stopping,
-                _refused(refusal) or stopping,
-                unknown_because("Suspending"),
-                unknown_because(reason, text),
-                updated,
-            )
+            stopping = ConditionValue("False", "Suspending", text)
+            suspended = ConditionValue("Unknown", reason, text)
+            return _table(stopping, refused or stopping, ConditionValue("Unknown", "Suspending"), Suspended=suspended)
         case Suspended():
-            text = "spec.suspend is true"
             return _table(
-                false_because("Suspended", text),
-                true_because("Suspended", text),
-                unknown_because("Suspended"),
-                true_because("Suspended", "the job has no pods"),
-                updated,
+                ConditionValue("False", "Suspended", "spec.suspend is true"),
+                ConditionValue("True", "Suspended", "spec.suspend is true"),
+                ConditionValue("Unknown", "Suspended"),
+                Suspended=ConditionValue("True", "Suspended", "the job has no pods"),
             )
-        case Succeeding(attempt=attempt):
-            succeeded = true_because("AttemptSucceeded", f"attempt {attempt}")
-            return _table(false_because("Finished"), true_because("Finished"), succeeded, updated=updated)
-        case Failing(attempt=attempt, reason=reason, text=text, final=final, why=why):
-            message = f"attempt {attempt}: {text}"
-            if not final:
-                over = false_because(reason, message)
-                return _table(over, over, unknown_because("BetweenAttempts", message), updated=updated)
-            end = reason, f"{message}; {why}"
-            over = false_because(*end)
-            return _table(over, over, over, updated=updated, failed=true_because(*end))
-
-
-NOT_SUSPENDED = false_because("NotRequested")
-UP_TO_DATE = true_because("AsRequested")
-NOT_FAILED = false_because("NoFailure")
-NOT_RUNNING = unknown_because("NotRunning")
+        case Succeeded():
+            succeeded = ConditionValue("True", "AttemptSucceeded", f"attempt {job.attempt.number}")
+            return _table(ConditionValue("False", "Finished"), ConditionValue("True", "Finished"), succeeded)
+        case Failing(reason=reason, text=text, why=why):
+            message = f"attempt {job.attempt.number}: {text}"
+            if not why:
+                over = ConditionValue("False", reason, message)
+                return _table(over, over, ConditionValue("Unknown", "BetweenAttempts", message))
+            over = ConditionValue("False", reason, f"{message}; {why}")
+            failed = ConditionValue("True", over.reason, over.message)
+            return _table(over, over, over, Failed=failed, Stalled=failed)
 
 
 def _table(
-    admitted: ConditionValue,
-    ready: ConditionValue,
-    succeeded: ConditionValue,
-    suspended: ConditionValue = NOT_SUSPENDED,
-    updated: ConditionValue = UP_TO_DATE,
-    failed: ConditionValue = NOT_FAILED,
-    weights: ConditionValue = NOT_RUNNING,
-    stalled: ConditionValue = NOT_RUNNING,
+    admitted: ConditionValue, ready: ConditionValue, succeeded: ConditionValue, **others: ConditionValue
 ) -> Table:
-    # kstatus reads `Ready` and `Stalled`: True if nothing happens before a user acts.
-    hopeless = true_because(admitted.reason, admitted.message) if admitted.reason == "InvalidSpec" else failed
     return {
         "Admitted": admitted,
         "Ready": ready,
-        "WeightsInSync": weights,
-        "Updated": updated,
-        "ProgressStalled": stalled,
-        "Suspended": suspended,
+        "WeightsInSync": NOT_RUNNING,
+        "ProgressStalled": NOT_RUNNING,
+        "Suspended": ConditionValue("False", "NotRequested"),
         "Succeeded": succeeded,
-        "Failed": failed,
-        "Stalled": hopeless,
+        "Failed": NOT_FAILED,
+        # kstatus reads `Ready` and `Stalled`: True if nothing happens before a user acts.
+        "Stalled": NOT_FAILED,
+        **others,
     }
 
 
-def refuse_spec(text: str) -> Table:
-    """All conditions of a job without an attempt whose spec is invalid."""
-    refused = false_because("InvalidSpec", text)
-    return {**_table(refused, refused, unknown_because("InvalidSpec"), updated=refused), **review_spec(None)}
+UNREAD: Table = dict.fromkeys(
+    ("ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled", "RewardsScaled"),
+    ConditionValue("Unknown", "InvalidSpec"),
+)
 
 
-def review_spec(facts: JobFacts | None) -> Table:
-    """Conditions that warn of a spec before any pod runs; `facts` is None for an invalid spec."""
-    if facts is None:
-        unread = unknown_because("InvalidSpec")
-        return dict.fromkeys(
-            ("ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled", "RewardsScaled"), unread
-        )
-    results = false_because("ResultsOnEmptyDir", f"spec.checkpoint.claimName {RESULTS_LOST}")
+def _refuse_spec(job: Snapshot, text: str) -> Table:
+    """The conditions of a job whose spec is refused.
+
+    While an attempt runs, only `Updated` changes, because the attempt continues. A suspended job stays suspended.
+    """
+    refused = ConditionValue("False", "InvalidSpec", text)
+    hopeless = ConditionValue("True", "InvalidSpec", text)
+    unknown = ConditionValue("Unknown", "InvalidSpec")
+    table = {**_table(refused, refused, unknown, Updated=refused, Stalled=hopeless), **UNREAD}
+    suspended = job.status.condition("Suspended")
+    if suspended and suspended.status != "False":
+        # The operator deleted the attempt. Without this record, it would count as deleted by someone else.
+        table["Suspended"] = value_of(suspended)
+    if job.observed.rayjobs and job.status.conditions:
+        return {**_keep(job.status, table), "Updated": refused}
+    return table
+
+
+def _keep(status: Status, table: Table) -> Table:
+    """Conditions as they were written last, or as in `table` where there were none."""
+    written = {kind: status.condition(kind) for kind in table}
+    return {kind: value_of(old) if (old := written[kind]) else value for kind, value in table.items()}
+
+
+def _review_spec(facts: JobFacts) -> Table:
+    """Conditions that warn of a spec before any pod runs."""
+    results = ConditionValue("False", "ResultsOnEmptyDir", f"spec.checkpoint.claimName {RESULTS_LOST}")
     if facts.sends_output:
-        results = true_because("OutputGiven", "checkpoints to resume from are deleted with the pods")
-    vendor = false_because("NoVendor", f"spec.trainer.accelerator.vendor {NO_VENDOR}")
+        results = ConditionValue("True", "OutputGiven", "checkpoints to resume from are deleted with the pods")
+    vendor = ConditionValue("False", "NoVendor", f"spec.trainer.accelerator.vendor {NO_VENDOR}")
     return {
-        "ResultsKept": true_because("VolumeMounted") if facts.keeps_results else results,
-        "AcceleratorChosen": true_because(facts.vendor) if facts.vendor else vendor,
+        "ResultsKept": ConditionValue("True", "VolumeMounted") if facts.keeps_results else results,
+        "AcceleratorChosen": ConditionValue("True", facts.vendor) if facts.vendor else vendor,
     }
 
 
-def review_output(facts: JobFacts, report: TrainerReport | None, before: Condition | None) -> ConditionValue:
+def _review_output(job: Snapshot) -> ConditionValue:
     """The condition `OutputSent`; without a report of this attempt it stays as it was."""
-    if not facts.sends_output:
-        return unknown_because("NoOutput", "spec.output is not given")
+    report = job.attempt.report
+    before = job.status.condition("OutputSent")
+    if not job.facts.sends_output:
+        return ConditionValue("Unknown", "NoOutput", "spec.output is not given")
     if report is not None and report.output_failed:
-        return false_because("OutputNotSent", report.output_failed)
+        return ConditionValue("False", "OutputNotSent", report.output_failed)
     if report is not None and report.output:
-        return true_because("Sent", report.output)
+        return ConditionValue("True", "Sent", report.output)
     if before is not None and before.reason in ("Sent", "OutputNotSent"):
         return value_of(before)
-    return unknown_because("NothingSent")
+    return ConditionValue("Unknown", "NothingSent")
 
 
-def show_refusal(previous: Status, refusal: Refusal, generation: int, now: datetime) -> tuple[Condition, ...]:
-    """The conditions of a status with `Ready`, which names a refusal, and all others as they were."""
-    return update_conditions(previous, {"Ready": false_because(refusal.kind, refusal.text)}, generation, now)
+def _review_update(job: Snapshot, situation: Unfinished, others: str) -> ConditionValue:
+    """Whether the attempt is as the current spec asks; where pods are replaced while it runs, whether all are."""
+    if job.refused_spec:
+        return ConditionValue("False", "InvalidSpec", job.refused_spec)
+    text = "the spec changed; the running attempt keeps the old spec, the next one gets the new"
+    compared = ConditionValue("False", NEXT_ATTEMPT, text)
+    if not (job.facts.held or (job.facts.outdated and not isinstance(situation, Creating))):
+        compared = review_rolling(job.facts, job.attempt) or ConditionValue("True", "AsRequested")
+    if not isinstance(situation, InProgress):
+        return compared
+    texts = [others]
+    if rayjob := job.attempt.rayjob:
+        kept = (
+            f"RayJob {rayjob.name} would stay when the job is deleted: a webhook or policy removes its ownerReferences"
+        )
+        texts += [rayjob.altered, kept if rayjob.orphaned else ""]
+    if not any(texts):
+        return compared
+    return ConditionValue("False", CHANGED_BY_OTHERS, "; ".join(filter(None, (*texts, compared.message))))
 
 
-def review_end(previous: Status, refusal: Refusal | None, generation: int, now: datetime) -> tuple[Condition, ...]:
-    """Conditions of a job that has ended: `Ready` names a refused step, as the deletion of the job, while it lasts."""
-    if refusal:
-        return show_refusal(previous, refusal, generation, now)
-    table = {"Ready": true_because("Finished"), "Stalled": NOT_FAILED}
-    if (failed := previous.condition("Failed")) and failed.status == "True":
-        end = failed.reason, failed.message
-        table = {"Ready": false_because(*end), "Stalled": true_because(*end)}
-    return update_conditions(previous, table, generation, now)
+def _review_end(status: Status) -> Table:
+    """Conditions of a job that has ended; while a step is refused, as the deletion of the job, `Ready` names it."""
+    failed = status.condition("Failed")
+    if failed is None or failed.status != "True":
+        return {"Ready": ConditionValue("True", "Finished"), "Stalled": NOT_FAILED}
+    end = failed.reason, failed.message
+    return {"Ready": ConditionValue("False", *end), "Stalled": ConditionValue("True", *end)}
 
 
-def _refused(refusal: Refusal | None) -> ConditionValue | None:
-    return false_because(refusal.kind, refusal.text) if refusal else None
-
-
-def _active(
-    attempt: int,
-    going: InProgress,
-    facts: JobFacts,
-    observed: Observation,
-    refusal: Refusal | None,
-    updated: ConditionValue,
-    heartbeat: Heartbeat,
-    now: datetime,
-) -> Table:
+def _review_attempt(job: Snapshot, going: InProgress, refused: ConditionValue | None) -> Table:
+    size = job.attempt.sizes.get(ROLLOUT_GROUP)
     if going.stage is Stage.QUEUED:
         text = "the queue has not admitted the RayJob (its spec.suspend is true)"
-        asks = describe_request(observed, attempt)
+        asks = describe_request(size)
         text += f", which {asks}" if asks else ""
         text += f". Kueue says {going.problem}" if going.problem else ""
-        queued = false_because("Queued", text)
-        ready = _refused(refusal) or false_because("Queued")
-        return _table(queued, ready, unknown_because("Queued"), updated=updated)
-    fewer = describe_admission(observed, attempt)
-    admitted = true_because("PartiallyAdmitted", fewer) if fewer else true_because("ChildUnsuspended")
-    problem = false_because(going.problem_reason, going.problem) if going.problem_reason else None
-    problem = problem or _refused(refusal)
+        queued = ConditionValue("False", "Queued", text)
+        return _table(queued, refused or ConditionValue("False", "Queued"), ConditionValue("Unknown", "Queued"))
+    fewer = describe_admission(size)
+    admitted = (
+        ConditionValue("True", "PartiallyAdmitted", fewer) if fewer else ConditionValue("True", "ChildUnsuspended")
+    )
+    problem = ConditionValue("False", going.problem_reason, going.problem) if going.problem_reason else refused
     if going.stage is Stage.STARTING:
-        starting = false_because("Starting", f"attempt {attempt}")
-        return _table(admitted, problem or starting, unknown_because("Starting"), updated=updated)
-    report = observed.report_of(attempt)
+        starting = ConditionValue("False", "Starting", f"attempt {job.attempt.number}")
+        return _table(admitted, problem or starting, ConditionValue("Unknown", "Starting"))
+    report = job.attempt.report
     return _table(
         admitted,
-        problem or _serving(facts, observed, attempt),
-        unknown_because("Running", (report.phase if report else None) or ""),
-        updated=updated,
-        weights=_weights(report, heartbeat, now),
-        stalled=_stalled(heartbeat, now),
+        problem or _review_pods(job.facts, job.attempt),
+        ConditionValue("Unknown", "Running", (report.phase if report else None) or ""),
+        WeightsInSync=_review_weights(job),
+        ProgressStalled=_review_heartbeat(job),
     )
 
 
-def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionValue:
-    cluster = observed.cluster(attempt)
-    if cluster is None:
-        return false_because("PodsNotReady", "KubeRay has not created the RayCluster yet")
-    if facts.rollouts.pods or facts.judges.pods or facts.scorers:
-        return _serving_apart(facts, observed, cluster)
-    ready = observed.ready_workers(attempt)
-    desired = cluster.desired_workers
-    head_ready = observed.head_ready(attempt)
-    if head_ready and ready >= desired:
-        return true_because("TrainerAndRolloutsServing")
-    head = "ready" if head_ready else "not ready"
-    return false_because("PodsNotReady", f"head {head}, workers {ready}/{desired}")
-
-
-def _serving_apart(facts: JobFacts, observed: Observation, cluster: ObservedRayCluster) -> ConditionValue:
-    """Other pods than the trainer's come and go: the job is ready as long as the trainer need not wait for them."""
-    attempt = cluster.attempt
-    ready = observed.ready_pods(cluster.attempt, ROLLOUT_GROUP)
-    desired = facts.rollouts.pods
-    trainers = observed.ready_pods(attempt, TRAINER_GROUP)
-    all_trainers = facts.trainer.pods
-    judges = observed.ready_pods(attempt, REWARD_GROUP)
-    all_judges = facts.judges.pods
-    scorers = {pool: observed.ready_pods(attempt, pool.group) for pool in facts.scorers}
-    head_ready = observed.head_ready(attempt)
-    if not head_ready or trainers < all_trainers or (all_judges and not judges) or 0 in scorers.values():
-        head = "ready" if head_ready else "not ready"
-        text = f"head {head}, trainer pods {trainers}/{all_trainers}"
-        text += f", rollout pods {ready}/{desired}" if desired else ""
-        text += f", reward pods {judges}/{all_judges}" if all_judges else ""
+def _review_pods(facts: JobFacts, attempt: Attempt) -> ConditionValue:
+    """Whether all pods serve that the trainer needs. Other pods than its own come and go."""
+    if attempt.cluster is None:
+        return ConditionValue("False", "PodsNotReady", "KubeRay has not created the RayCluster yet")
+    head = f"head {'ready' if attempt.head_ready else 'not ready'}"
+    if not (facts.rollouts.pods or facts.judges.pods or facts.scorers):
+        desired = attempt.cluster.desired_workers
+        if attempt.head_ready and attempt.ready_workers >= desired:
+            return ConditionValue("True", "TrainerAndRolloutsServing")
+        return ConditionValue("False", "PodsNotReady", f"{head}, workers {attempt.ready_workers}/{desired}")
+    ready = attempt.ready[ROLLOUT_GROUP]
+    rollouts = f"rollout pods {ready}/{facts.rollouts.pods}"
+    trainers = attempt.ready[TRAINER_GROUP]
+    judges = attempt.ready[REWARD_GROUP]
+    rewards = f"reward pods {judges}/{facts.judges.pods}"
+    scorers = {pool: attempt.ready[pool.group] for pool in facts.scorers}
+    needed = attempt.head_ready and trainers >= facts.trainer.pods and 0 not in scorers.values()
+    if not needed or (facts.judges.pods and not judges):
+        text = f"{head}, trainer pods {trainers}/{facts.trainer.pods}"
+        text += f", {rollouts}" if facts.rollouts.pods else ""
+        text += f", {rewards}" if facts.judges.pods else ""
         text += "".join(f", {pool.group} pods {count}/{pool.pods}" for pool, count in scorers.items())
-        return false_because("PodsNotReady", text)
+        return ConditionValue("False", "PodsNotReady", text)
     if ready < facts.least_rollout_pods:
         least = f"spec.rollout.minReplicas is {facts.least_rollout_pods}"
-        return false_because("TooFewRollouts", f"rollout pods {ready}/{desired}: the trainer waits, {least}")
-    if ready < desired:
-        return true_because("RolloutsMissing", f"rollout pods {ready}/{desired}: KubeRay starts the others")
-    if judges < all_judges:
-        return true_because("JudgesMissing", f"reward pods {judges}/{all_judges}: KubeRay starts the others")
-    return true_because("TrainerAndRolloutsServing")
+        return ConditionValue("False", "TooFewRollouts", f"{rollouts}: the trainer waits, {least}")
+    if ready < facts.rollouts.pods:
+        return ConditionValue("True", "RolloutsMissing", f"{rollouts}: KubeRay starts the others")
+    if judges < facts.judges.pods:
+        return ConditionValue("True", "JudgesMissing", f"{rewards}: KubeRay starts the others")
+    return ConditionValue("True", "TrainerAndRolloutsServing")
 
 
-def _weights(report: TrainerReport | None, heartbeat: Heartbeat, now: datetime) -> ConditionValue:
+def _review_weights(job: Snapshot) -> ConditionValue:
+    report = job.attempt.report
+    before = job.status.condition("WeightsInSync")
+    if report is None and job.heartbeat and before:
+        # An earlier process received the last report: its result stays until the next report.
+        return value_of(before)
     if report is None or report.version is None:
-        return unknown_because("NoReports", "the trainer has not reported a weight version")
+        return ConditionValue("Unknown", "NoReports", "the trainer has not reported a weight version")
     if report.min_version is None:
         text = f"the trainer is at version {report.version}; no engine has reported its version"
-        return unknown_because("ReplicasUnknown", text)
-    lag = report.version - report.min_version
-    if lag > heartbeat.max_lag:
+        return ConditionValue("Unknown", "ReplicasUnknown", text)
+    if report.version - report.min_version > job.facts.max_lag:
         text = f"an engine is at version {report.min_version}, the trainer at {report.version}"
-        return false_because("ReplicaBehind", text)
-    if report.synced_at and now - heartbeat.synced(report.synced_at) >= heartbeat.max_age:
-        return false_because("WeightsOld", f"the last weight sync was at {format_timestamp(report.synced_at)}")
-    return true_because("InSync")
+        return ConditionValue("False", "ReplicaBehind", text)
+    if report.synced_at and job.weights_expire_at and job.now >= job.weights_expire_at:
+        return ConditionValue(
+            "False", "WeightsOld", f"the last weight sync was at {format_timestamp(report.synced_at)}"
+        )
+    return ConditionValue("True", "InSync")
 
 
-def _stalled(heartbeat: Heartbeat, now: datetime) -> ConditionValue:
-    if heartbeat.at is None:
-        return unknown_because("NoReports", "the trainer has not reported")
-    if now >= heartbeat.at + heartbeat.silence:
-        return true_because("HeartbeatStopped", f"the trainer last reported at {format_timestamp(heartbeat.at)}")
-    return false_because("StepAdvancing")
+def _review_heartbeat(job: Snapshot) -> ConditionValue:
+    if job.heartbeat is None or job.stalls_at is None:
+        return ConditionValue("Unknown", "NoReports", "the trainer has not reported")
+    if job.now >= job.stalls_at:
+        return ConditionValue(
+            "True", "HeartbeatStopped", f"the trainer last reported at {format_timestamp(job.heartbeat)}"
+        )
+    return ConditionValue("False", "StepAdvancing")
 
 
-def update_conditions(previous: Status, table: Table, generation: int, now: datetime) -> tuple[Condition, ...]:
+def update_conditions(job: Snapshot, table: Table) -> tuple[Condition, ...]:
     """Conditions with times; lastTransitionTime changes only when the status changes. Others than in `table` stay."""
     conditions = []
     for kind in CONDITION_TYPES:
         new = table.get(kind)
-        old = previous.condition(kind)
+        old = job.status.condition(kind)
         if new is None:
             conditions.extend([old] if old else [])
             continue
@@ -318,8 +312,8 @@ def update_conditions(previous: Status, table: Table, generation: int, now: date
                 status=new.status,
                 reason=new.reason,
                 message=without_control(new.message[:MESSAGE_LIMIT]),
-                observed_generation=generation,
-                last_transition_time=format_timestamp(now) if flipped or old is None else old.last_transition_time,
+                observed_generation=job.facts.generation,
+                last_transition_time=format_timestamp(job.now) if flipped or old is None else old.last_transition_time,
             )
         )
     return tuple(conditions)

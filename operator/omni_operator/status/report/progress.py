@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from datetime import datetime
 
-from omni_operator.api.status import COUNT_LIMIT, SECONDS_LIMIT, CheckpointStatus, Progress, Status, Usage, Weights
+from omni_operator.api.status import COUNT_LIMIT, SECONDS_LIMIT, CheckpointStatus, Progress, Usage, Weights
+from omni_operator.status.decisions.snapshot import Snapshot
 from omni_operator.status.observed.job_facts import JobFacts
-from omni_operator.status.observed.observation import TrainerReport
-from omni_operator.status.observed.timestamps import format_timestamp, parse_timestamp
+from omni_operator.status.observed.observation import Attempt
+from omni_operator.status.observed.timestamps import format_timestamp
 
 
-def update_progress(previous: Progress, report: TrainerReport | None, facts: JobFacts) -> Progress:
+def update_reported(job: Snapshot) -> dict[str, object]:
+    """The parts of a status that come from the trainer's report, also after the end of the job."""
+    return {"progress": update_progress(job), "weights": update_weights(job), "checkpoint": update_checkpoint(job)}
+
+
+def update_progress(job: Snapshot) -> Progress:
     """Progress of the run; unchanged without a report."""
+    previous = job.status.progress
+    report = job.attempt.report
     if report is None:
         return previous
     step = report.step if report.step is not None else previous.global_step
-    total = report.total_steps or facts.total_steps or previous.total_steps
+    total = report.total_steps or job.facts.total_steps or previous.total_steps
     advanced = report.step is not None and report.step != previous.global_step
     reward = report.reward_mean if report.reward_mean is not None else previous.reward
     seconds_left = max(0, math.ceil(report.eta_seconds)) if report.eta_seconds is not None else None
@@ -55,8 +62,10 @@ def format_duration(seconds: int) -> str:
     return f"{hours}h{minutes}m" if hours else f"{minutes}m{seconds}s"
 
 
-def update_weights(previous: Weights, report: TrainerReport | None) -> Weights:
+def update_weights(job: Snapshot) -> Weights:
     """Versions of the weights; unchanged without a report of a version."""
+    previous = job.status.weights
+    report = job.attempt.report
     if report is None or report.version is None:
         return previous
     lag = max(0, report.version - report.min_version) if report.min_version is not None else None
@@ -70,8 +79,10 @@ def update_weights(previous: Weights, report: TrainerReport | None) -> Weights:
     )
 
 
-def update_checkpoint(previous: CheckpointStatus, report: TrainerReport | None) -> CheckpointStatus:
+def update_checkpoint(job: Snapshot) -> CheckpointStatus:
     """Newest checkpoint; an attempt that has not saved one resumes from an earlier attempt's checkpoint."""
+    previous = job.status.checkpoint
+    report = job.attempt.report
     if report is None or report.checkpoint is None or report.checkpoint == previous.last:
         return previous
     return CheckpointStatus(
@@ -81,27 +92,7 @@ def update_checkpoint(previous: CheckpointStatus, report: TrainerReport | None) 
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counting:
-    """Which seconds of an attempt to count.
-
-    Attributes:
-        running: start of the attempt's trainer; None if it did not run.
-        until: end of the seconds to count; None if there are none to add.
-        runs: whether seconds after `until` will count.
-        held: accelerators that the attempt had until now.
-        accelerators: those that it has from now on; None: it has ended.
-    """
-
-    running: datetime | None
-    until: datetime | None
-    runs: bool
-    held: int
-    accelerators: int | None
-    now: datetime
-
-
-def update_usage(previous: Status, report: TrainerReport | None, counting: Counting) -> Usage:
+def update_usage(job: Snapshot, running: datetime | None, ended: datetime | None, *, may_run: bool) -> Usage:
     """Accelerator seconds and samples, summed over all attempts.
 
     Times are counted in whole seconds, as the status has them, so that nothing is lost or counted twice between writes.
@@ -109,31 +100,57 @@ def update_usage(previous: Status, report: TrainerReport | None, counting: Count
     a change counts from the pass that found it on, also after a restart of the operator.
 
     Args:
-        previous: the last written status.
+        running: start of the attempt's trainer; None if it did not run.
+        ended: end of the attempt's trainer, if it succeeded.
+        may_run: whether seconds after this pass may count.
     """
-    usage = previous.usage
-    until = counting.until
+    usage = job.status.usage
+    report = job.attempt.report
+    accelerators = count_accelerators(job.facts, job.attempt)
+    held = accelerators if usage.accelerators is None else usage.accelerators
+    runs = running is not None and may_run
+    before = job.running_since
+    if not runs:
+        until = ended or (job.now if before else None)
+    elif held != accelerators:
+        until = job.now  # the seconds before the change count at the number before it
+    else:
+        until = report.at if report else None
     # Up to when the running attempt is counted.
-    counted = parse_timestamp(usage.counted_time) if previous.running_time else None
+    counted = job.counted_until if before else None
     seconds = usage.accelerator_seconds
-    if counting.running is not None and until is not None:
-        since = max(counting.running, counted) if counted else counting.running
-        if since > counting.now:  # from before the clock was set back
+    started = running or before
+    if started is not None and until is not None:
+        since = max(started, counted) if counted else started
+        if since > job.now:  # from before the clock was set back
             since = until
         until = max(since, until)
-        seconds += counting.held * (int(until.timestamp()) - int(since.timestamp()))
+        seconds += held * (int(until.timestamp()) - int(since.timestamp()))
         seconds = min(seconds, SECONDS_LIMIT)
         counted = until
     samples = usage.samples
     if report and report.samples is not None:
-        before = previous.progress.samples or 0
+        earlier = job.status.progress.samples or 0
         # A lower count means that the trainer has restarted in the same attempt.
-        samples = min(samples + report.samples - (before if before <= report.samples else 0), COUNT_LIMIT)
+        samples = min(samples + report.samples - (earlier if earlier <= report.samples else 0), COUNT_LIMIT)
     price = round(seconds * 1000 / samples, 1) if samples and seconds else None
     return Usage(
         accelerator_seconds=round(seconds, 1),
-        accelerators=counting.accelerators,
-        counted_time=format_timestamp(counted) if counted and counting.runs else None,
+        accelerators=accelerators if may_run else None,
+        counted_time=format_timestamp(counted) if counted and runs else None,
         samples=samples,
         accelerator_seconds_per_thousand_samples=price,
     )
+
+
+def count_accelerators(facts: JobFacts, attempt: Attempt) -> int:
+    """Number of accelerators of all pods that an attempt's RayCluster requests.
+
+    Args:
+        facts: returned by `as_running`.
+    """
+    total = sum(pool.pods * pool.accelerators for pool in (facts.trainer, *facts.scorers))
+    for pool in facts.pools:
+        group = attempt.groups.get(pool.group)
+        total += (group.replicas if group else pool.pods) * pool.accelerators
+    return min(total, COUNT_LIMIT)
