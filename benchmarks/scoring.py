@@ -39,7 +39,7 @@ class Engine:
         """One sample."""
         import torch
 
-        from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+        from verl_omni.workers.rollout.replica import DiffusionOutput
 
         return DiffusionOutput(diffusion_output=torch.zeros(3, 8, 8, dtype=torch.uint8), stop_reason="completed")
 

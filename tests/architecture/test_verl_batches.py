@@ -16,7 +16,7 @@ SPEAK_TO_VERL = {
     "verl_omni.agent_loop.score_requests",
     "verl_omni.agent_loop.single_turn_agent_loop",
     # its rollout servers and their client
-    "verl_omni.workers.rollout.diffusion_output",
+    "verl_omni.workers.rollout.replica",
     "verl_omni.workers.rollout.output_groups",
     "verl_omni.workers.rollout.vllm_rollout.driver.rollout_client",
     "verl_omni.workers.rollout.vllm_rollout.language_model.token_requests",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import (
@@ -18,8 +19,6 @@ from aiohttp import (
     web,
 )
 
-from verl_omni.reward_loop.replica_load import BusyClock, ReplicaLoad
-
 LARGEST_REQUEST = 256 * 2**20  # bytes: a request carries images
 CONNECT_SECONDS = 10.0
 REASONS_SHOWN = 8
@@ -28,6 +27,72 @@ WAIT_SECONDS = 20.0  # for another replica, before the client is told to ask aga
 WAITING = "x-judge-waiting"  # header of an answer without a replica, where another one may come
 # Headers of one connection (RFC 9110, 7.6.1), and those that aiohttp writes itself.
 OF_THE_CONNECTION = frozenset({"connection", "content-encoding", "content-length", "host", "transfer-encoding"})
+
+
+@dataclass
+class ReplicaLoad:
+    """Requests of one replica.
+
+    Attributes:
+        requests: those in flight.
+        given_up: those that their clients gave up since the last answer.
+        silent_since: seconds of `BusyClock` at the first request since the last answer.
+    """
+
+    requests: int = 0
+    given_up: int = 0
+    silent_since: float = 0.0
+
+    @property
+    def owed(self) -> int:
+        """By how much a replica is loaded: without `given_up`, one that hangs would look idle."""
+        return self.requests + self.given_up
+
+    def sent(self, busy: float) -> None:
+        """A request was sent to the replica."""
+        if not self.owed:
+            self.silent_since = busy
+        self.requests += 1
+
+    def answered(self, busy: float) -> None:
+        """The replica has answered a request."""
+        self.requests -= 1
+        self.given_up = 0
+        self.silent_since = busy
+
+    def ended(self) -> None:
+        """The client gave a request up, or the connection failed."""
+        self.requests -= 1
+        self.given_up += 1
+
+    def silence(self, busy: float) -> float:
+        """Seconds of `BusyClock` in which the replica owed answers and sent none."""
+        return busy - self.silent_since if self.owed else 0.0
+
+
+@dataclass
+class BusyClock:
+    """Seconds in which a router had requests: between two batches, a replica has none to answer."""
+
+    _requests: int = field(default=0)
+    _seconds: float = field(default=0.0)
+    _since: float = field(default=0.0)
+
+    def begin(self, now: float) -> None:
+        """A request has arrived."""
+        if not self._requests:
+            self._since = now
+        self._requests += 1
+
+    def end(self, now: float) -> None:
+        """A request has been answered, or given up."""
+        self._requests -= 1
+        if not self._requests:
+            self._seconds += now - self._since
+
+    def read(self, now: float) -> float:
+        """Seconds until now."""
+        return self._seconds + (now - self._since if self._requests else 0.0)
 
 
 class JudgeRouter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from verl_omni.trainer.replicas.replica_pool import ReplicaPool
 from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
@@ -14,25 +14,11 @@ from verl_omni.trainer.rewards.judge_members import JudgeMembers
 STOP_SECONDS = 60.0  # timeout for an engine to shut down
 
 
-class Cluster(Protocol):
+@dataclass
+class Cluster:
     """Ray cluster of a run."""
 
-    def stop(self) -> None:
-        """Disconnect, and stop what this process started."""
-
-
-@dataclass
-class PlainCluster:
-    """Ray cluster that `ray.init` started or connected to."""
-
-    started_here: bool
-
-    def stop(self) -> None:
-        """See `Cluster`."""
-        import ray
-
-        if self.started_here:
-            ray.shutdown()
+    stop: Callable[[], None]  # disconnects, and stops what this process started
 
 
 @dataclass

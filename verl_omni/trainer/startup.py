@@ -31,7 +31,7 @@ from verl_omni.trainer.settings import (
     tensor_split,
 )
 from verl_omni.trainer.settings.async_settings import batches_ahead
-from verl_omni.trainer.stack import Cluster, PlainCluster, Stack
+from verl_omni.trainer.stack import Cluster, Stack
 from verl_omni.utils import rendezvous_ports
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
 from verl_omni.workers.algorithms import registry
@@ -210,7 +210,7 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
 
         engine = family(config.actor_rollout_ref.model.architecture).engine_module
         _divide_threads(config)
-        return ForkingCluster([engine, *judge_settings.modules(config)], **here)
+        return Cluster(ForkingCluster([engine, *judge_settings.modules(config)], **here).stop)
     import ray  # noqa: F401  not in both threads at once: either would find the other's half of it
 
     with ThreadPoolExecutor(1, thread_name_prefix="startup") as pool:
@@ -248,14 +248,14 @@ def _local(options: dict[str, Any]) -> Cluster:
     import ray
 
     ray.init(address="local", log_to_driver=True, **options)
-    return PlainCluster(started_here=True)
+    return Cluster(ray.shutdown)
 
 
 def _join(address: str, options: dict[str, Any]) -> Cluster:
     import ray
 
     ray.init(address=address, runtime_env={"env_vars": passed_variables(os.environ)}, **options)
-    return PlainCluster(started_here=False)
+    return Cluster(lambda: None)
 
 
 def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from verl_omni.weight_sync.buffers import synchronize
+from verl_omni.weight_sync.buffers import SendBuffer, synchronize
 from verl_omni.weight_sync.errors import IncompleteUpdate
-from verl_omni.weight_sync.messages import BucketMessage, BufferMessage, Entry, Message, dtype_name, parse_dtype
+from verl_omni.weight_sync.messages import BucketMessage, Entry, Message, dtype_name, parse_dtype
 
 # Size of a buffer in shared memory. Allocating a page costs several times what copying it costs
 # (benchmarks/weight_transfer.py), so the buffer stays small enough for the CPU's cache. It starts at this size, because
@@ -35,14 +35,6 @@ CHUNK = 1 << 22  # words at a time: limits temporary tensors on a device to 3 x 
 # Odd multipliers: 2^64 divided by the golden ratio, and the one of splitmix64.
 _WORD_FACTOR = -7046029254386353131
 _POSITION_FACTOR = -4658895280553007687
-
-
-class Buffer(Protocol):
-    """The buffer that `Packer` fills: `buffers.SendBuffer`."""
-
-    tensor: Tensor
-
-    def replace(self, needed: int, preferred: int) -> BufferMessage: ...
 
 
 class Receiver(Protocol):
@@ -65,7 +57,9 @@ class Packer:
         preferred: size in bytes beyond which a larger buffer saves no time.
     """
 
-    def __init__(self, buffer: Buffer, receiver: Receiver, limit: int, preferred: int = SHARED_MEMORY_BYTES) -> None:
+    def __init__(
+        self, buffer: SendBuffer, receiver: Receiver, limit: int, preferred: int = SHARED_MEMORY_BYTES
+    ) -> None:
         self._buffer = buffer
         self._receiver = receiver
         self._limit = limit

@@ -13,7 +13,7 @@ from verl_omni.pipelines.sd3.training import CONDITIONS
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder
 from verl_omni.utils.packed_tensors import PackedTensors
 from verl_omni.utils.sample_store import load
-from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.replica import DiffusionOutput
 from verl_omni.workers.rollout.vllm_rollout.server.outputs import SampleFormat, to_diffusion_output
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.reward_loop.models.clip_model import ScoringModel, clip_problems, load_scoring_model, unit
+from verl_omni.reward_loop.models.clip_model import CONFIG, ScoringModel, load_scoring_model, unit
+from verl_omni.reward_loop.models.weight_files import failures, folder_with
 from verl_omni.reward_loop.setting_types import MODEL
 from verl_omni.utils.model_folder import model_folder
 
@@ -30,8 +31,6 @@ class ClapModel(ScoringModel):
         from transformers import ClapModel as Clap
 
         model, device = source
-        if problems := clip_problems({"device": device}, {MODEL: model}, "CLAP"):
-            raise FileNotFoundError("; ".join(problems))
         folder = model_folder(model, MODEL)
         return cls(
             model=load_scoring_model(Clap, "clap", folder, device),
@@ -39,6 +38,11 @@ class ClapModel(ScoringModel):
             device=torch.device(device),
             extractor=ClapFeatureExtractor.from_pretrained(folder),
         )
+
+    @classmethod
+    @override
+    def problems(cls, *source: str) -> list[str]:
+        return failures(lambda: folder_with(*source, MODEL, "a CLAP model", CONFIG))
 
     @property
     @override

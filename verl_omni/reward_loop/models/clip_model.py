@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from verl_omni.reward_loop.models.weight_files import failures, folder_with
 from verl_omni.reward_loop.part_settings import TRAINER
 from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
 from verl_omni.utils.model_folder import model_folder
 
+CONFIG = "config.json"
+PROCESSOR_CONFIG = "preprocessor_config.json"
 _LOADED: dict[tuple[Any, ...], Any] = {}
 _RESTING: set[tuple[Any, ...]] = set()  # keys of `_LOADED` whose tensors are in CPU memory
 _LOADING = threading.Lock()  # scorers run in threads
@@ -34,6 +37,11 @@ class LoadableModel(ABC):
     @abstractmethod
     def load(cls, *source: str) -> Self:
         """Load the model of the arguments of `load_once`."""
+
+    @classmethod
+    @abstractmethod
+    def problems(cls, *source: str) -> list[str]:
+        """Messages about what is missing on this machine for `load`, whose arguments these are without the device."""
 
     def move(self, device: torch.device) -> None:
         """Move all tensors to a device."""
@@ -79,17 +87,30 @@ def load_once(kind: type[Model], *source: str) -> Model:
             device, such as `cpu`.
 
     Raises:
-        FileNotFoundError: a folder does not exist, or a repository is not in the cache.
+        FileNotFoundError: as `load_problems`.
         ValueError: it is not a model of that class with all its weights, or the device cannot be used.
     """
     with _LOADING:
         if (key := (kind, *source)) not in _LOADED:
+            if problems := load_problems(kind, *source):
+                raise FileNotFoundError("; ".join(problems))
             _LOADED[key] = kind.load(*source)
         found: Model = _LOADED[key]
         if key in _RESTING:
             found.move(found.device)
             _RESTING.remove(key)
         return found
+
+
+def load_problems(kind: type[LoadableModel], *source: str) -> list[str]:
+    """Messages about what is missing on this machine for `load_once`; no weights are loaded."""
+    *files, device = source
+    problems = kind.problems(*files)
+    try:
+        torch.device("cpu" if device == TRAINER else device)
+    except RuntimeError as error:
+        problems.append(f"device: {error}")
+    return problems
 
 
 def rest() -> None:
@@ -115,8 +136,6 @@ class ClipModel(ScoringModel):
         from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
         model, processor, device = source
-        if problems := clip_problems({"device": device}, {MODEL: model, PROCESSOR: processor}):
-            raise FileNotFoundError("; ".join(problems))
         folder = model_folder(model, MODEL)
         inputs = model_folder(processor, PROCESSOR)
         return cls(
@@ -124,6 +143,17 @@ class ClipModel(ScoringModel):
             tokenizer=CLIPTokenizer.from_pretrained(inputs),
             device=torch.device(device),
             image_processor=CLIPImageProcessor.from_pretrained(inputs),
+        )
+
+    @classmethod
+    @override
+    def problems(cls, *source: str) -> list[str]:
+        model, *processor = source
+        if not processor:  # of a scorer without that setting
+            return failures(lambda: folder_with(model, MODEL, "a CLIP model", CONFIG, PROCESSOR_CONFIG))
+        return failures(
+            lambda: folder_with(model, MODEL, "a CLIP model", CONFIG),
+            lambda: folder_with(*processor, PROCESSOR, "a CLIP model", PROCESSOR_CONFIG),
         )
 
     @property
@@ -155,37 +185,6 @@ class ClipModel(ScoringModel):
 def unit(embeddings: Tensor) -> Tensor:
     """Embeddings of length 1, fp32 on the CPU."""
     return torch.nn.functional.normalize(embeddings.float().cpu(), dim=1)
-
-
-def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str], kind: str = "CLIP") -> list[str]:
-    """Messages about what is missing on this machine; nothing is loaded.
-
-    Args:
-        given: a scorer's settings. defaults: names of its settings MODEL and, if it has one, PROCESSOR.
-        kind: what kind of model it is, for the message.
-    """
-    problems = []
-    for setting, default in defaults.items():
-        wanted = "preprocessor_config.json" if setting == PROCESSOR else "config.json"
-        try:
-            folder = model_folder(str(given.get(setting) or default), setting)
-        except FileNotFoundError as error:
-            problems.append(str(error))
-            continue
-        if not (folder / wanted).is_file():
-            problems.append(f"{setting}: {folder / wanted} does not exist; write the folder of a {kind} model")
-    return problems + device_problems(given)
-
-
-def device_problems(given: Mapping[str, Any]) -> list[str]:
-    """A phrase if the setting `device` is neither a device of torch nor the trainer's."""
-    if given.get("device") == TRAINER:
-        return []
-    try:
-        torch.device(str(given.get("device") or "cpu"))
-    except RuntimeError as error:
-        return [f"device: {error}"]
-    return []
 
 
 def load_scoring_model(model_class: Any, model_type: str, folder: Path, device: str) -> Any:

@@ -7,7 +7,7 @@ is transformers' CLIP, whose configuration and tokenizer are those of the model 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.reward_loop.models.clip_model import ClipModel, clip_problems, to_device, unit
-from verl_omni.reward_loop.models.weight_files import load_weights, read_weights, weights_file
-from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
+from verl_omni.reward_loop.models.clip_model import PROCESSOR_CONFIG, ClipModel, to_device, unit
+from verl_omni.reward_loop.models.weight_files import failures, folder_with, load_weights, read_weights, weights_file
+from verl_omni.reward_loop.setting_types import PROCESSOR
 from verl_omni.utils.model_folder import model_folder
 
 FILE = "HPS_v2.1_compressed.pt"
@@ -54,8 +54,6 @@ class Hpsv2Model(ClipModel):
         from transformers import AutoConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
         model, processor, device = source
-        if problems := hpsv2_problems({"device": device}, {MODEL: model, PROCESSOR: processor}):
-            raise FileNotFoundError("; ".join(problems))
         file = weights_file(model, FILE)
         folder = model_folder(processor, PROCESSOR)
         config = AutoConfig.from_pretrained(folder)
@@ -70,6 +68,15 @@ class Hpsv2Model(ClipModel):
             image_processor=CLIPImageProcessor.from_pretrained(folder),
         )
 
+    @classmethod
+    @override
+    def problems(cls, *source: str) -> list[str]:
+        model, processor = source
+        return failures(
+            lambda: weights_file(model, FILE),
+            lambda: folder_with(processor, PROCESSOR, "a CLIP model", PROCESSOR_CONFIG),
+        )
+
     @override
     @torch.inference_mode()
     def embed_images(self, images: Sequence[Tensor]) -> Tensor:
@@ -79,20 +86,6 @@ class Hpsv2Model(ClipModel):
         std = torch.tensor(self.image_processor.image_std)[:, None, None]
         pixels = torch.stack([(_fitted(image, side) - mean) / std for image in images]).to(self.device)
         return unit(self.model.get_image_features(pixel_values=pixels).pooler_output)
-
-
-def hpsv2_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> list[str]:
-    """Messages about what is missing on this machine; nothing is loaded.
-
-    Args:
-        given: the scorer's settings. defaults: its settings MODEL and PROCESSOR.
-    """
-    problems = []
-    try:
-        weights_file(str(given.get(MODEL) or defaults[MODEL]), FILE)
-    except FileNotFoundError as error:
-        problems.append(str(error))
-    return problems + clip_problems(given, {PROCESSOR: defaults[PROCESSOR]})
 
 
 def _fitted(image: Tensor, side: int) -> Tensor:

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.reward_loop.models.clip_model import LoadableModel, device_problems, to_device
+from verl_omni.reward_loop.models.clip_model import LoadableModel, to_device
 from verl_omni.reward_loop.models.qwen2vl_model import (
     CELL,
-    base_problems,
+    base_folder,
     check_width,
     hidden_states,
     make_model,
     read_base,
 )
-from verl_omni.reward_loop.models.weight_files import weights_file
-from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
+from verl_omni.reward_loop.models.weight_files import failures, weights_file
+from verl_omni.reward_loop.setting_types import MODEL
 
 FILE = "HPSv3.safetensors"
 PACKAGE = "hpsv3"
@@ -81,8 +81,6 @@ class Hpsv3Model(LoadableModel):
         from safetensors.torch import load_file
 
         model, base, device = source
-        if problems := hpsv3_problems({"device": device}, {MODEL: model, PROCESSOR: base}):
-            raise FileNotFoundError("; ".join(problems))
         file = weights_file(model, FILE)
         folder, config, processor = read_base(base, (REWARD_TOKEN,))
         weights = load_file(file)
@@ -94,6 +92,12 @@ class Hpsv3Model(LoadableModel):
             question=read_question(),
             device=torch.device(device),
         )
+
+    @classmethod
+    @override
+    def problems(cls, *source: str) -> list[str]:
+        model, base = source
+        return failures(lambda: weights_file(model, FILE), lambda: base_folder(base), read_question)
 
     @override
     def move(self, device: torch.device) -> None:
@@ -131,25 +135,6 @@ class Hpsv3Model(LoadableModel):
         is_reward = ids == self.processor.tokenizer.convert_tokens_to_ids(REWARD_TOKEN)
         last = ids.shape[1] - 1 - is_reward.int().flip(1).argmax(dim=1)
         return states[torch.arange(len(ids), device=self.device), last]
-
-
-def hpsv3_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> list[str]:
-    """Messages about what is missing on this machine; nothing is loaded.
-
-    Args:
-        given: the scorer's settings. defaults: its settings MODEL and PROCESSOR.
-    """
-    problems = []
-    try:
-        weights_file(str(given.get(MODEL) or defaults[MODEL]), FILE)
-    except FileNotFoundError as error:
-        problems.append(str(error))
-    problems += base_problems(str(given.get(PROCESSOR) or defaults[PROCESSOR]))
-    try:
-        read_question()
-    except FileNotFoundError as error:
-        problems.append(str(error))
-    return problems + device_problems(given)
 
 
 def read_question() -> Question:

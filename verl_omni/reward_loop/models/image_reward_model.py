@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.reward_loop.models.clip_model import LoadableModel, device_problems, to_device
-from verl_omni.reward_loop.models.weight_files import load_weights, read_weights, weights_file
+from verl_omni.reward_loop.models.clip_model import LoadableModel, to_device
+from verl_omni.reward_loop.models.weight_files import failures, folder_with, load_weights, read_weights, weights_file
 from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
 from verl_omni.utils.model_folder import model_folder
 
@@ -67,8 +67,6 @@ class ImageRewardModel(LoadableModel):
         from transformers import BertTokenizer
 
         model, tokenizer, device = source
-        if problems := image_reward_problems({"device": device}, {MODEL: model, PROCESSOR: tokenizer}):
-            raise FileNotFoundError("; ".join(problems))
         file = weights_file(model, FILE)
         weights = {_rename(name): tensor for name, tensor in read_weights(file).items()}
         loaded = make_model(*sizes_of(weights, file))
@@ -78,6 +76,15 @@ class ImageRewardModel(LoadableModel):
             tokenizer=BertTokenizer.from_pretrained(model_folder(tokenizer, PROCESSOR)),
             side=loaded["vision"].config.image_size,
             device=torch.device(device),
+        )
+
+    @classmethod
+    @override
+    def problems(cls, *source: str) -> list[str]:
+        model, tokenizer = source
+        return failures(
+            lambda: weights_file(model, FILE),
+            lambda: folder_with(tokenizer, PROCESSOR, "BERT's tokenizer", "vocab.txt"),
         )
 
     @torch.inference_mode()
@@ -96,26 +103,6 @@ class ImageRewardModel(LoadableModel):
         ).last_hidden_state
         found: Tensor = (self.model["head"](read[:, 0])[:, 0] - MEAN) / DEVIATION
         return found.cpu()
-
-
-def image_reward_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> list[str]:
-    """Messages about what is missing on this machine; nothing is loaded.
-
-    Args:
-        given: the scorer's settings. defaults: its settings MODEL and PROCESSOR.
-    """
-    problems = []
-    try:
-        weights_file(str(given.get(MODEL) or defaults[MODEL]), FILE)
-    except FileNotFoundError as error:
-        problems.append(str(error))
-    try:
-        vocabulary = model_folder(str(given.get(PROCESSOR) or defaults[PROCESSOR]), PROCESSOR) / "vocab.txt"
-        if not vocabulary.is_file():
-            problems.append(f"{PROCESSOR}: {vocabulary} does not exist; write the folder of BERT's tokenizer")
-    except FileNotFoundError as error:
-        problems.append(str(error))
-    return problems + device_problems(given)
 
 
 def sizes_of(weights: Mapping[str, Tensor], file: Path) -> tuple[Any, Any]:

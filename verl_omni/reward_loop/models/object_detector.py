@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.reward_loop.models.clip_model import ClipModel, LoadableModel, clip_problems, load_scoring_model, unit
+from verl_omni.reward_loop.models.clip_model import CONFIG, ClipModel, LoadableModel, load_scoring_model, unit
+from verl_omni.reward_loop.models.weight_files import failures, folder_with
 from verl_omni.reward_loop.rewards.geneval.conditions import COLOR_NAMES, MOST_OBJECTS, DetectedObject
 from verl_omni.reward_loop.setting_types import MODEL
 from verl_omni.utils.model_folder import model_folder
@@ -43,8 +44,6 @@ class ObjectDetector(LoadableModel):
         from transformers import AutoImageProcessor, Mask2FormerForUniversalSegmentation
 
         model, device = source
-        if problems := clip_problems({"device": device}, {MODEL: model}, "Mask2Former"):
-            raise FileNotFoundError("; ".join(problems))
         folder = model_folder(model, MODEL)
         detector = load_scoring_model(Mask2FormerForUniversalSegmentation, "mask2former", folder, device)
         return cls(
@@ -53,6 +52,11 @@ class ObjectDetector(LoadableModel):
             labels={name: int(number) for number, name in detector.config.id2label.items()},
             device=torch.device(device),
         )
+
+    @classmethod
+    @override
+    def problems(cls, *source: str) -> list[str]:
+        return failures(lambda: folder_with(*source, MODEL, "a Mask2Former model", CONFIG))
 
     @torch.inference_mode()
     def detect(self, image: Tensor, names: Iterable[str], confidence: float) -> dict[str, list[DetectedObject]]:

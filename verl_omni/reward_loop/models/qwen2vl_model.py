@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl_omni.reward_loop.models.weight_files import folder_with
 from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
-from verl_omni.utils.model_folder import model_folder
 
 CELL = 28  # pixels of a side of the square that a token of the language model sees
 # Prefixes of weight names, as written by transformers before and since 4.52 -> prefixes in the model without heads.
@@ -25,11 +25,11 @@ def read_base(path: str, added: tuple[str, ...]) -> tuple[Path, Any, Any]:
         added: special tokens that the scorer adds to the vocabulary, in this order.
 
     Raises:
-        FileNotFoundError: as `model_folder`. ValueError: it is a model of another type.
+        FileNotFoundError: as `base_folder`. ValueError: it is a model of another type.
     """
     from transformers import AutoConfig, AutoProcessor
 
-    folder = model_folder(path, PROCESSOR)
+    folder = base_folder(path)
     config = AutoConfig.from_pretrained(folder)
     if config.model_type != "qwen2_vl":
         raise ValueError(f"{PROCESSOR}: {folder} has a model of type {config.model_type!r}, not 'qwen2_vl'")
@@ -38,13 +38,9 @@ def read_base(path: str, added: tuple[str, ...]) -> tuple[Path, Any, Any]:
     return folder, config, processor
 
 
-def base_problems(path: str) -> list[str]:
-    """Messages about what is missing of a base model on this machine; nothing is loaded."""
-    try:
-        config = model_folder(path, PROCESSOR) / "config.json"
-    except FileNotFoundError as error:
-        return [str(error)]
-    return [] if config.is_file() else [f"{PROCESSOR}: {config} does not exist; write the folder of Qwen2-VL"]
+def base_folder(path: str) -> Path:
+    """The folder of a base model; raises as `folder_with`."""
+    return folder_with(path, PROCESSOR, "Qwen2-VL", "config.json")
 
 
 def check_width(head: Tensor, file: Path, config: Any) -> None:

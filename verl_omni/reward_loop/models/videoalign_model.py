@@ -17,28 +17,27 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.reward_loop.models.clip_model import LoadableModel, device_problems, to_device
+from verl_omni.reward_loop.models.clip_model import LoadableModel, to_device
 from verl_omni.reward_loop.models.qwen2vl_model import (
     CELL,
-    base_problems,
+    base_folder,
     check_width,
     hidden_states,
     make_model,
     read_base,
     rename,
 )
-from verl_omni.reward_loop.models.weight_files import read_weights
+from verl_omni.reward_loop.models.weight_files import failures, read_weights
 from verl_omni.reward_loop.rewards.videoalign.checkpoint import (
     CONFIG,
     LEAST_PIXELS,
-    TEMPLATE,
     TOKENS,
     VideoAlignConfig,
     find_checkpoint,
     read_config,
     read_template,
 )
-from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
+from verl_omni.reward_loop.setting_types import MODEL
 
 HEAD = "rm_head.weight"
 # Frames that the model sees of a video: an even number between these.
@@ -71,9 +70,6 @@ class VideoAlignModel(LoadableModel):
     @override
     def load(cls, *source: str) -> VideoAlignModel:
         model, base, template, device = source
-        settings = {MODEL: model, PROCESSOR: base, TEMPLATE: template, "device": device}
-        if problems := videoalign_problems(settings, {}):
-            raise FileNotFoundError("; ".join(problems))
         file = find_checkpoint(model)
         config = read_config(file.parents[1] / CONFIG)
         folder, base_config, processor = read_base(base, TOKENS)
@@ -93,6 +89,16 @@ class VideoAlignModel(LoadableModel):
             template=read_template(template),
             config=config,
             device=torch.device(device),
+        )
+
+    @classmethod
+    @override
+    def problems(cls, *source: str) -> list[str]:
+        model, base, template = source
+        return failures(
+            lambda: read_config(find_checkpoint(model).parents[1] / CONFIG),
+            lambda: base_folder(base),
+            lambda: read_template(template),
         )
 
     @override
@@ -133,25 +139,6 @@ class VideoAlignModel(LoadableModel):
         ]
         visual, motion, alignment = token_places  # the prompt is between the second and the third
         return [int(visual[0]), int(motion[0]), int(alignment[-1])]
-
-
-def videoalign_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> list[str]:
-    """Messages about what is missing on this machine; no weights are loaded.
-
-    Args:
-        given: the scorer's settings. defaults: its settings MODEL and PROCESSOR.
-    """
-    problems = []
-    try:
-        read_config(find_checkpoint(str(given.get(MODEL) or defaults[MODEL])).parents[1] / CONFIG)
-    except (FileNotFoundError, ValueError) as error:
-        problems.append(str(error))
-    problems += base_problems(str(given.get(PROCESSOR) or defaults[PROCESSOR]))
-    try:
-        read_template(str(given.get(TEMPLATE)))
-    except (FileNotFoundError, ValueError) as error:
-        problems.append(str(error))
-    return problems + device_problems(given)
 
 
 def sampled_frames(frames: int, video_fps: float, fps: float) -> list[int]:

@@ -1,8 +1,8 @@
-"""Files of released weights that transformers does not load: where they are, what they hold, what they lack."""
+"""Files of models that score: where they are, what is missing, and weights that transformers does not load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,33 @@ from torch import Tensor
 
 from verl_omni.reward_loop.setting_types import MODEL
 from verl_omni.utils.model_folder import model_folder
+
+
+def failures(*checks: Callable[[], object]) -> list[str]:
+    """The messages of the checks that fail with `FileNotFoundError` or `ValueError`."""
+    found = []
+    for check in checks:
+        try:
+            check()
+        except (FileNotFoundError, ValueError) as error:
+            found.append(str(error))
+    return found
+
+
+def folder_with(path: str, setting: str, kind: str, *files: str) -> Path:
+    """The folder of a model, which has these files.
+
+    Args:
+        setting: where `path` was given, and kind: what it should be the folder of, for messages.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no such file in it.
+    """
+    folder = model_folder(path, setting)
+    for name in files:
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{setting}: {folder / name} does not exist; write the folder of {kind}")
+    return folder
 
 
 def weights_file(path: str, name: str) -> Path:

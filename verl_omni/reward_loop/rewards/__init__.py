@@ -13,6 +13,8 @@ A scorer's module has:
 - `READS_TEXT = True`, if nothing but the text in an image counts.
 - `conflicts(settings)`, PURE, if settings may not fit together, and `setting_problems(settings)`, if it needs something
   on the machine. Both return messages that begin with a setting's name and a colon.
+- `MODEL_CLASS`, the import path of the `LoadableModel` that its settings name, and `ASKS_JUDGE = True`, if it has the
+  settings of a judge: what they need is checked here.
 
 The operator and `drl` read these modules too, without torch: a module imports machine-learning libraries inside its
 functions. A package of a user adds a scorer by an entry point of the group `verl_omni.scorers`
@@ -32,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from verl_omni.reward_loop.scorer_signature import setting_fields, value_problems
+from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
 from verl_omni.utils.registry import Registry, load
 
 if TYPE_CHECKING:
@@ -40,6 +43,11 @@ if TYPE_CHECKING:
 Scorer = Callable[..., Any]
 ENTRY_POINTS = "verl_omni.scorers"
 FUNCTION = "compute_score"
+# By their paths: the operator reads this package, and imports neither torch nor what has effects.
+MODEL_CHECK = "verl_omni.reward_loop.models.clip_model:load_problems"
+CONNECTION_CHECK = "verl_omni.reward_loop.judge_client:connection_problems"
+# settings of a scorer with a `MODEL_CLASS` that are arguments of `load_once`, in this order
+SOURCE = (MODEL, PROCESSOR, "template_path", "device")
 
 
 class Scorers(Registry[str]):
@@ -168,5 +176,16 @@ def setting_problems(name: str, given: Mapping[str, Any]) -> list[str]:
     is_typed = name not in SCORERS.registered
     if is_typed and (problems := list(value_problems(get_scorer(name), given)) or conflicts(name, given)):
         return problems
-    check: Callable[[Mapping[str, Any]], list[str]] | None = getattr(scorer_module(name), "setting_problems", None)
-    return check(given) if check else []
+    module = scorer_module(name)
+    problems = _model_problems(name, module.MODEL_CLASS, given) if hasattr(module, "MODEL_CLASS") else []
+    if getattr(module, "ASKS_JUDGE", False):
+        problems += load(CONNECTION_CHECK)(given)
+    check: Callable[[Mapping[str, Any]], list[str]] | None = getattr(module, "setting_problems", None)
+    return [*problems, *(check(given) if check else ())]
+
+
+def _model_problems(name: str, model_class: str, given: Mapping[str, Any]) -> list[str]:
+    defaults = {setting: default for setting, (_, default) in setting_fields(get_scorer(name)).items()}
+    source = [str(given.get(setting) or defaults[setting]) for setting in SOURCE if setting in defaults]
+    found: list[str] = load(MODEL_CHECK)(load(model_class), *source)
+    return found

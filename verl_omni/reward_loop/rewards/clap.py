@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from verl_omni.reward_loop.setting_types import MODEL, Device, ModelFolder
+from verl_omni.reward_loop.setting_types import Device, ModelFolder
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
 MODALITY = "audio"
+MODEL_CLASS = "verl_omni.reward_loop.models.clap_model:ClapModel"
 WEIGHTS = "laion/larger_clap_general"
 
 
@@ -44,13 +45,6 @@ def compute_score(
     audios = [_audio_of(info) for info in extra_infos]
     clap = load_once(ClapModel, model_name_or_path, device)
     return [float(each) for each in (clap.embed_audio(audios) * clap.embed_prompts(prompts)).sum(dim=1)]
-
-
-def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about what is missing on this machine."""
-    from verl_omni.reward_loop.models.clip_model import clip_problems
-
-    return clip_problems(given, {MODEL: WEIGHTS}, "CLAP")
 
 
 def _audio_of(info: Mapping[str, Any]) -> tuple[np.ndarray, int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR, Device, ModelFolder
+from verl_omni.reward_loop.setting_types import Device, ModelFolder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+MODEL_CLASS = "verl_omni.reward_loop.models.clip_model:ClipModel"
 WEIGHTS = "openai/clip-vit-base-patch32"
 SCALE = 2.5  # w in the paper
 
@@ -41,11 +42,3 @@ def compute_score(
         return SCALE * clip.cosines(images, prompts).clamp(min=0)
 
     return mean_over_frames(solution_images, prompts_of(extra_infos, "clip_score"), score)
-
-
-def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about what is missing on this machine."""
-    from verl_omni.reward_loop.models.clip_model import clip_problems
-
-    model = str(given.get(MODEL) or WEIGHTS)
-    return clip_problems({**given, PROCESSOR: model}, {MODEL: model, PROCESSOR: model})

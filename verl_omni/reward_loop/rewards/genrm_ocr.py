@@ -14,6 +14,7 @@ from verl_omni.reward_loop.setting_types import Attempts, Interval, JudgeModel, 
 if TYPE_CHECKING:
     from torch import Tensor
 
+ASKS_JUDGE = True
 QUESTION = (
     "Transcribe all text that is visible in this image, exactly as it is written. "
     "Answer with the text only. If there is no text, answer with an empty line."
@@ -87,13 +88,6 @@ async def compute_score(
         "exact": fmean(text == wanted for text in read),
         "cut": fmean(answer.is_cut for answer in answers),
     }
-
-
-def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about what is missing on this machine, or for the connection."""
-    from verl_omni.reward_loop.judge_client import connection_problems
-
-    return connection_problems(given)
 
 
 def normalize(text: str) -> str:

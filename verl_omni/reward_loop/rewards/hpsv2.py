@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR, Device, ModelFolder
+from verl_omni.reward_loop.setting_types import Device, ModelFolder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+MODEL_CLASS = "verl_omni.reward_loop.models.hpsv2_model:Hpsv2Model"
 WEIGHTS = "xswu/HPSv2"
 INPUTS = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
@@ -42,10 +43,3 @@ def compute_score(
     prompts = prompts_of(extra_infos, "hpsv2")
     clip = load_once(Hpsv2Model, model_name_or_path, processor_name_or_path, device)
     return [score_scale * cosine for cosine in mean_over_frames(solution_images, prompts, clip.cosines)]
-
-
-def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about what is missing on this machine."""
-    from verl_omni.reward_loop.models.hpsv2_model import hpsv2_problems
-
-    return hpsv2_problems(given, {MODEL: WEIGHTS, PROCESSOR: INPUTS})

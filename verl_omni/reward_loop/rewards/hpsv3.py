@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR, Device, ModelFolder
+from verl_omni.reward_loop.setting_types import Device, ModelFolder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+MODEL_CLASS = "verl_omni.reward_loop.models.hpsv3_model:Hpsv3Model"
 WEIGHTS = "MizzenAI/HPSv3"
 BASE = "Qwen/Qwen2-VL-7B-Instruct"
 
@@ -41,10 +42,3 @@ def compute_score(
     prompts = prompts_of(extra_infos, "hpsv3")
     model = load_once(Hpsv3Model, model_name_or_path, processor_name_or_path, device)
     return [score_scale * score for score in mean_over_frames(solution_images, prompts, model.scores)]
-
-
-def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about what is missing on this machine."""
-    from verl_omni.reward_loop.models.hpsv3_model import hpsv3_problems
-
-    return hpsv3_problems(given, {MODEL: WEIGHTS, PROCESSOR: BASE})

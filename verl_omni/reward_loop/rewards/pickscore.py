@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR, Device, ModelFolder
+from verl_omni.reward_loop.setting_types import Device, ModelFolder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+MODEL_CLASS = "verl_omni.reward_loop.models.clip_model:ClipModel"
 WEIGHTS = "yuvalkirstain/PickScore_v1"
 INPUTS = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 Scale = Annotated[float, Field(description="Factor of the score; 1/26 is Flow-GRPO's.")]
@@ -43,10 +44,3 @@ def compute_score(
     clip = load_once(ClipModel, model_name_or_path, processor_name_or_path, device)
     cosines = mean_over_frames(solution_images, prompts_of(extra_infos, "pickscore"), clip.cosines)
     return [score_scale * clip.logit_scale * each for each in cosines]
-
-
-def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about what is missing on this machine."""
-    from verl_omni.reward_loop.models.clip_model import clip_problems
-
-    return clip_problems(given, {MODEL: WEIGHTS, PROCESSOR: INPUTS})

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from verl_omni.reward_loop.judge_answers import JudgeAnswer
     from verl_omni.reward_loop.judge_client import Judge
 
+ASKS_JUDGE = True
 TEMPLATE = """\
 Here are a caption and an image that was generated from it. Rate the image by two criteria:
 1. Alignment: does it show the objects, attributes and relations of the caption?
@@ -99,13 +100,6 @@ def _rating(answer: JudgeAnswer, judge: Judge, lowest: float, highest: float) ->
             f"{highest:g} within {judge.max_tokens} tokens: {answer.text[-200:]!r}"
         )
     return rating
-
-
-def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about what is missing on this machine, or for the connection."""
-    from verl_omni.reward_loop.judge_client import connection_problems
-
-    return connection_problems(given)
 
 
 def fill(template: str, prompt: str, lowest: float, highest: float) -> str:

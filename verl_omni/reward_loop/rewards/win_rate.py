@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODALITY = "image"
+ASKS_JUDGE = True
 QUESTIONS = 64  # questions at a time
 TEMPLATE = """\
 Two images were generated from this caption. Compare how well they show the objects, attributes and relations of the \
@@ -91,13 +92,6 @@ async def compute_score(
     except* JudgeError as failed:
         raise failed.exceptions[0] from None
     return win_rates(groups, pairs, [question.result() for question in questions])
-
-
-def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about what is missing on this machine, or for the connection."""
-    from verl_omni.reward_loop.judge_client import connection_problems
-
-    return connection_problems(given)
 
 
 def pairs_of(groups: Sequence[str]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""`RayLauncher`: starts standalone replicas on the nodes of a Ray cluster, and stops them."""
+"""`RayLauncher`: starts replicas on the nodes of a Ray cluster, and stops them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_omni.trainer.replicas.replica_pool import Room
 from verl_omni.trainer.replicas.replica_reports import JoinTimes
 
 ANSWER_SECONDS = 10.0
@@ -27,9 +26,26 @@ def node_answers(node: Mapping[str, Any]) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Nodes for standalone replicas.
+
+    Attributes:
+        replicas: how many have a place on nodes that are alive and not being removed, those that run counted too.
+        gone: ranks of replicas whose node is not alive.
+        leaving: ranks of replicas whose node is being removed.
+        hosts: how many of `replicas` have a place on each host, by its address; empty where they may be on any node.
+    """
+
+    replicas: int
+    gone: frozenset[int] = frozenset()
+    leaving: frozenset[int] = frozenset()
+    hosts: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass
 class RayLauncher:
-    """The `Launcher` over Ray.
+    """Starts and stops the processes of replicas.
 
     Attributes:
         make: the handle of a replica that is not started, by its rank.
@@ -49,7 +65,7 @@ class RayLauncher:
     _starting: dict[int, Any] = field(default_factory=dict)  # by rank
 
     def room(self, replicas: Iterable[Any]) -> Room:
-        """See `Launcher`."""
+        """The nodes as they are now, with what becomes of `replicas`."""
         import ray
 
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
@@ -71,7 +87,11 @@ class RayLauncher:
         )
 
     def start(self, rank: int) -> tuple[Any, JoinTimes]:
-        """See `Launcher`."""
+        """Start a replica on a node with room, and wait until its engine is ready; also, how long place and start took.
+
+        Raises:
+            Exception: it did not start; its processes are stopped.
+        """
         self._starting[rank] = replica = self.make(rank)
         begun = time.monotonic()
         try:
@@ -96,7 +116,7 @@ class RayLauncher:
             raise
 
     def idle(self, replica: Any) -> bool:
-        """See `Launcher`."""
+        """Whether a replica has no request in flight, or is lost. An unresponsive one may have some."""
         import ray
 
         asked = self.requests(replica)
@@ -108,12 +128,12 @@ class RayLauncher:
             return True
 
     def stop(self, replica: Any) -> None:
-        """See `Launcher`."""
+        """Stop what is left of a replica's processes, and free its accelerators. Does not raise if it is gone."""
         self._nodes.pop(replica.replica_rank, None)
         replica.stop()
 
     def give_up(self) -> None:
-        """See `Launcher`."""
+        """End the starts that other threads wait for: each raises soon."""
         for replica in list(self._starting.values()):
             self.stop(replica)
 

@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from verl_omni.trainer.replicas.replica_launcher import RayLauncher
 from verl_omni.trainer.replicas.replica_reports import JoinTimes, ReplicaReports
 from verl_omni.utils.root_cause import describe_error
 
@@ -20,46 +20,6 @@ GIVE_UP_SECONDS = 0.5
 # before another one is started after a failure
 RETRY_SECONDS = 10.0
 RETRY_MOST_SECONDS = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Nodes for standalone replicas.
-
-    Attributes:
-        replicas: how many have a place on nodes that are alive and not being removed, those that run counted too.
-        gone: ranks of replicas whose node is not alive.
-        leaving: ranks of replicas whose node is being removed.
-        hosts: how many of `replicas` have a place on each host, by its address; empty where they may be on any node.
-    """
-
-    replicas: int
-    gone: frozenset[int] = frozenset()
-    leaving: frozenset[int] = frozenset()
-    hosts: Mapping[str, int] = field(default_factory=dict)
-
-
-class Launcher(Protocol):
-    """Starts and stops the processes of replicas."""
-
-    def room(self, replicas: Iterable[Any]) -> Room:
-        """The nodes as they are now, with what becomes of `replicas`."""
-
-    def start(self, rank: int) -> tuple[Any, JoinTimes]:
-        """Start a replica on a node with room, and wait until its engine is ready; also, how long place and start took.
-
-        Raises:
-            Exception: it did not start; its processes are stopped.
-        """
-
-    def give_up(self) -> None:
-        """End the starts that other threads wait for: each raises soon."""
-
-    def idle(self, replica: Any) -> bool:
-        """Whether a replica has no request in flight, or is lost. An unresponsive one may have some."""
-
-    def stop(self, replica: Any) -> None:
-        """Stop what is left of a replica's processes, and free its accelerators. Does not raise if it is gone."""
 
 
 class Members(Protocol):
@@ -115,7 +75,7 @@ class ReplicaPool(Generic[M]):
     def __init__(
         self,
         updates: M,
-        launcher: Launcher,
+        launcher: RayLauncher,
         first_rank: int,
         *,
         looked: Callable[[Mapping[str, int]], None],

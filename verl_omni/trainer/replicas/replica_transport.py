@@ -12,8 +12,8 @@ REASON_SECONDS = 2.0  # for the own error of a replica that the trainer has wait
 
 
 @dataclass
-class RayTransport:
-    """The `Transport` over Ray; a replica has a server, and a worker for each of its accelerators.
+class ReplicaTransport:
+    """Calls with a deadline. A replica has a server, and a worker for each of its accelerators.
 
     Attributes:
         workers: RayWorkerGroup of DiffusionActorRolloutWorker.
@@ -26,14 +26,18 @@ class RayTransport:
     deadline: float
 
     def unreachable(self, replicas: Sequence[Any]) -> dict[int, str]:
-        """See `Transport`."""
+        """Rank and reason of each replica of which a process does not answer, or whose engine has ended."""
         asked = [(each.replica_rank, each.server_handle.check_engine.remote()) for each in replicas]
         asked += [(each.replica_rank, worker.ready.remote()) for each in replicas for worker in each.workers]
         errors = self._errors([answer for _, answer in asked])
         return {asked[number][0]: reason for number, reason in errors.items()}
 
     def send(self, version: int, replicas: Sequence[Any]) -> dict[int, str]:
-        """See `Transport`."""
+        """Send the trainer's weights; rank and reason of each replica that did not take them.
+
+        Raises:
+            Any error of the trainer's ranks.
+        """
         import ray
 
         targets = [(each.replica_rank, worker) for each in replicas for worker in each.workers]
@@ -56,7 +60,7 @@ class RayTransport:
         return failed
 
     def versions(self, replicas: Sequence[Any]) -> tuple[dict[int, int], dict[int, str]]:
-        """See `Transport`."""
+        """Rank and version of the replicas that answer; rank and reason of the others."""
         import ray
 
         asked = [each.server_handle.get_global_steps.remote() for each in replicas]
@@ -66,16 +70,16 @@ class RayTransport:
         return by_rank, {ranks[number]: f"its weight version: {reason}" for number, reason in errors.items()}
 
     def serving(self) -> set[str]:
-        """See `Transport`."""
+        """Addresses in the router."""
         return set(self._routed(self.router.get_all_servers.remote()))
 
     def add(self, replicas: Sequence[Any]) -> None:
-        """See `Transport`."""
+        """Add replicas to the router."""
         servers = {each.server_address: each.server_handle for each in replicas}
         self._routed(self.router.add_servers.remote(servers))
 
     def remove(self, replicas: Sequence[Any]) -> None:
-        """See `Transport`."""
+        """Take replicas from the router; those that are not in it are ignored."""
         self._routed(self.router.remove_servers.remote([each.server_address for each in replicas]))
 
     def _routed(self, answer: Any) -> Any:

@@ -12,40 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from verl_omni.trainer.replicas.replica_reports import JoinTimes, ReplicaReports, versions_of_hosts
+from verl_omni.trainer.replicas.replica_transport import ReplicaTransport
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 logger = logging.getLogger(__name__)
 REASONS_KEPT = 8
 WAIT_SECONDS = 1.0  # between two calls of `waited`
-
-
-class Transport(Protocol):
-    """Calls to replicas and to the router. Each has a deadline."""
-
-    def unreachable(self, replicas: Sequence[Any]) -> dict[int, str]:
-        """Rank and reason of each replica of which a process does not answer, or whose engine has ended."""
-
-    def send(self, version: int, replicas: Sequence[Any]) -> dict[int, str]:
-        """Send the trainer's weights; rank and reason of each replica that did not take them.
-
-        Raises:
-            Any error of the trainer's ranks.
-        """
-
-    def versions(self, replicas: Sequence[Any]) -> tuple[dict[int, int], dict[int, str]]:
-        """Rank and version of the replicas that answer; rank and reason of the others."""
-
-    def serving(self) -> set[str]:
-        """Addresses in the router."""
-
-    def add(self, replicas: Sequence[Any]) -> None:
-        """Add replicas to the router."""
-
-    def remove(self, replicas: Sequence[Any]) -> None:
-        """Take replicas from the router; those that are not in it are ignored."""
 
 
 @dataclass
@@ -64,7 +39,7 @@ class ReplicaUpdates:
         waited: called each second or so while an update waits for replicas, in its thread; its error ends the update.
     """
 
-    transport: Transport
+    transport: ReplicaTransport
     replicas: list[Any]
     least: int
     patience: float
@@ -274,10 +249,9 @@ class ReplicaUpdates:
 def weight_updates(rollout: Any, workers: Any, servers: Any) -> Any:
     """The sender of the trainer's weights to the replicas."""
     if rollout.nnodes > 0:
-        from verl_omni.trainer.replicas.replica_transport import RayTransport
         from verl_omni.workers.rollout.network_settings import network_deadline
 
-        transport = RayTransport(workers, servers.global_load_balancer, network_deadline(rollout))
+        transport = ReplicaTransport(workers, servers.global_load_balancer, network_deadline(rollout))
         replicas = list(servers.get_replicas())
         return ReplicaUpdates(transport, replicas, rollout.min_replicas, rollout.deadline_seconds)
     from verl.checkpoint_engine import CheckpointEngineManager

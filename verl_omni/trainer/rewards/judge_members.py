@@ -6,28 +6,58 @@ import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from verl_omni.trainer.replicas.replica_launcher import ANSWER_SECONDS
 from verl_omni.trainer.replicas.replica_reports import JoinTimes, ReplicaReports, versions_of_hosts
+from verl_omni.utils.root_cause import describe_error
 
 
-class JudgeRouting(Protocol):
-    """Calls to the judge's router and replicas. Each has a deadline."""
+@dataclass
+class JudgeRouting:
+    """Calls to the judge's router and replicas. Each has a deadline.
+
+    Attributes:
+        router: actor of JudgeRouter.
+    """
+
+    router: Any
 
     def add(self, address: str) -> None:
         """Send questions to another replica too."""
+        self._answer(self.router.add.remote(address))
 
     def remove(self, address: str, reason: str) -> None:
         """Send a replica no more questions."""
+        self._answer(self.router.remove.remote(address, reason))
 
     def failed(self) -> dict[str, str]:
         """Addresses that the router no longer uses, with the reason."""
+        return dict(self._answer(self.router.failed.remote()))
 
     def peak(self) -> int:
         """Largest number of questions without an answer since the last call."""
+        return int(self._answer(self.router.peak.remote()))
 
     def dead(self, replicas: list[Any]) -> dict[int, str]:
-        """Rank and reason of each replica with an ended process."""
+        """Rank and reason of each replica with an ended process. An actor that is only busy is not dead."""
+        import ray
+
+        actors = [(each.replica_rank, actor) for each in replicas for actor in (*each.servers, *each.workers)]
+        asked = {actor.__ray_ready__.remote(): rank for rank, actor in actors}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS) if asked else ([], [])
+        found: dict[int, str] = {}
+        for answer in answered:
+            try:
+                ray.get(answer)
+            except ray.exceptions.RayActorError as error:
+                found[asked[answer]] = describe_error(error)
+        return found
+
+    def _answer(self, asked: Any) -> Any:
+        import ray
+
+        return ray.get(asked, timeout=ANSWER_SECONDS)
 
 
 @dataclass

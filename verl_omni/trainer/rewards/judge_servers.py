@@ -16,56 +16,13 @@ from verl.utils.device import get_resource_name
 from verl.workers.config import HFModelConfig
 
 from verl_omni.trainer.replicas.actor_nodes import start_judge_router
-from verl_omni.trainer.replicas.replica_launcher import ANSWER_SECONDS, RayLauncher
+from verl_omni.trainer.replicas.replica_launcher import RayLauncher
 from verl_omni.trainer.replicas.replica_pool import ReplicaPool
-from verl_omni.trainer.rewards.judge_members import JudgeMembers
+from verl_omni.trainer.rewards.judge_members import JudgeMembers, JudgeRouting
 from verl_omni.trainer.settings import judge_settings, pool_settings
-from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.rollout.vllm_rollout.judge.replica import JudgeReplica
 
 STOP_SECONDS = 60.0  # timeout for the engines to shut down
-
-
-class RayRouting:
-    """The `JudgeRouting` over Ray.
-
-    Args:
-        router: actor of JudgeRouter.
-    """
-
-    def __init__(self, router: Any) -> None:
-        self._router = router
-
-    def add(self, address: str) -> None:
-        """See `JudgeRouting`."""
-        ray.get(self._router.add.remote(address), timeout=ANSWER_SECONDS)
-
-    def remove(self, address: str, reason: str) -> None:
-        """See `JudgeRouting`."""
-        ray.get(self._router.remove.remote(address, reason), timeout=ANSWER_SECONDS)
-
-    def failed(self) -> dict[str, str]:
-        """See `JudgeRouting`."""
-        found: dict[str, str] = ray.get(self._router.failed.remote(), timeout=ANSWER_SECONDS)
-        return found
-
-    def peak(self) -> int:
-        """See `JudgeRouting`."""
-        found: int = ray.get(self._router.peak.remote(), timeout=ANSWER_SECONDS)
-        return found
-
-    def dead(self, replicas: Sequence[Any]) -> dict[int, str]:
-        """See `JudgeRouting`. An actor that is only busy is not dead."""
-        actors = [(each.replica_rank, actor) for each in replicas for actor in (*each.servers, *each.workers)]
-        asked = {actor.__ray_ready__.remote(): rank for rank, actor in actors}
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS) if asked else ([], [])
-        found: dict[int, str] = {}
-        for answer in answered:
-            try:
-                ray.get(answer)
-            except RayActorError as error:
-                found[asked[answer]] = describe_error(error)
-        return found
 
 
 class JudgeServers:
@@ -120,7 +77,7 @@ class JudgeServers:
         self.sleep()
 
     def _pool(self, config: DictConfig, make: Callable[[int], JudgeReplica]) -> ReplicaPool[JudgeMembers]:
-        members = JudgeMembers(RayRouting(self._router), list(self._replicas))
+        members = JudgeMembers(JudgeRouting(self._router), list(self._replicas))
         launcher = RayLauncher(
             make,
             places=lambda nodes: judge_settings.room(config, nodes, str(get_resource_name())),

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from verl_omni.trainer.run.resumed_settings import TRAINING_FILES
-
 SETTINGS = "config.yaml"
 DATA = "data.json"
 # Settings with files or folders whose content counts, wherever they are.
 WITH_CONTENT = (
-    TRAINING_FILES,
+    "data.train_files",
     "data.val_files",
     "actor_rollout_ref.model.path",
     "reward.custom_reward_function.path",
@@ -52,14 +50,12 @@ def of_run(config: DictConfig) -> CheckpointOrigin:
 
 
 def read(checkpoint: Path) -> CheckpointOrigin | None:
-    """The origin of a checkpoint; None if its folder does not have it, as in earlier versions."""
+    """The origin of a checkpoint; None if its folder does not have it."""
     try:
         settings = OmegaConf.load(checkpoint / SETTINGS)
         content = json.loads((checkpoint / DATA).read_text())
     except FileNotFoundError:
         return None
-    if isinstance(content, list):  # earlier versions had digests of the training files only
-        content = {TRAINING_FILES: content}
     return CheckpointOrigin(settings, content) if isinstance(settings, DictConfig) else None
 
 

@@ -61,10 +61,8 @@ LEARNED = (
     "reward.reward_model.model_path",
     "trainer.seed",
 )
-TRAINING_FILES = "data.train_files"
 # What decides what an evaluation measures: the curve of the held-out reward has a break where it changes.
 EVALUATED = ("actor_rollout_ref.rollout.val_kwargs", "data.val_files", "data.val_max_samples")
-GLOBAL_STD = "algorithm.global_std"
 OPTIM = "actor_rollout_ref.actor.optim"
 SHOWN = 8  # differing settings that a message lists
 # Where a scorer runs does not decide what is learned.
@@ -100,8 +98,6 @@ def _values(config: DictConfig) -> dict[str, Any]:
     for section in (*LEARNED, *EVALUATED):
         _flatten(section, OmegaConf.select(config, section), found)
     found = {name: value for name, value in found.items() if not _POOL.fullmatch(name)}
-    if GLOBAL_STD in found and found[GLOBAL_STD] is None:  # earlier versions had another default for DanceGRPO
-        found[GLOBAL_STD] = found.get("algorithm.adv_estimator") != "dance_grpo"
     if found.get(f"{OPTIM}.lr_scheduler_type") == "constant":
         found.pop(f"{OPTIM}.total_training_steps", None)  # a longer run, whose learning rate does not change
     return found

@@ -105,14 +105,6 @@ class RunFolder:
         total = config.trainer.total_training_steps
         self.event("start", total_steps=total, resumed_from=resumed_from, new_run=not continues)
 
-    def settings(self) -> DictConfig | None:
-        """The settings of the last run in this folder; None if there was none."""
-        path = self.path / "config.yaml"
-        if not path.exists():
-            return None
-        config = OmegaConf.load(path)
-        return config if isinstance(config, DictConfig) else None
-
     def metrics(self) -> list[dict[str, Any]]:
         """Lines of `metrics.jsonl`, one a step; None for a number that was not finite. A kill may have cut the last."""
         path = self.path / "metrics.jsonl"

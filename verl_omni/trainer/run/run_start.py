@@ -31,7 +31,7 @@ def begin(config: DictConfig, folder: RunFolder, without_effect: Mapping[str, st
     by_path = config.trainer.resume_mode == "resume_path"
     checkpoint = Path(config.trainer.resume_from_path) if by_path else checkpoints.latest(own_checkpoints)
     step = None if checkpoint is None else checkpoints.step_of(checkpoint)
-    changes = "" if checkpoint is None else _changes(checkpoint, config, None if by_path else folder.settings())
+    changes = "" if checkpoint is None else _changes(checkpoint, config)
     continues = checkpoint is not None and checkpoint.resolve().parent == own_checkpoints.resolve()
     folder.start(config, resumed_from=step, continues=continues)
     if changes:
@@ -51,16 +51,9 @@ def begin(config: DictConfig, folder: RunFolder, without_effect: Mapping[str, st
     return checkpoint
 
 
-def _changes(checkpoint: Path, config: DictConfig, of_folder: DictConfig | None) -> str:
-    """Differences between the run and what its checkpoint was trained with; empty if there are none or it is unknown.
-
-    Args:
-        of_folder: settings of the last run in the folder, for checkpoints without settings of their own.
-    """
+def _changes(checkpoint: Path, config: DictConfig) -> str:
+    """Differences between the run and its checkpoint's origin; empty if there are none, or the origin is unknown."""
     before = checkpoint_origin.read(checkpoint)
-    if before is None and of_folder is not None:
-        before = checkpoint_origin.CheckpointOrigin(of_folder, {})
     if before is None:
         return ""
-    content = checkpoint_origin.of_run(config).content if before.content else {}
-    return describe_changes(before.settings, config, before.content, content)
+    return describe_changes(before.settings, config, before.content, checkpoint_origin.of_run(config).content)

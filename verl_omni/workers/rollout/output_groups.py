@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verl_omni.utils.packed_tensors import PackedTensors, pack
 from verl_omni.utils.root_cause import sendable
-from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.replica import DiffusionOutput
 
 # The outputs of an engine's batch arrive one after the other. A group ends when none arrived for so long.
 QUIET_SECONDS = 0.01

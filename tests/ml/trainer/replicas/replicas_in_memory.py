@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_omni.trainer.replicas.replica_pool import ReplicaPool, Room
+from verl_omni.trainer.replicas.replica_launcher import Room
+from verl_omni.trainer.replicas.replica_pool import ReplicaPool
 from verl_omni.trainer.replicas.replica_reports import JoinTimes, ReplicaReports
 from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
 

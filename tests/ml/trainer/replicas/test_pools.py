@@ -13,7 +13,7 @@ import pytest
 from tests.ml import smallest_job
 from tests.ml.trainer.replicas.replicas_in_memory import Recorded
 from verl_omni.trainer.replicas import pool_nodes
-from verl_omni.trainer.replicas.replica_transport import REASON_SECONDS, RayTransport
+from verl_omni.trainer.replicas.replica_transport import REASON_SECONDS, ReplicaTransport
 from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
 from verl_omni.trainer.settings import configuration, pool_settings
 
@@ -257,7 +257,9 @@ def manager(
     )
     serving = [each.server_address for each in made]
     router = SimpleNamespace(remove_servers=Calls(), get_all_servers=Calls(serving), add_servers=Calls())
-    return ReplicaUpdates(RayTransport(workers, router, deadline=1.0), made, least=1, patience=0.0, reports=Recorded())
+    return ReplicaUpdates(
+        ReplicaTransport(workers, router, deadline=1.0), made, least=1, patience=0.0, reports=Recorded()
+    )
 
 
 def ranks(updates: Any) -> list[int]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from ray.exceptions import RayError
 
-from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.output_groups import OutputGroup, in_groups
+from verl_omni.workers.rollout.replica import DiffusionOutput
 
 CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name="vllm_omni")))
 

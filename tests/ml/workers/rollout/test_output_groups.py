@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from ray import cloudpickle
 
-from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.output_groups import OutputGroup, in_groups
+from verl_omni.workers.rollout.replica import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import EngineDead
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODALITY = "image"
+MODEL_CLASS = "verl_omni.reward_loop.models.object_detector:ObjectDetector"
 DETECTOR = "facebook/mask2former-swin-small-coco-instance"
 COLORS = "openai/clip-vit-large-patch14"
 COLOR_MODEL = "color_model_name_or_path"
@@ -66,10 +67,7 @@ def compute_score(
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
     """Messages about what is missing on this machine."""
-    from verl_omni.reward_loop.models.clip_model import clip_problems
+    from verl_omni.reward_loop.models.clip_model import ClipModel
 
-    colors = clip_problems({MODEL: given.get(COLOR_MODEL)}, {MODEL: COLORS})
-    return [
-        *clip_problems(given, {MODEL: DETECTOR}, "Mask2Former"),
-        *(problem.replace(MODEL, COLOR_MODEL, 1) for problem in colors),
-    ]
+    colors = ClipModel.problems(str(given.get(COLOR_MODEL) or COLORS))
+    return [problem.replace(MODEL, COLOR_MODEL, 1) for problem in colors]

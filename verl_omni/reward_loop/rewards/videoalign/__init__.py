@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR, Device, File, ModelFolder, NotNegative
+from verl_omni.reward_loop.setting_types import Device, File, ModelFolder, NotNegative
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MODALITY = "video"
+MODEL_CLASS = "verl_omni.reward_loop.models.videoalign_model:VideoAlignModel"
 WEIGHTS = "KwaiVGI/VideoReward"
 BASE = "Qwen/Qwen2-VL-2B-Instruct"
 METRICS = ("visual_quality", "motion_quality", "text_alignment")
@@ -74,10 +75,3 @@ def conflicts(given: Mapping[str, Any]) -> list[str]:
     if any(given.get(name, 1.0) for name in WEIGHTS_OF_METRICS):
         return []
     return ["vq_weight: is 0, as mq_weight and ta_weight are, so every score is 0; write one above 0"]
-
-
-def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Messages about what is missing on this machine."""
-    from verl_omni.reward_loop.models.videoalign_model import videoalign_problems
-
-    return videoalign_problems(given, {MODEL: WEIGHTS, PROCESSOR: BASE})

@@ -17,8 +17,8 @@ from verl_omni.utils.columns import TIMES_ABORTED, TIMES_LOST
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.config import DiffusionRolloutConfig
-from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.output_groups import OutputGroup
+from verl_omni.workers.rollout.replica import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import (
     EngineDead,
     ReplicaCallFailed,

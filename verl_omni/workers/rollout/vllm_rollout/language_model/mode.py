@@ -16,14 +16,12 @@ from verl_omni.compat import stage_lora
 from verl_omni.weight_sync.errors import WeightSyncError
 from verl_omni.workers.config import DiffusionRolloutConfig
 from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
-from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode, Params
+from verl_omni.workers.rollout.vllm_rollout.server.model_mode import ModelMode, Params
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
 
 class LanguageModelMode(ModelMode):
     """A language model has a key-value cache, and its worker does not report which weights an output is from."""
-
-    npu_worker_extension = WORKER_EXTENSION
 
     def __init__(self) -> None:
         self._in_flight = 0
@@ -73,10 +71,6 @@ class LanguageModelMode(ModelMode):
         )
         # The language model is the first stage; later stages keep their default parameters.
         return {"prompt": prompt, "sampling_params_list": [sampling, *stage_defaults[1:]], "lora_request": lora}
-
-    @override
-    def call_params(self, call: str, size: int) -> list[dict[str, Any]]:
-        return [{}] * size
 
     @override
     def to_output(self, result: Any, params: Params, global_steps: int | None) -> TokenOutput:

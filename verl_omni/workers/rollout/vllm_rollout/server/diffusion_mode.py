@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from typing_extensions import override
@@ -24,7 +23,7 @@ from verl_omni.pipelines.registry import family as family_of
 from verl_omni.platforms.server_profile import server_profile
 from verl_omni.utils.registry import load
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
-from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.replica import DiffusionOutput
 from verl_omni.workers.rollout.vllm_rollout.server import outputs, requests
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import ModelMode, Params
 from verl_omni.workers.rollout.vllm_rollout.server.sampling_checks import check_sampling
@@ -57,14 +56,6 @@ class DiffusionMode(ModelMode):
         found: DiffusionModelConfig = omega_conf_to_dataclass(config)
         self._architecture = str(found.architecture)
         return found
-
-    @override
-    def complete_rollout_config(self, config: DiffusionRolloutConfig) -> None:
-        """A diffusion rollout leaves nothing open."""
-
-    @override
-    def generation_defaults(self, verl_defaults: dict[str, Any]) -> dict[str, Any]:
-        return {}
 
     @override
     def drop_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
@@ -134,22 +125,6 @@ class DiffusionMode(ModelMode):
     @override
     def aborted_output(self, params: Params, global_steps: int | None) -> DiffusionOutput:
         return outputs.aborted_output(requests.sample_format(params), global_steps=global_steps)
-
-    @override
-    def hold_weights(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    @override
-    def check_idle(self) -> None:
-        """The worker itself checks it."""
-
-    @override
-    async def clear_cache(self, engine: Any) -> None:
-        """A diffusion stage keeps nothing beyond a request."""
-
-    @override
-    async def resume_engine(self, engine: Any) -> None:
-        """vLLM-Omni resumes diffusion stages by itself."""
 
 
 def _attention(given: dict[str, Any], backend: str) -> dict[str, Any]:

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_omni.workers.config import DiffusionRolloutConfig
-from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.replica import DiffusionOutput
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
 WORKER_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.utils.vLLMOmniColocateWorkerExtension"
 Params = Mapping[str, Any]
 
 
-class ModelMode(Protocol):
+class ModelMode:
     """The kind of model behind a server: `engine_kwargs.vllm_omni.output_mode`.
 
     Attributes:
         npu_worker_extension: qualified name of the engine worker's extension on an Ascend NPU.
     """
 
-    npu_worker_extension: str
+    npu_worker_extension = WORKER_EXTENSION
 
     # --- configuration ---
 
     def load_model_config(self, config: Any) -> Any:
         """Parse the model's settings."""
+        raise NotImplementedError
 
     def complete_rollout_config(self, config: DiffusionRolloutConfig) -> None:
-        """Fill in, in place, what the rollout's settings leave open."""
+        """Fill in, in place, what the rollout's settings leave open; nothing unless overridden."""
 
     def generation_defaults(self, verl_defaults: dict[str, Any]) -> dict[str, Any]:
-        """Default sampling parameters, given those that verl sets."""
+        """Default sampling parameters, given those that verl sets; none unless overridden."""
+        return {}
 
     def drop_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         """Remove, in place, the settings of `engine_kwargs.vllm_omni` that do not go through the command line."""
+        raise NotImplementedError
 
     def engine_args(
         self, args: argparse.Namespace, config: DiffusionRolloutConfig, model_config: Any
@@ -51,6 +54,7 @@ class ModelMode(Protocol):
         Raises:
             ValueError: the model's family does not support one of them.
         """
+        raise NotImplementedError
 
     # --- requests ---
 
@@ -58,20 +62,25 @@ class ModelMode(Protocol):
         self, request: RolloutRequest, params: Params, lora: Any, config: Any, stage_defaults: Sequence[Any]
     ) -> dict[str, Any]:
         """Arguments of `AsyncOmni.generate`; `stage_defaults` are its default parameters of each stage."""
+        raise NotImplementedError
 
     def call_params(self, call: str, size: int) -> list[dict[str, Any]]:
         """Sampling parameters to add to those of the requests of a call of the server, in their order."""
+        return [{}] * size
 
     def to_output(self, result: Any, params: Params, global_steps: int | None) -> DiffusionOutput | TokenOutput:
         """Convert the engine's last output of a request."""
+        raise NotImplementedError
 
     def aborted_output(self, params: Params, global_steps: int | None) -> DiffusionOutput | TokenOutput:
         """Output of a request that is aborted before it reaches the engine."""
+        raise NotImplementedError
 
     # --- weights and cache ---
 
     def hold_weights(self) -> AbstractContextManager[None]:
-        """Context of one request, in which the server changes no weights."""
+        """Context of one request, in which the server changes no weights; unless overridden, its worker refuses to."""
+        return nullcontext()
 
     def check_idle(self) -> None:
         """Return if weights can be changed.
@@ -81,7 +90,7 @@ class ModelMode(Protocol):
         """
 
     async def clear_cache(self, engine: Any) -> None:
-        """Drop what the engine computed from old weights; this may pause the engine."""
+        """Drop what the engine computed from old weights, if it keeps anything; this may pause the engine."""
 
     async def resume_engine(self, engine: Any) -> None:
         """Resume an engine that a sleep, an abort or `clear_cache` paused."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.utils.pixels import PixelDtype, as_pixels
-from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.replica import DiffusionOutput
 
 STOP_REASONS = {"abort": "aborted", "stop": "completed", "length": "completed"}
 MEDIA = ("video", "image", "output", "audio")  # the first of these keys in a pipeline's dict is the sample

@@ -27,8 +27,8 @@ from verl_omni.utils.rendezvous_ports import held_port
 from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout import cpu_settings
-from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.output_groups import OutputGroup, in_groups
+from verl_omni.workers.rollout.replica import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaError
 from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
 from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
