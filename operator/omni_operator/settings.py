@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster.leader.leader_election import LONGEST_SECONDS
 from omni_operator.plan import ClusterSettings
-from omni_operator.plan.cluster_settings import RESOURCE_NAMES
 from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.status.decisions.timeouts import Timeouts
 
@@ -110,7 +109,7 @@ def from_environ(environ: Mapping[str, str], namespace: str, process: int = 1) -
         cluster=ClusterSettings(
             image=read.get("IMAGE") or None,
             report_url=read.get("REPORT_URL") or None,
-            resource_names={**RESOURCE_NAMES, **read.get("RESOURCE_NAMES", {})},
+            resource_names=read.get("RESOURCE_NAMES", {}),
             operator_namespace=own,
             kuberay_namespace=read.get("KUBERAY_NAMESPACE") or None,
             pod_policy=read.get("POD_POLICY", PodPolicy()),

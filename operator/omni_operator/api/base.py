@@ -131,6 +131,7 @@ def whole(value: Any) -> Any:
 # Patterns of texts, and what messages say about a text that does not match.
 _LINE = r"^[^\x00-\x1f\x7f]+$"  # control characters would break files with one setting per line
 _OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"  # a DNS-1123 subdomain
+_KEY = r"^[a-z][a-z0-9_]*$"
 _DATA_KEY = r"^[-._a-zA-Z0-9]+$"
 _LABEL_KEY = r"^([a-z0-9.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _ABSOLUTE_PATH = r"^/[^\x00-\x1f\x7f:]*$"
@@ -138,6 +139,7 @@ _QUANTITY = r"^[0-9]+(\.[0-9]{1,9})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 FORMS = {
     _LINE: "one line, without control characters",
     _OBJECT_NAME: "lower-case letters, digits, '-' and '.', a letter or digit first and last",
+    _KEY: "lower-case letters, digits and '_', a letter first",
     _DATA_KEY: "letters, digits, '-', '_' and '.'",
     _LABEL_KEY: "letters, digits, '-', '_' and '.', which may follow a domain and '/'",
     _ABSOLUTE_PATH: "an absolute path, without ':'",
@@ -145,6 +147,8 @@ FORMS = {
 }
 
 Line = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=_LINE)]
+# A scorer's name is a key of the trainer's settings and a part of a metric's name.
+Key = Annotated[str, StringConstraints(max_length=63, pattern=_KEY)]
 # Names of objects, and keys of Secrets and ConfigMaps.
 ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=_OBJECT_NAME)]
 DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=_DATA_KEY)]

@@ -116,8 +116,8 @@ def _scorer(reward: str, family: str) -> dict[str, Any]:
 
 
 def _from_folder(folder: Path, path: str) -> str:
-    """A path of the working directory as the job has it: relative to the job's folder."""
-    if folder == Path() or Path(path).is_absolute():
+    """A path of the working directory as the job has it: relative to the job's folder, and never like a model's id."""
+    if Path(path).is_absolute():
         return path
     relative = os.path.relpath(path, folder)
     return relative if relative.startswith("..") else f"./{relative}"

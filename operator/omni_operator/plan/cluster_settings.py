@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from omni_operator.api.base import NullFree, StrictModel
 from omni_operator.api.spec.pods import ResourceName, Vendor
@@ -22,7 +22,9 @@ class ClusterSettings(StrictModel):
         default=None, description="Default image of jobs. Default: none; jobs without an image are refused."
     )
     ray_version: str = Field(default="2.60.0", description="Version of Ray in the default image.")
-    resource_names: Annotated[dict[Vendor, ResourceName], NullFree] = Field(
+    resource_names: Annotated[
+        dict[Vendor, ResourceName], NullFree, AfterValidator(lambda given: {**RESOURCE_NAMES, **given})
+    ] = Field(
         default=RESOURCE_NAMES, description="Resource name of accelerators by vendor, for jobs that do not name it."
     )
     pod_policy: PodPolicy = Field(default=PodPolicy.model_construct(), description="What the pods of jobs may do.")

@@ -48,7 +48,7 @@ def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violat
     return [
         *_size(job),
         *_image(job, settings),
-        *_accelerators(job, settings),
+        *_accelerators(job),
         *_storage(job),
         *_hub(job),
         *_claims(job),
@@ -86,17 +86,9 @@ def _image(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation
         )
 
 
-def _accelerators(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
+def _accelerators(job: DiffusionRLJob) -> Iterator[Violation]:
     pools = pools_of(job)
     parallel = job.spec.rollout.engine.tensor_parallel_size
-    for pool in pools:
-        accelerator = pool.accelerator
-        known = accelerator.resource_name or settings.resource_names.get(accelerator.vendor or "CPU")
-        if accelerator.vendor in ("NVIDIA", "Ascend") and not known:
-            yield Violation(
-                ("spec", *pool.field, "accelerator", "resourceName"),
-                f"must be given: the operator has no resource name for {accelerator.vendor} accelerators",
-            )
     count = job.spec.trainer.accelerator.count
     if not job.spec.rollout.separate and count % parallel:
         yield Violation(

@@ -14,8 +14,11 @@ from typing_extensions import override
 
 Object = dict[str, Any]
 WIDTH = 4096
-# PyYAML writes YAML 1.1 and quotes what would be read as something else there. These are numbers in YAML 1.2 alone.
-_NUMBERS = re.compile(r"[-+]?(0o[0-7_]+|([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)([eE][-+]?[0-9]+)?)")
+# PyYAML quotes what it would read as something else. These are booleans and numbers to kubectl or in YAML 1.2 alone.
+_QUOTED = re.compile(
+    r"[yYnN]|[-+]?(0[oO][0-7_]+|0[bB][01_]+|0[xX][0-9a-fA-F_]+"
+    r"|([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)([eE][-+]?[0-9_]+)?)"
+)
 # Line breaks in YAML 1.1 that are none in YAML 1.2: escaped in double quotes.
 _BREAKS = re.compile("[\r\x85\u2028\u2029]")
 
@@ -42,7 +45,7 @@ class _Writer(yaml.CSafeDumper):
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        style = '"' if _BREAKS.search(text) else "|" if "\n" in text else "'" if _NUMBERS.fullmatch(text) else None
+        style = '"' if _BREAKS.search(text) else "|" if "\n" in text else "'" if _QUOTED.fullmatch(text) else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
     yaml_representers = {**yaml.CSafeDumper.yaml_representers, str: represent_text}  # noqa: RUF012 - PyYAML's attribute

@@ -140,6 +140,8 @@ def test_a_value_that_cannot_be_read_is_refused_with_its_place(value: str, said:
         ("2001-99-99", "2001-99-99"),
         ("no", False),
         ("On", True),
+        ("y", True),
+        ("N", False),
         ('"no"', "no"),
         ("!!str no", "no"),
         ("oN", "oN"),

@@ -124,6 +124,9 @@ def test_paths_are_those_of_the_working_directory_wherever_the_job_is_written(fo
         spec = load_job(folder / job).job.spec
         function = spec.reward.scorers[0].function
         assert function is not None and (function.path, spec.model.base) == ("../rewards/own.py", base)
+    (folder / "weights" / "sd35").mkdir()
+    assert init("sd35", "--model", "weights/sd35", "--out", "here.yaml").exit_code == 0
+    assert load_job(folder / "here.yaml").job.spec.model.base_is_folder, "and not the id of a model on the hub"
 
 
 def test_comments_of_the_example_are_kept(folder: Path) -> None:
@@ -137,7 +140,7 @@ def test_comments_of_the_example_are_kept(folder: Path) -> None:
 def test_an_own_function_is_the_reward(folder: Path) -> None:
     assert init("wan22-5b", "--reward", "score.py", "--out", "video.yaml").exit_code == 0
     scorer = load_job(folder / "video.yaml").job.spec.reward.scorers[0]
-    assert scorer.function is not None and scorer.function.path == "score.py"
+    assert scorer.function is not None and scorer.function.path == "./score.py"
 
 
 def test_no_file_is_overwritten(folder: Path) -> None:

@@ -148,6 +148,7 @@ def test_completion_suggests_commands_options_families_and_scorers(words: str, s
         (("render", CPU_JOB, "--cluster", "--runs", "runs"), "--runs has no effect with --cluster"),
         (("render", CPU_JOB, "--cluster", "--command"), "--command has no effect with --cluster"),
         (("render", CPU_JOB, "--json", "--command"), "--command has no effect with --json"),
+        (("watch", "NAME", "--json", "--plain"), "--plain has no effect with --json"),
         (
             ("render", CPU_JOB, "--cluster", "--image", "i", "--set", "spec.runtime={image: j, rayVersion: 2.60.0}"),
             "--image has no effect because the job names an image",
@@ -159,6 +160,7 @@ def test_completion_suggests_commands_options_families_and_scorers(words: str, s
         (("validate", CPU_JOB, "--set", "spec.seed=1", "--set", "spec.seed=2"), "already set by --set spec.seed=1"),
         (("run", CPU_JOB, "--seed", "1", "--set", "spec.seed=2"), "already set by --set spec.seed=2"),
         (("render", CPU_JOB, "--set", "spec.seed=1", "--set", "spec.seed=1"), "already set by --set spec.seed=1"),
+        (("render", CPU_JOB, "--set", "spec.seed=1", "--set", "spec={seed: 2}"), "already set by --set spec.seed=1"),
     ],
 )
 def test_an_option_without_effect_is_refused(arguments: tuple[str | Path, ...], said: str) -> None:

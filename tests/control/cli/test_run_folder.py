@@ -24,7 +24,10 @@ spec:
   model: {{base: ./model, lora: {{startFrom: ./sft}}}}
   data: {{train: [prompts/train.jsonl, {shared}]}}
   reward:
-    scorers: [{{name: mine, function: {{path: reward.py}}}}, {{name: jpeg}}]
+    model: {{base: ./judge}}
+    scorers:
+    - {{name: mine, function: {{path: reward.py}}, pool: {{python: env/bin/python}}}}
+    - {{name: aesthetic, settings: {{head_path: head.pth}}}}
   trainer: {{totalSteps: {steps}, learningRate: {rate}}}
 """
 
@@ -39,6 +42,7 @@ def prepare(project: Path, runs: Path | None = None, *, steps: int = 3, rate: fl
     layout = plan.local_layout(job, str(runs or project / "runs"))
     folder = Path(layout.run_folder)
     run_folder.prepare(folder, job, loaded.document, lambda each: plan.render_overrides(each, layout), fresh=False)
+    assert plan.resolve_paths(load_job(folder / run_folder.JOB).job, "/elsewhere") == job, "the copy is the same job"
     (folder / run_folder.METRICS).write_text('{"step": 1}\n')
     return folder
 

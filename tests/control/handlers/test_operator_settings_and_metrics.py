@@ -18,6 +18,7 @@ from omni_operator.cluster.kinds import JOBS, LEASES
 from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.handlers.http_server import probe_routes, serve
 from omni_operator.metrics import JobMetrics, OperatorMetrics
+from omni_operator.plan import ClusterSettings
 from omni_operator.settings import SettingsError, from_environ
 from omni_operator.status.reasons.table import reasons_shown
 
@@ -37,7 +38,10 @@ def test_settings_come_from_the_environment() -> None:
     )
     assert (made.namespaces, made.cluster.image, made.instance) == (("a", "b"), "x:1", "pod-1_7")
     assert made.timeouts.stall == timedelta(seconds=30)
-    assert made.cluster.resource_names == {"NVIDIA": "nvidia.com/gpu", "Ascend": "huawei.com/npu"}
+    names = {"NVIDIA": "nvidia.com/gpu", "Ascend": "huawei.com/npu"}
+    assert made.cluster.resource_names == names
+    in_file = ClusterSettings.model_validate({"resourceNames": {"Ascend": "huawei.com/npu"}})
+    assert in_file.resource_names == names, "drl validate --settings reads them like the operator"
     assert (made.namespace, made.lease, made.reports_url) == ("system", "omni-operator", None)
 
 

@@ -22,11 +22,6 @@ OF_KUBERNETES = 256 * 1024  # TotalAnnotationSizeLimitB
     ("assignments", "settings", "said"),
     [
         ([], plan.ClusterSettings(), "spec.runtime.image: must be given"),
-        (
-            ["spec.trainer.accelerator={vendor: Ascend}"],
-            plan.ClusterSettings(image="i", resource_names={}),
-            "resourceName: must be given",
-        ),
         (["spec.trainer.replicas=2", "spec.rollout.replicas=2"], SETTINGS, "spec.checkpoint.claimName: must be given"),
         (
             [

@@ -10,9 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from omni_operator.api.files.yaml_document import Document
 from omni_operator.plan import dump_yaml
 
 WORDS = (
+    "y",
+    "N",
     "yes",
     "off",
     "null",
@@ -59,6 +62,12 @@ def test_it_is_read_as_it_was_written(body: dict[str, Any]) -> None:
     text = dump_yaml(body)
     assert YAML(typ="safe", pure=True).load(text) == body
     assert yaml.safe_load(text) == body
+
+
+def test_texts_are_those_that_kubectl_reads() -> None:
+    body = {word: word for word in WORDS}
+    assert Document.parse(dump_yaml(body), "objects.yaml").plain() == body
+    assert dump_yaml({"a": "0X1f", "b": "1e5_0"}) == "a: '0X1f'\nb: '1e5_0'\n", "numbers to kubectl alone"
 
 
 def test_repeated_parts_are_written_in_full_and_texts_of_several_lines_as_blocks() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,7 @@ from omegaconf import OmegaConf
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from verl_omni.agent_loop.batching import align, collate
+from verl_omni.agent_loop.batching import OWN_COLUMNS, align, collate
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
 from verl_omni.trainer.generation.sample_generation import training_requests
@@ -86,6 +88,12 @@ class Worker:
         columns = chunk.non_tensor_batch
         rows = [row(score, info, {}) for score, info in zip(columns["score"], columns["info"], strict=True)]
         return collate(rows, {"priority": columns["priority"]})
+
+
+def test_the_page_on_own_rewards_names_the_columns_that_no_field_of_a_scorer_may_replace() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "start" / "own-reward.md").read_text(encoding="utf-8")
+    (named,) = re.findall(r"The keys (.+?) are\s+reserved", page, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", named)) == OWN_COLUMNS
 
 
 def test_the_manager_joins_results_and_timings_of_its_workers() -> None:

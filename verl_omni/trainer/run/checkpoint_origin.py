@@ -17,9 +17,11 @@ WITH_CONTENT = (
     "data.train_files",
     "data.val_files",
     "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.lora_adapter_path",
     "reward.custom_reward_function.path",
     "reward.reward_model.model_path",
 )
+SCORERS = "reward.reward_functions"  # each may have a file, as `reward.custom_reward_function` has
 DIGESTED = 64 << 20  # bytes of the beginning of a file; Parquet files with images can have many times as many
 # places in a file of a folder, and bytes at each: models have many gigabytes
 SAMPLES = 64
@@ -45,7 +47,9 @@ class CheckpointOrigin:
 
 def of_run(config: DictConfig) -> CheckpointOrigin:
     """What the checkpoints of a run with these settings are trained with."""
-    named = {name: _paths(OmegaConf.select(config, name)) for name in WITH_CONTENT}
+    parts = OmegaConf.select(config, SCORERS) or {}
+    names = (*WITH_CONTENT, *(f"{SCORERS}.{key}.path" for key in parts))
+    named = {name: _paths(OmegaConf.select(config, name)) for name in names}
     return CheckpointOrigin(config, {name: [*map(_digest, paths)] for name, paths in named.items() if paths})
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ def load_transformer(model: Any, *, precision: Precision, seed: int, component: 
         component: folder of the transformer in the model's folder.
 
     Raises:
-        ValueError: `lora_rank` is positive and `target_modules` is empty or matches no layer, or the adapter in the
-            files has other layers or sizes.
+        ValueError: `lora_rank` is positive and `target_modules` is empty, or has a suffix that no layer has, or the
+            adapter in the files has other layers or sizes.
         ImportError: the package of `model.attn_backend` is not installed.
     """
     from diffusers import AutoModel
@@ -65,11 +66,12 @@ def prepare(
     if not model.target_modules:
         raise ValueError("model.lora_rank is positive but model.target_modules is empty")
     made.requires_grad_(False)
-    targets = model.target_modules
+    targets = model.target_modules if isinstance(model.target_modules, str) else list(model.target_modules)
+    _check_targets(targets, [name for name, _ in made.named_modules()])
     config = LoraConfig(
         r=model.lora_rank,
         lora_alpha=model.lora_alpha,
-        target_modules=targets if isinstance(targets, str) else list(targets),
+        target_modules=targets,
         exclude_modules=model.exclude_modules,
         init_lora_weights=model.lora_init_weights,
     )
@@ -83,6 +85,23 @@ def prepare(
     if model.lora_adapter_path is not None:
         _fill_adapter(made, saved_adapter.read(Path(model.lora_adapter_path)).tensors(component))
     return made
+
+
+def _check_targets(targets: str | Sequence[str], layers: Sequence[str]) -> None:
+    """Refuse suffixes that no layer has: peft adapts the layers of the others, and says nothing.
+
+    Raises:
+        ValueError: the message has the first such suffix, and the nearest one that exists.
+    """
+    for target in () if isinstance(targets, str) else targets:
+        if not saved_adapter.select_layers([target], layers):
+            parts = target.count(".") + 1
+            suffixes = {".".join(layer.split(".")[-parts:]) for layer in layers}
+            near = difflib.get_close_matches(target, sorted(suffixes), n=1)
+            raise ValueError(
+                f"actor_rollout_ref.model.target_modules: the transformer has no layer {target}"
+                f"{f'; did you mean {near[0]}?' if near else ''}"
+            )
 
 
 @torch.no_grad()

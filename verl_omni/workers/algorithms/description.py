@@ -80,7 +80,7 @@ class RegisteredAlgorithm:
     row: Literal["sample", "pair"] = "sample"
     limits: Mapping[str, tuple[Limit, ...]] = field(default_factory=dict)
     names: Mapping[str, JobName] = field(default_factory=dict)
-    in_reference: bool = True
+    in_reference: bool = False
     near_base: str | None = None
     like: str | None = None
     loss: str | None = None
@@ -123,7 +123,7 @@ WITHOUT_LIKELIHOOD = (
     RequiredSetting("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare"),
     RequiredSetting("trainer.max_velocity_difference", None, "there are no velocities to compare"),
     RequiredSetting(f"{ROLLOUT}.algo.clean_latents", True, "it learns from final latents"),
-    RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only flow_grpo, grpo_guard and flow_dppo have a KL loss"),
+    RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only algorithms on recorded steps have a KL loss"),
     RequiredSetting(f"{CORRECTION}.bypass_mode", False, "there are no log-probabilities to recompute"),
     RequiredSetting(f"{CORRECTION}.rollout_is", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{CORRECTION}.rollout_rs", None, "there are no log-probabilities to compare"),

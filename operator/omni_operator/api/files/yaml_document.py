@@ -94,7 +94,8 @@ class Document:
         """Apply an assignment such as `spec.trainer.totalSteps=10`. The value is YAML; missing mappings are created.
 
         Raises:
-            JobError: not name=value, the value is not YAML, the path does not exist, or it was assigned before.
+            JobError: not name=value, the value is not YAML, the path does not exist, or it (or a part of it) was
+                assigned before.
         """
         where = f"--set {assignment}"
         name, equals, text = assignment.partition("=")
@@ -106,8 +107,8 @@ class Document:
             reason = f": {_reason(error)}" if isinstance(error, MarkedYAMLError) and error.problem else ""
             raise JobError([Problem(where, f"the value is not valid YAML: {text!r}{reason}")]) from error
         *parents, last = path = _path(name)
-        if path in self.assigned:
-            raise JobError([Problem(where, f"already set by {self.assigned[path]}; remove one of the two")])
+        if said := self._made_by(path):
+            raise JobError([Problem(where, f"already set by {said}; remove one of the two")])
         node: Any = self.tree
         for step in parents:
             node = _child(node, step, where)
@@ -148,7 +149,7 @@ class Document:
         return f"{self.source}:{line + 1}"
 
     def _made_by(self, path: FieldPath) -> str | None:
-        """The assignment that created the mapping at `path`, which the file does not have."""
+        """The first assignment of the value at `path`, or of one in it."""
         return next((said for made, said in self.assigned.items() if made[: len(path)] == path), None)
 
     def dump(self) -> str:

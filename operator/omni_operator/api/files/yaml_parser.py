@@ -28,7 +28,7 @@ TAG = "tag:yaml.org,2002:"  # beginning of the tags that YAML defines, written `
 TEXTS = ("timestamp", "value")  # kinds that are texts; the second is that of `=`
 KINDS = (*TEXTS, "str", "null", "bool", "int", "float", "map", "seq", "merge", "!")
 # Texts without quotes that are booleans, besides true and false.
-WORDS = {"yes": True, "on": True, "no": False, "off": False}
+WORDS = {"y": True, "yes": True, "on": True, "n": False, "no": False, "off": False}
 BOOLEANS = {form(word): value for word, value in WORDS.items() for form in (str.lower, str.capitalize, str.upper)}
 OCTAL = re.compile(r"[-+]?0[0-7_]+")
 # What ruamel.yaml raises for a scalar that does not have the form of its tag, as !!bool abc.

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, StringConstraints, ValidationError, WithJsonSchema
 from typing_extensions import override
 
-from omni_operator.api.base import Line, NullFree, Rule, StrictModel, Violation
+from omni_operator.api.base import Key, Line, NullFree, Rule, StrictModel, Violation
 from omni_operator.api.suggestions import did_you_mean
 from omni_operator.api.validation_messages import describe_errors
 from verl_omni.reward_loop.rewards import UNAVAILABLE, get_scorer
@@ -29,8 +29,6 @@ from .scorers import (
     settings_model,
 )
 
-# A scorer's name is a key of the trainer's settings and a part of a metric's name.
-Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
 SERVER = {name: default for name, (_, default) in setting_fields(get_scorer("http")).items()}
 RESERVED_SETTINGS = frozenset({*OWN_SETTINGS, "url", "timeout", "attempts"})
 NO_REWARD = "must not be given with use Evaluation, whose scores are in no reward; remove it"

@@ -191,6 +191,8 @@ def _write_paths(document: Document, job: DiffusionRLJob) -> None:
             document.replace(("spec", "reward", "scorers", place, "function", "path"), scorer.function.path)
         for setting, path in scorer.paths.items():
             document.replace(("spec", "reward", "scorers", place, "settings", setting), path)
+        if scorer.pool and scorer.pool.python:
+            document.replace(("spec", "reward", "scorers", place, "pool", "python"), scorer.pool.python)
     if (judge := spec.reward.model) and judge.base_is_folder:
         document.replace(("spec", "reward", "model", "base"), judge.base)
 

@@ -27,6 +27,7 @@ Plain = Annotated[bool, typer.Option("--plain", help="Print one line per step in
 
 
 def watch(
+    called: typer.Context,
     name: Name,
     plain: Plain = False,
     as_json: Json = False,
@@ -41,6 +42,8 @@ def watch(
     The exit code is 1 if the job fails. With --json, prints a line for each change. Ctrl-C stops watching; the job
     goes on.
     """
+    if as_json:
+        console.refuse_given(called, ["plain"], "with --json")
     with cluster_client(namespace, context, kubeconfig, name) as client:
         watch_job(client, name, plain=plain, as_json=as_json)
 

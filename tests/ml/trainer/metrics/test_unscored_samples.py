@@ -158,6 +158,13 @@ def test_metrics_are_over_the_samples_that_have_them() -> None:
         "val/acc/stderr": 0.0,
         "val/acc/n": 2,
     }
+    assert step_metrics.evaluation(torch.tensor([1.0, 3.0]), {"reward": [5.0, 9.0]}) == {
+        "val/reward/mean": 2.0,
+        "val/reward/stderr": pytest.approx(1.0),
+        "val/n": 2,
+        "val/reward/reward/mean": 7.0,
+        "val/reward/reward/stderr": pytest.approx(2.0),
+    }, "a scorer's field of that name does not replace the reward"
     assert step_metrics.rewards(torch.tensor([1.0]), {}) == {"reward/mean": 1.0}, "of one, there is no deviation"
     spread = step_metrics.reward_spread(torch.tensor([0.0, 2.0, NAN, 9.0]), ["a", "a", "b", "b"])
     assert list(spread.values()) == [1.0, 0], "prompt b has one reward"

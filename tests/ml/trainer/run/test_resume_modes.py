@@ -215,13 +215,18 @@ def test_what_only_moved_is_no_change_and_what_was_replaced_in_its_place_is_one(
         (folder / "model" / ".cache").mkdir(parents=True, exist_ok=True)
         (folder / "model" / "w.safetensors").write_bytes(weights)
         (folder / "model" / ".cache" / "time").write_text(str(folder))
-        for name in ("train.jsonl", "test.jsonl", "reward.py"):
+        for name in ("train.jsonl", "test.jsonl", "reward.py", "second.py", "lora"):
             (folder / name).write_text(name)
         return OmegaConf.create(
             {
                 "data": {"train_files": [str(folder / "train.jsonl")], "val_files": str(folder / "test.jsonl")},
-                "actor_rollout_ref": {"model": {"path": str(folder / "model")}},
-                "reward": {"custom_reward_function": {"path": str(folder / "reward.py"), "name": "f"}},
+                "actor_rollout_ref": {
+                    "model": {"path": str(folder / "model"), "lora_adapter_path": str(folder / "lora")}
+                },
+                "reward": {
+                    "custom_reward_function": {"path": str(folder / "reward.py"), "name": "f"},
+                    "reward_functions": {"second": {"path": str(folder / "second.py")}, "jpeg": {"weight": 0.5}},
+                },
             }
         )
 
@@ -238,7 +243,14 @@ def test_what_only_moved_is_no_change_and_what_was_replaced_in_its_place_is_one(
         f"actor_rollout_ref.model.path was {tmp_path / 'a' / 'model'}, is {tmp_path / 'b' / 'model'}"
     )
     unknown = checkpoint_origin.CheckpointOrigin(before.settings, {})
-    assert described(unknown, moved).count(" was ") == 4, "without digests, paths are compared"
+    assert described(unknown, moved).count(" was ") == 6, "without digests, paths are compared"
+    now = named(tmp_path / "a")
+    for name in ("second.py", "lora"):
+        (tmp_path / "a" / name).write_text("edited")
+    assert described(before, now) == (
+        "the content of actor_rollout_ref.model.lora_adapter_path is another; "
+        "the content of reward.reward_functions.second.path is another"
+    )
 
 
 def test_the_origin_of_a_checkpoint_has_the_values_of_its_settings_and_only_of_settings(tmp_path: Path) -> None:

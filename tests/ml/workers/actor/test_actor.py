@@ -279,6 +279,12 @@ def test_weights_leave_in_the_dtype_of_the_engine(model_folder: Path) -> None:
     assert all(torch.equal(tensor, own[name].bfloat16()) for name, tensor in sent.items())
 
 
+def test_a_layer_to_adapt_that_the_model_does_not_have_is_refused(model_folder: Path) -> None:
+    """peft adapts the others, so that a misspelt one would be left out silently."""
+    with pytest.raises(ValueError, match=r"the transformer has no layer attn\.to_qq; did you mean attn\.to_q\?"):
+        make_actor(model_settings(model_folder, ["attn.to_k", "attn.to_qq"]))
+
+
 def test_a_checkpoint_of_another_adapter_or_optimizer_is_refused(model_folder: Path, tmp_path: Path) -> None:
     make(model_folder).save(tmp_path)
     advice = "write model.target_modules=[attn.to_k,attn.to_out.0,attn.to_q,attn.to_v,ff.net.2]"

@@ -23,6 +23,5 @@ ALGORITHM = RegisteredAlgorithm(
     lambda config: (),
     limits={"clip_ratio": (POSITIVE,), "adv_clip_max": (POSITIVE,), "ref_kl_coef": (NOT_NEGATIVE,), "draws": (COUNT,)},
     names={"AWM": JobName("AWM", "2509.25050")},
-    in_reference=False,
     near_base="ref_kl_coef",
 )

@@ -34,4 +34,5 @@ ALGORITHM = RegisteredAlgorithm(
     limits={"dpo_beta": (POSITIVE,), "draws": (COUNT,)},
     names={"DiffusionDPO": JobName("Diffusion-DPO, online or offline", "2311.12908")},
     near_base="dpo_beta",
+    in_reference=True,
 )

@@ -64,4 +64,5 @@ ALGORITHM = RegisteredAlgorithm(
     },
     names={"DiffusionNFT": JobName("DiffusionNFT", "2509.16117")},
     near_base="ref_kl_coef",
+    in_reference=True,
 )

@@ -17,4 +17,5 @@ ALGORITHM = RegisteredAlgorithm(
     step_conflicts,
     limits={"kl_mask_threshold": (NOT_NEGATIVE,), "adv_clip_max": (POSITIVE,)},
     names={"FlowDPPO": JobName("Flow-DPPO", "2606.11025", "flow_grpo")},
+    in_reference=True,
 )

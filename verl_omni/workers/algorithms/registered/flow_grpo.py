@@ -15,4 +15,5 @@ ALGORITHM = RegisteredAlgorithm(
         "DanceGRPO": JobName("DanceGRPO", "2505.07818", "dance_grpo"),
         "MixGRPO": JobName("MixGRPO", "2507.21802", "mix_grpo", "rollout.sampler.window"),
     },
+    in_reference=True,
 )

@@ -35,4 +35,5 @@ ALGORITHM = RegisteredAlgorithm(
     _conflicts,
     limits={"clip_ratio": (POSITIVE,), "adv_clip_max": (POSITIVE,)},
     names={"GRPOGuard": JobName("GRPO-Guard", "2510.22319", "flow_grpo")},
+    in_reference=True,
 )
