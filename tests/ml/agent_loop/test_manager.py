@@ -56,13 +56,6 @@ def test_the_result_does_not_depend_on_the_split_over_workers(rows: list[Any], d
     assert found == {name: list(column) for name, column in one.non_tensor_batch.items()}
 
 
-def test_verls_manager_refuses_results_that_are_aligned_here() -> None:
-    """Removable when verl joins workers whose samples report different keys."""
-    rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "iou": 0.2}, {})]
-    with pytest.raises(AssertionError, match=r"not present in the keys|Conflicting values"):
-        DataProto.concat([collate([row(*each)], {}) for each in rows])
-
-
 def test_a_field_that_a_worker_s_samples_lack_is_not_the_data_set_s_column() -> None:
     rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "tag": 0.2}, {})]
     parts = [collate([row(*each)], {"tag": np.array(["counting"], dtype=object)}) for each in rows]
@@ -74,36 +67,6 @@ def manager_of(*workers: Any) -> DiffusionAgentLoopManager:
     manager = DiffusionAgentLoopManager(config, None)
     manager.agent_loop_workers = list(workers)
     return manager
-
-
-class Worker:
-    """A worker's handle: makes rows of the prompts that it is given."""
-
-    def __init__(self) -> None:
-        self.generate_sequences = self
-
-    async def remote(self, chunk: DataProto) -> DataProto:
-        columns = chunk.non_tensor_batch
-        rows = [row(score, info, {}) for score, info in zip(columns["score"], columns["info"], strict=True)]
-        return collate(rows, {"priority": columns["priority"]})
-
-
-def test_the_manager_joins_results_and_timings_of_its_workers() -> None:
-    manager = manager_of(Worker(), Worker())
-    infos = np.array([{"acc": 1.0}, {"acc": 0.0}, {"acc": 1.0, "iou": 0.1}, {"acc": 1.0, "iou": 0.2}], dtype=object)
-    prompts = DataProto(
-        batch=None, non_tensor_batch={"score": np.arange(4, dtype=object), "info": infos}, meta_info={"global_steps": 1}
-    )
-    made = manager.generate_sequences(prompts)
-    assert made.batch["rm_scores"].flatten().tolist() == [0, 1, 2, 3]
-    assert list(made.non_tensor_batch["acc"]) == [1.0, 0.0, 1.0, 1.0]
-    assert list(made.non_tensor_batch["priority"]) == [0, 1, 2, 3]
-    assert made.meta_info["reward_extra_keys"] == ["acc", "iou"]
-    timing = made.meta_info["timing"]
-    for name in ("num_preempted", "generate_sequences", "tool_calls", "compute_score"):
-        assert {f"agent_loop/{name}/{kind}" for kind in ("min", "max", "mean")} <= timing.keys()
-        assert f"agent_loop/slowest/{name}" in timing
-    assert "metrics" not in made.meta_info
 
 
 class Call:

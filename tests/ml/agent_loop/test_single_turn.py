@@ -180,19 +180,6 @@ async def test_a_negative_prompt_is_tokenized_like_the_prompt(worker: Any, batch
     assert request["negative_prompt_ids"] == made.tokenizer("blue square")["input_ids"]
 
 
-async def test_images_and_videos_are_sent_with_both_prompts(worker: Any, batch: Any) -> None:
-    made = worker()
-    made.processor = Processor()
-    made.dataset_cls = Dataset
-    prompt = [{"role": "user", "content": [{"text": "make it red"}, {"image": "cat"}, {"video": "dog"}]}]
-    negative = [{"role": "user", "content": [{"text": "blue"}]}]
-    request = await one(made, batch, prompt, raw_negative_prompt=[negative])
-    assert request["image_data"] == ["cat"]
-    assert request["video_data"] == ["dog"]
-    assert request["prompt_ids"] == [1, 1, 1, IMAGE, VIDEO]
-    assert request["negative_prompt_ids"] == [1, IMAGE, VIDEO]
-
-
 async def test_a_prompt_with_images_is_never_truncated(worker: Any, batch: Any) -> None:
     made = worker()
     made.processor = Processor()
