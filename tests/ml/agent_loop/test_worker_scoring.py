@@ -12,6 +12,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from verl_omni.agent_loop.rows import SampleFailed
+from verl_omni.reward_loop.scorer_results import ScoringFailure, unscored
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
 
@@ -176,3 +177,33 @@ def test_a_worker_refuses_a_limit_that_is_no_positive_number(worker: Any, limit:
     made.config.actor_rollout_ref.rollout.max_concurrent_requests = limit
     with pytest.raises(ValueError, match=f"max_concurrent_requests must be positive: {limit}"):
         type(made)(made.config, None)
+
+
+class Judge:
+    """A reward worker that gives no rating for the samples 1 and 3."""
+
+    def __init__(self, rewards: Any, *, required: bool = True) -> None:
+        self.handle = rewards()
+        self.required = required
+        self.compute_score = self
+
+    async def remote(self, data: Any) -> dict[str, Any]:
+        pixel = int(data.batch["responses"].flatten()[0])
+        if pixel in (1, 3):
+            return unscored(ScoringFailure(f"scorer judge failed: no rating of {pixel}", self.required))
+        made: dict[str, Any] = await self.handle.remote(data)
+        return made
+
+
+async def test_more_of_them_than_are_allowed_end_the_batch_with_the_error_of_one(
+    worker: Any, batch: Any, rewards: Any
+) -> None:
+    said = r"TooManyUnscored: scorer judge failed: no rating of [13]\. 2 samples have no score, and reward\.max_failed"
+    made = worker(rewards=[Judge(rewards)])
+    with pytest.raises(SampleFailed, match=said):
+        await made.generate_sequences(batch(["a"] * 5, {"global_steps": 3, "failures_allowed": 1}))
+    with pytest.raises(SampleFailed, match=r"1 sample has no score, and reward\.max_failed_share allows 0"):
+        await worker(rewards=[Judge(rewards)]).generate_sequences(batch(["a"] * 5))
+    optional = worker(rewards=[Judge(rewards, required=False)])
+    output = await optional.generate_sequences(batch(["a"] * 5))
+    assert int(output.batch["rm_scores"].isnan().sum()) == 2

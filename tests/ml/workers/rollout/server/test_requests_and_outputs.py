@@ -309,18 +309,11 @@ def test_invalid_token_requests_are_refused() -> None:
         tokens({"size": 1, "colour": "red", "temperature": 0.5})
 
 
-def test_token_output_has_log_probabilities_and_version() -> None:
-    from vllm.logprobs import Logprob
-    from vllm.outputs import CompletionOutput
+def test_a_request_without_tokens_is_an_error() -> None:
     from vllm_omni.outputs import OmniRequestOutput
 
     from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
 
-    scores = [{7: Logprob(-0.5), 8: Logprob(-0.1)}, {9: Logprob(-0.25)}]
-    completion = CompletionOutput(0, "x", [7, 9], -0.75, scores, finish_reason="length")
-    made = token_requests.to_token_output(OmniRequestOutput(request_id="1", outputs=[completion]), global_steps=2)
-    assert (made.token_ids, made.log_probs, made.stop_reason) == ([7, 9], [-0.5, -0.25], "completed")
-    assert made.extra_fields == {"global_steps": 2}
     for nothing in (None, OmniRequestOutput(request_id="1")):
         with pytest.raises(RuntimeError, match="without an output"):
             token_requests.to_token_output(nothing, global_steps=2)
@@ -329,26 +322,11 @@ def test_token_output_has_log_probabilities_and_version() -> None:
 # --- modes ---------------------------------------------------------------------------------------------
 
 
-def test_output_mode_selects_the_mode() -> None:
+def test_an_unknown_output_mode_is_refused() -> None:
     from verl_omni.workers.config import DiffusionRolloutConfig
-    from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
-    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
-    from verl_omni.workers.rollout.vllm_rollout.server.rollout_server import select_mode
 
-    def rollout(**engine: Any) -> Any:
-        return DiffusionRolloutConfig(engine_kwargs={"vllm_omni": engine}, prompt_length=6, response_length=4)
-
-    assert isinstance(select_mode(rollout()), DiffusionMode)
-    mode = select_mode(rollout(output_mode="ar"))
-    config = rollout(output_mode="ar")
-    assert isinstance(mode, LanguageModelMode)
-    mode.complete_rollout_config(config)
-    assert config.max_model_len == 10
     with pytest.raises(ValueError, match=r"engine_kwargs.vllm_omni.output_mode: midi is not supported"):
-        rollout(output_mode="midi")
-    unchecked: Any = SimpleNamespace(engine_kwargs={"vllm_omni": {"output_mode": "midi"}})
-    with pytest.raises(ValueError, match=r"Unknown engine_kwargs.vllm_omni.output_mode: 'midi'"):
-        select_mode(unchecked)
+        DiffusionRolloutConfig(engine_kwargs={"vllm_omni": {"output_mode": "midi"}})
 
 
 def test_a_language_model_is_the_first_stage_and_a_pipeline_the_last() -> None:
