@@ -14,7 +14,7 @@ import pytest
 from hydra.utils import get_class
 
 from verl_omni.settings_schema import layout
-from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE, fill_defaults, with_defaults
+from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE, with_defaults
 
 
 def typed_groups() -> Iterator[tuple[type[Any], dict[str, Any]]]:
@@ -99,9 +99,3 @@ def test_a_default_that_a_class_cannot_have_is_refused() -> None:
         kind = type("Settings", (), {name: FROM_FILE})
         with pytest.raises(TypeError, match=rf"Settings\.{name}: trainer/config has no default that a class can have"):
             with_defaults("actor_rollout_ref.actor" if name != "path" else "actor_rollout_ref.model")(kind)
-
-
-def test_a_list_becomes_a_tuple_that_all_objects_may_share() -> None:
-    kind = type("Settings", (), {"betas": FROM_FILE})
-    fill_defaults(kind, {"betas": [0.9, 0.999]})
-    assert kind.betas == (0.9, 0.999)  # type: ignore[attr-defined]
