@@ -13,7 +13,7 @@ import torch
 
 from tests.ml.reward_loop import tiny_hpsv3 as tiny
 from verl_omni.reward_loop import rewards
-from verl_omni.reward_loop.models import clip_model, hpsv3_model
+from verl_omni.reward_loop.models import clip_model
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["a red circle", "a blue {square}", "two red circles, and a very long prompt " * 4, "a red circle"]
@@ -87,13 +87,6 @@ def test_the_weights_keep_their_dtype_and_the_head_is_in_fp32(folder: Path) -> N
 def test_a_file_of_weights_may_be_named(folder: Path) -> None:
     scored = score(folder, model_name_or_path=str(folder / "HPSv3.safetensors"))
     assert scored == pytest.approx(REFERENCE, abs=TOLERANCE)
-
-
-@pytest.mark.parametrize(("height", "width", "resized"), [(512, 512, (448, 448)), (32, 32, (448, 448))])
-def test_an_image_is_resized_to_the_number_of_pixels_that_the_model_knows(
-    height: int, width: int, resized: tuple[int, int]
-) -> None:
-    assert hpsv3_model.resize(torch.zeros(3, height, width, dtype=torch.uint8)).size == resized
 
 
 def test_the_score_of_a_video_is_the_mean_of_its_frames(folder: Path) -> None:

@@ -21,7 +21,6 @@ from verl.trainer.ppo.reward import load_reward_manager
 from verl.utils.reward_score import get_default_compute_score
 
 from tests.ml.reward_loop.managers import Sample, Settings, multi, visual
-from verl_omni.reward_loop.reward_manager import VisualRewardManager
 from verl_omni.reward_loop.scorer_results import FAILURE, ScorerFailed
 
 DARK = pytest.approx(0.2)  # the fixture's image
@@ -211,13 +210,6 @@ async def test_a_file_that_cannot_be_imported_is_named_and_ends_no_process(
 async def test_two_samples_at_once_are_refused(settings: Settings, sample: Sample) -> None:
     with pytest.raises(ValueError, match="one sample at a time, and got 2"):
         await visual(settings()).run_single(DataProto.concat([sample(), sample()]))
-
-
-def test_scores_become_a_column(sample: Sample) -> None:
-    column = VisualRewardManager.assemble_rm_scores(sample(), [0.5, 1.5])
-    assert column.shape == (2, 1)
-    assert column.dtype == torch.float32
-    assert column[:, 0].tolist() == [0.5, 1.5]
 
 
 @pytest.mark.parametrize(
