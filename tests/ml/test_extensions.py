@@ -229,11 +229,6 @@ def test_what_a_decorator_cannot_register_is_refused() -> None:
         extensions.register_reward("mine")(LAMBDA)
 
 
-def test_without_the_module_its_names_are_unknown() -> None:
-    assert "no algorithm 'my_algorithm'; one of " in refusal(f"{LOSS}.loss_mode=my_algorithm")
-    assert "my_advantage is not supported" in refusal("algorithm.adv_estimator=my_advantage")
-
-
 def test_a_name_of_this_package_cannot_be_taken() -> None:
     with pytest.raises(ValueError, match="algorithm 'flow_grpo' exists already"):
         extensions.register_loss("flow_grpo")(test_a_name_of_this_package_cannot_be_taken)

@@ -83,11 +83,6 @@ def test_an_index_cannot_name_a_file_outside_its_folder(run: Path, file: str) ->
         load(run)
 
 
-def test_other_folders_among_the_samples_are_ignored(run: Path) -> None:
-    (run / "samples" / "step_new").mkdir()
-    assert list(load(run).images) == [0, 2, 4]
-
-
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "text"])
 def test_malformed_settings_are_refused(run: Path, text: str) -> None:
     (run / "config.yaml").write_text(text)
