@@ -53,22 +53,6 @@ def test_an_image_is_converted(image: Any) -> None:
     assert made.extra_fields == {"global_steps": 4} and made.log_probs is None
 
 
-def test_float_pixels_on_request() -> None:
-    for params in ({"pixel_dtype": "float32"}, {"extra_args": {"pixel_dtype": "float32"}}):
-        made = sample(engine_output(PICTURE), **params).diffusion_output
-        assert made.dtype == torch.float32
-        torch.testing.assert_close(made, PICTURE[0].float() / 255)
-
-
-@pytest.mark.parametrize("params", [{"output_type": "latent"}, {"extra_args": {"output_type": "latent"}}])
-def test_latents_are_unchanged_in_float32(params: dict[str, Any]) -> None:
-    from verl_omni.workers.rollout.vllm_rollout.server import requests
-
-    assert requests.engine_sampling_params(params).output_type == "latent"
-    made = sample(engine_output(LATENT), **params).diffusion_output
-    assert made.dtype == torch.float32 and torch.equal(made, LATENT[0].float())
-
-
 @pytest.mark.parametrize("name", ["image", "video", "pt", "np"])
 def test_the_reference_s_names_of_pixels_mean_pixels(name: str) -> None:
     from verl_omni.workers.rollout.vllm_rollout.server import requests
