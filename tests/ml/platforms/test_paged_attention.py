@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -81,31 +80,6 @@ def attended(layout: Layout, query: list[Tensor], key: list[Tensor], value: list
             made[row] = torch.cat((made[row], part)) if done[row] else part
             done[row] = spans[row].stop
     return made
-
-
-@settings(max_examples=60, deadline=None)
-@given(layouts)
-def test_paged_attention_equals_attention_over_the_whole_request(layout: Layout) -> None:
-    generator = torch.Generator().manual_seed(layout.seed)
-
-    def random(heads: int) -> list[Tensor]:
-        return [torch.randn(length, heads, HEAD, generator=generator) for length in layout.lengths]
-
-    query = random(layout.kv_heads * layout.groups)
-    key = random(layout.kv_heads)
-    value = random(layout.kv_heads)
-    for own, q, k, v in zip(attended(layout, query, key, value), query, key, value, strict=True):
-        wide = [each.repeat_interleave(layout.groups, dim=1).transpose(0, 1) for each in (k, v)]
-        whole = scaled_dot_product_attention(q.transpose(0, 1), *wide, is_causal=True, scale=SCALE).transpose(0, 1)
-        torch.testing.assert_close(own, whole, atol=1e-5, rtol=1e-5)
-
-
-def test_padding_is_not_stored() -> None:
-    cache = torch.zeros(2, 2, 1, 2 * HEAD)
-    tokens = torch.ones(3, 1, HEAD)
-    paged_attention.write(cache, tokens, 2 * tokens, torch.tensor([3, paged_attention.PADDING, 0]))
-    assert cache[..., :HEAD].sum(-1).flatten().tolist() == [HEAD, 0, 0, HEAD]
-    assert cache[..., HEAD:].sum(-1).flatten().tolist() == [2 * HEAD, 0, 0, 2 * HEAD]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
