@@ -1,46 +1,29 @@
-"""Samples that stay in the object store: what the driver gets, what is stored, and its size for real shapes."""
+"""Samples that stay in the object store: what the driver gets, and what is stored."""
 
 from __future__ import annotations
 
-import pickle
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from verl_omni.pipelines.sd3.training import CONDITIONS
-from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder
 from verl_omni.utils.packed_tensors import PackedTensors
 from verl_omni.utils.sample_store import load
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.vllm_rollout.server.outputs import SampleFormat, to_diffusion_output
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
 
-MEGABYTE = 1e6
-# Stable Diffusion 3.5 medium at 512 px: 16 latent channels at an eighth of the side, 77 CLIP and 256 T5 tokens.
-LATENT = (16, 64, 64)
-EMBEDS = (333, 4096)
-POOLED = (2048,)
-STEPS = 10
-SAMPLES_PER_PROMPT = 24
-PROMPTS = 4
-
 
 class Store:
-    """An object store that keeps the pickled sizes of its objects, and the objects if asked to."""
+    """An object store that keeps its objects."""
 
-    def __init__(self, *, keep: bool = True) -> None:
+    def __init__(self) -> None:
         self.objects: list[PackedTensors] = []
-        self.sizes: list[int] = []
-        self.keep = keep
 
     def __call__(self, packed: PackedTensors) -> int:
-        self.sizes.append(len(pickle.dumps(packed)))
-        if self.keep:
-            self.objects.append(packed)
-        return len(self.sizes) - 1
+        self.objects.append(packed)
+        return len(self.objects) - 1
 
     def get(self, references: list[int]) -> list[PackedTensors]:
         return [self.objects[reference] for reference in references]
@@ -98,62 +81,3 @@ async def test_what_is_stored_is_what_training_reads(worker: Any, batch: Any, en
     assert len(store.objects) == 1, "one object for the batch"
     embeds = tensors["prompt_embeds"]
     assert embeds.index.tolist() == [0, 0, 1] and embeds.table.shape == (2, 4, 500), "embeddings once per prompt"
-
-
-def recorded(prompt: torch.Tensor, seed: int) -> DiffusionOutput:
-    """A sample of the real recorder and the real conversion of outputs, with the shapes and dtypes of the model."""
-    dtype = torch.bfloat16
-    arguments = {"noise_level": 0.7, "sde_type": "sde", "logprobs": True, "weights_version": True}
-    params = SimpleNamespace(
-        extra_args=arguments, num_inference_steps=STEPS, generator=torch.Generator().manual_seed(seed)
-    )
-    recorder = TrajectoryRecorder([params], torch.device("cpu"), steps=STEPS, dtype=dtype, version=0)
-    sigmas = torch.linspace(1, 0, STEPS + 1)
-    conditions = {
-        "prompt_embeds": prompt.expand(1, *EMBEDS),
-        "pooled_prompt_embeds": torch.zeros(1, *POOLED, dtype=dtype),
-        "negative_prompt_embeds": prompt.expand(1, *EMBEDS),
-        "negative_pooled_prompt_embeds": torch.zeros(1, *POOLED, dtype=dtype),
-    }
-    recorder.denoise(lambda x, t: x, torch.zeros(1, *LATENT, dtype=dtype), sigmas[:-1] * 1000, sigmas, conditions)
-    output = SimpleNamespace(output=torch.zeros(1, 3, 8, 8))
-    recorder.attach([output], "image")
-    wrapped = output.output
-    result = SimpleNamespace(
-        images=[wrapped["payload"]["image"]],
-        multimodal_output={"metadata": wrapped["metadata"]},
-        trajectory_latents=output.trajectory_latents,
-        trajectory_timesteps=output.trajectory_timesteps,
-        trajectory_log_probs=output.trajectory_log_probs,
-    )
-    return to_diffusion_output(result, SampleFormat(log_probs=True), global_steps=0)
-
-
-async def test_a_sample_of_a_real_model_costs_at_most_a_megabyte_and_a_half(
-    worker: Any, batch: Any, rewards: Any
-) -> None:
-    """Pixels go to the scorer and are dropped; everything else that a sample carries is counted."""
-
-    class Real:
-        async def generate(self, request_id: str, **request: Any) -> DiffusionOutput:
-            text = torch.full(EMBEDS, float(sum(request["prompt_ids"])), dtype=torch.bfloat16)
-            return recorded(text, request["sampling_params"]["seed"])
-
-    class Zero(rewards):  # type: ignore[misc]
-        async def remote(self, data: Any) -> dict[str, Any]:
-            return {"reward_score": 0.0, "reward_extra_info": {}}
-
-    made = worker(
-        "actor_rollout_ref.rollout.pipeline.guidance_scale=4.5",
-        "actor_rollout_ref.rollout.max_prompt_embed_length=333",
-        f"actor_rollout_ref.rollout.pipeline.num_inference_steps={STEPS}",
-        "actor_rollout_ref.rollout.max_concurrent_requests=1",
-        engine=Real(),
-        rewards=[Zero()],
-    )
-    store = made.put = Store(keep=False)
-    prompts = [text for text in ["red", "blue", "green", "a cat"] for _ in range(SAMPLES_PER_PROMPT)]
-    output = await made.generate_sequences(batch(prompts, {**TRAINING, "rollout_seed": 1}, uid=prompts))
-    size = PROMPTS * SAMPLES_PER_PROMPT
-    assert sum(store.sizes) / size <= 1.5 * MEGABYTE
-    assert len(pickle.dumps(output)) / size < 4096
