@@ -167,12 +167,6 @@ def test_a_custom_chat_template_is_set_on_the_processor(worker: Any, monkeypatch
     assert made.processor.chat_template == made.tokenizer.chat_template == TEMPLATE
 
 
-async def test_a_long_templated_prompt_loses_its_end(worker: Any, batch: Any) -> None:
-    made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'", "data.truncation=right")
-    ids = (await one(made, batch, "blue " + "circle " * 20))["prompt_ids"]
-    assert ids == made.tokenizer("blue" + " circle" * 7, add_special_tokens=False)["input_ids"]
-
-
 @pytest.mark.parametrize("negative", ["blue square", [{"role": "user", "content": "blue square"}]])
 async def test_a_negative_prompt_is_tokenized_like_the_prompt(worker: Any, batch: Any, negative: Any) -> None:
     made = worker()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -40,93 +39,6 @@ def test_the_tables_of_budgets_match_the_committed_data(program: Any) -> None:
     assert with_tables(page, budgets.TABLES, DOCS / "figures") == page, "run: python benchmarks/operator_scale.py"
     emptied = page.replace("p99", "p98")
     assert with_tables(emptied, budgets.TABLES, DOCS / "figures") == page
-
-
-CREATION = {
-    "case": "creation of a job",
-    "jobs_per_minute": 2000.0,
-    "operator_cpu_ms": 8.0,
-    "writes": 4.0,
-    "server_cpu_ms": 40.0,
-    "submission_cpu_ms": 10.0,
-    "naive_server_cpu_ms": 50.0,
-    "server_mib": 8.0,
-    "submission_mib": 2.0,
-    "naive_server_mib": 14.0,
-}
-
-
-FAIRNESS = {
-    "jobs": 800,
-    "queue_served_max_s": 0.9,
-    "queue_left": 600.0,
-    "taken_s": 120.0,
-    "suspensions": 90,
-    "quiet_request_s": 0.01,
-    "quiet_served_s": 0.1,
-    "quiet_suspended_s": 0.2,
-    "during_request_s": 0.02,
-    "during_served_s": 0.2,
-    "during_suspended_s": 0.3,
-    "during_served_max_s": 0.5,
-    "during_suspended_max_s": 0.6,
-}
-
-
-EVENTS = {
-    "jobs": 5000.0,
-    "kopf_cpu_ms": 1.0,
-    "kopf_peak_kib": 12.0,
-    "informer_cpu_ms": 0.2,
-    "informer_peak_kib": 10.0,
-}
-
-
-MEMORY = {
-    "jobs": 5000.0,
-    "empty_mib": 60.0,
-    "full_mib": 80.0,
-    "kib_per_job": 4.0,
-    "deleted_mib": 70.0,
-}
-
-
-async def answer_nothing(jobs: int) -> dict[str, float]:
-    """A second measurement, whose figures a run has already."""
-    return {}
-
-
-FAKES = {
-    "operator_create": CREATION,
-    "operator_memory": MEMORY,
-    "operator_fairness": FAIRNESS,
-    "operator_events": EVENTS,
-}
-
-
-@pytest.mark.parametrize("name", ["operator_scale", *FAKES])
-def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
-    program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    scale = json.loads((DOCS / "figures" / "operator_scale.json").read_text(encoding="utf-8"))["runs"][0]
-    page = tmp_path / "page.md"
-    figures = tmp_path / "figures"
-    figures.mkdir()
-    run = FAKES.get(name, scale)
-    (figures / f"{name}.json").write_text(json.dumps({"runs": [run]}), encoding="utf-8")
-    stale = f"<!-- {name} -->\n\nOLD\n\n<!-- end -->\n"
-    page.write_text(stale, encoding="utf-8")
-    benchmark = program(name)
-    monkeypatch.setattr(benchmark, "measure", lambda *_: run)
-    monkeypatch.setattr(benchmark, "measure_queue", answer_nothing, raising=False)
-    monkeypatch.setattr(program("budgets_page"), "PAGE", page)
-    monkeypatch.setattr(program("page_tables"), "FIGURES", figures)
-    for out in (tmp_path / f"{name}.json", figures / f"{name}.json"):
-        assert page.read_text(encoding="utf-8") == stale
-        monkeypatch.setattr(sys, "argv", [name, "--out", str(out)])
-        benchmark.main()
-        assert json.loads(out.read_text(encoding="utf-8"))["runs"]
-    assert "OLD" not in page.read_text(encoding="utf-8")
 
 
 def test_the_tables_of_the_estimates_match_the_committed_data(program: Any) -> None:

@@ -229,15 +229,6 @@ async def test_several_scorers_are_averaged_or_added_by_weight(
     }
 
 
-async def test_the_fields_of_a_part_carry_its_name(
-    settings: Settings, sample: Sample, user_file: Callable[[str], str]
-) -> None:
-    path = user_file("def f(data_source, solution_image, ground_truth, extra_info, **s):\n return {'score': 1, **s}\n")
-    functions = {"mine": {"path": path, "name": "f", "depth": 4}}
-    result = await multi(settings(reward_functions=functions)).run_single(sample())
-    assert result["reward_extra_info"] == {"reward/mine": 1.0, "reward/mine/depth": 4, "reward/combined": 1.0}
-
-
 PINK = "reward 'hue' failed: ValueError: Unknown color 'pink'"
 
 

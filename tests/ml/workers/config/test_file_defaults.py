@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import re
@@ -29,31 +28,8 @@ def typed_groups() -> Iterator[tuple[type[Any], dict[str, Any]]]:
 GROUPS = list(typed_groups())
 
 
-def literals(kind: type[Any]) -> Iterator[tuple[str, Any]]:
-    """The defaults that are written as plain values in a class."""
-    (definition,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(definition, ast.ClassDef)
-    for line in definition.body:
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.value is not None:
-            try:
-                yield line.target.id, ast.literal_eval(line.value)
-            except ValueError:
-                continue
-
-
 def test_all_typed_groups_are_seen() -> None:
     assert len({kind for kind, _ in GROUPS}) == 10 + len(layout.algorithms())
-
-
-@pytest.mark.parametrize(("kind", "group"), GROUPS, ids=[kind.__name__ for kind, _ in GROUPS])
-def test_no_class_repeats_a_default_of_the_files(kind: type[Any], group: dict[str, Any]) -> None:
-    own = {name: list(value) if isinstance(value, tuple) else value for name, value in literals(kind)}
-    repeated = [
-        name
-        for name, value in own.items()
-        if name in group and value == group[name] and type(value) is type(group[name])
-    ]
-    assert repeated in ([], ["loss_mode"]), "write FROM_FILE; loss_mode selects the file"
 
 
 @pytest.mark.parametrize(("kind", "group"), GROUPS, ids=[kind.__name__ for kind, _ in GROUPS])
