@@ -73,17 +73,6 @@ def test_a_sample_without_one_score_takes_no_part_in_a_normalized_sum() -> None:
     assert computed[[0, 2, 3]].tolist() == alone.tolist() and computed.isnan().tolist() == [False, True, False, False]
 
 
-def test_equal_rewards_have_no_advantage() -> None:
-    computed = advantages.group_advantages(torch.full((3,), 3.488598273467498), ["a"] * 3, global_std=False)
-    assert computed.dtype == torch.float32
-    assert computed.abs().max() < 1e-9
-
-
-def test_a_single_sample_has_no_advantage() -> None:
-    assert advantages.group_advantages(torch.tensor([3.0, 1.0, 2.0]), ["a", "b", "b"])[0] == 0
-    assert advantages.group_advantages(torch.tensor([3.0]), ["a"]).tolist() == [0], "the batch has no deviation either"
-
-
 def test_bad_rewards_are_refused() -> None:
     with pytest.raises(ValueError, match="infinite"):
         advantages.group_advantages(torch.tensor([-math.inf, 1.0]), ["a", "a"])

@@ -93,21 +93,6 @@ def test_one_half_is_filled_while_the_other_is_read(monkeypatch: pytest.MonkeyPa
     assert reader.most_unread == 2
 
 
-def test_a_buffer_that_is_smaller_than_requested_is_not_requested_again() -> None:
-    class Short(CpuBuffer):
-        def replace(self, needed: int, preferred: int) -> BufferMessage:
-            return super().replace(needed, min(preferred, 256))
-
-    buffer = Short()
-    reader = Reader(buffer)
-    packer = buckets.Packer(buffer, reader, 1 << 20)
-    for index in range(50):
-        packer.add(f"t{index}", torch.ones(16))
-    packer.finish()
-    assert buffer.sizes == [256]
-    assert len(reader.staging.tensors) == 50
-
-
 @given(st.binary(min_size=1, max_size=64), st.data())
 @settings(max_examples=120, deadline=None)
 @pytest.mark.parametrize("summed", [compute_digest, device_digest])

@@ -10,9 +10,7 @@ import torch
 from tests.ml import smallest_job
 from tests.ml.smallest_job import refusal
 from verl_omni.settings_schema.declarations import SETTINGS
-from verl_omni.trainer.data.prompt_dataset import epoch_order
 from verl_omni.trainer.settings import supported_values
-from verl_omni.utils.seeds import hashed_seed
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -43,14 +41,6 @@ def test_every_seed_that_is_accepted_has_random_numbers_of_its_own(setting: str)
                 f"{setting}: must be from 0 to 4294967295 (2^32 - 1), because a CPU uses 32 bits of a seed: {seed}"
             )
             assert refusal(f"{setting}={seed}") == problem
-
-
-def test_orders_of_the_largest_and_the_smallest_seed_differ() -> None:
-    orders = {tuple(epoch_order(50, seed, 0).tolist()) for seed in (0, 1, 2**31, 2**32 - 1)}
-    assert len(orders) == 4
-    assert epoch_order(50, 2**40, 0).equal(epoch_order(50, 0, 0)), "why it is refused"
-    windows = {hashed_seed("window", seed, 1) % 2**32 for seed in (0, 2**32, 2**40, -1)}
-    assert len(windows) == 4, "why these may have more bits"
 
 
 def test_an_adapter_without_effect_is_refused_and_gradients_may_be_unlimited() -> None:

@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # vLLM-Omni's own cla
 
 PICTURE = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2)
 VIDEO = torch.stack([PICTURE, PICTURE + 1, PICTURE + 2], dim=1)  # [1, T, C, H, W]
-LATENT = torch.linspace(-3, 3, 16).reshape(1, 4, 2, 2).to(torch.bfloat16)
 AUDIO = torch.linspace(-1, 1, 8)
 
 
