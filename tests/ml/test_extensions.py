@@ -83,22 +83,6 @@ def policy_loss(loss: Any) -> Any:
     return objective.policy_loss({"advantages": torch.tensor([1.0, -0.2])}, 0, ratio, ratio, ratio)
 
 
-def test_a_loss_replaces_that_of_flow_grpo() -> None:
-    config = load(f"{LOSS}.loss_mode=my_loss", f"{LOSS}.adv_clip_max=0.5", "algorithm.adv_estimator=my_advantage")
-    loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
-    assert loss.loss_mode == "my_loss"
-    found, measured = policy_loss(loss)
-    assert found.tolist() == pytest.approx([-0.5, 0.2])
-    assert measured["difference"].tolist() == [0, 0] and not measured["difference"].requires_grad
-
-
-def test_advantages_are_those_of_the_users_function() -> None:
-    config = load("algorithm.adv_estimator=my_advantage")
-    samples: Any = SimpleNamespace(tensors={}, scores=torch.tensor([0.0, 1.0, 5.0]), groups=["a", "a", "b"])
-    batch = training_algorithm("flow_grpo").training_batch(samples, None, config, 1)
-    assert batch["advantages"].tolist() == [-2, -1, 3]
-
-
 @pytest.mark.parametrize("made", [torch.zeros(2), torch.tensor([0.0, 1.0, torch.nan])])
 def test_wrong_advantages_are_refused(made: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load("algorithm.adv_estimator=my_advantage")
@@ -227,11 +211,6 @@ def test_what_a_decorator_cannot_register_is_refused() -> None:
         extensions.register_family("FluxPipeline", pipeline="my_flux.Pipeline")
     with pytest.raises(ValueError, match=r"a lambda of .* has no name to import it by"):
         extensions.register_reward("mine")(LAMBDA)
-
-
-def test_without_the_module_its_names_are_unknown() -> None:
-    assert "no algorithm 'my_algorithm'; one of " in refusal(f"{LOSS}.loss_mode=my_algorithm")
-    assert "my_advantage is not supported" in refusal("algorithm.adv_estimator=my_advantage")
 
 
 def test_a_name_of_this_package_cannot_be_taken() -> None:

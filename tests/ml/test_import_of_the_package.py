@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -77,24 +76,6 @@ def test_verl_loads_the_classes_of_the_names_after_the_package() -> None:
     assert loop == "DiffusionSingleTurnAgentLoop"
 
 
-def test_a_callback_runs_after_the_code_of_a_module_and_leaves_its_loader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(import_hooks._FINDER, "callbacks", {})
-    (tmp_path / "hooked_later.py").write_text("VALUE = 3\n")
-    seen: list[tuple[ModuleType, int]] = []
-    import_hooks.after_import("hooked_later", lambda module: seen.append((module, module.VALUE)))
-    assert seen == []
-    import hooked_later  # type: ignore[import-not-found]
-
-    assert seen == [(hooked_later, 3)]
-    assert type(hooked_later.__spec__.loader).__name__ == type(hooked_later.__loader__).__name__ == "SourceFileLoader"
-    import_hooks.after_import("hooked_later", lambda module: seen.append((module, 7)))
-    assert [value for _, value in seen] == [3, 7], "a module that is loaded already"
-    monkeypatch.delitem(sys.modules, "hooked_later")
-
-
 def test_an_error_of_a_callback_fails_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(import_hooks._FINDER, "callbacks", {})
@@ -103,12 +84,3 @@ def test_an_error_of_a_callback_fails_the_import(tmp_path: Path, monkeypatch: py
     with pytest.raises(AttributeError, match="missing"):
         __import__("hooked_badly")
     assert "hooked_badly" not in sys.modules
-
-
-def test_repeating_the_import_installs_one_finder() -> None:
-    found = fresh(
-        "import importlib, sys, verl_omni",
-        "importlib.reload(verl_omni)",
-        "print(sum(type(each).__module__ == 'verl_omni.utils.import_hooks' for each in sys.meta_path))",
-    )
-    assert found == "1"

@@ -17,9 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl_omni.agent_loop import DiffusionAgentLoopOutput, DiffusionSingleTurnAgentLoop, batching
 from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput, sample_of
 from verl_omni.agent_loop.rows import SampleFailed, SampleLost, run_rows
-from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.utils import maybe_per_rollout_seeds
-from verl_omni.workers.config import DiffusionRolloutConfig
 from verl_omni.workers.rollout.replica_calls import ReplicaLost
 
 
@@ -40,18 +38,6 @@ def test_seeds_are_optional_and_need_one_index_per_row() -> None:
     assert maybe_per_rollout_seeds({}, 3) is None
     with pytest.raises(ValueError, match="Expected 3 global rollout indices, got 2"):
         maybe_per_rollout_seeds({"rollout_seed": 1}, 3, [0, 1])
-
-
-@given(st.integers(1, 20), st.booleans(), st.none() | st.integers(0, 2**40))
-@settings(deadline=None)
-def test_rows_do_not_share_parameters(size: int, validate: bool, seed: int | None) -> None:
-    rollout = DiffusionRolloutConfig()
-    made = row_params(rollout, {"validate": validate, "global_steps": 1, "rollout_seed": seed}, size, {})
-    assert len(made) == size
-    assert {len(row) for row in made} == {len(made[0])}
-    made[0]["seed"] = made[0]["height"] = -1
-    assert all(row["height"] == 512 and row.get("seed") != -1 for row in made[1:])
-    assert rollout.pipeline.height == 512
 
 
 @pytest.mark.parametrize(

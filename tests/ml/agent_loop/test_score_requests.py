@@ -61,12 +61,3 @@ async def test_a_call_has_the_share_of_a_worker_and_at_most_half_of_what_it_may_
         float(number) for number in range(samples) if number != 3
     ]
     assert isinstance(found[3], ValueError), "the others have their scores"
-
-
-async def test_a_reward_manager_gets_the_row_of_the_data_set() -> None:
-    handle = Workers()
-    await scores([handle], 2)
-    row = handle.given[1]
-    assert row.batch["prompts"].shape == (1, 8) and row.batch["responses"].shape == (1, 3, 2, 2)
-    assert row.non_tensor_batch["uid"].tolist() == ["u1"] and row.non_tensor_batch["__num_turns__"].tolist() == [2]
-    assert row.non_tensor_batch["boxes"][0] == [[1], [2]] and row.meta_info == {"validate": False}

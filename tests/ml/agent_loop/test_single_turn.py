@@ -167,30 +167,11 @@ def test_a_custom_chat_template_is_set_on_the_processor(worker: Any, monkeypatch
     assert made.processor.chat_template == made.tokenizer.chat_template == TEMPLATE
 
 
-async def test_a_long_templated_prompt_loses_its_end(worker: Any, batch: Any) -> None:
-    made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'", "data.truncation=right")
-    ids = (await one(made, batch, "blue " + "circle " * 20))["prompt_ids"]
-    assert ids == made.tokenizer("blue" + " circle" * 7, add_special_tokens=False)["input_ids"]
-
-
 @pytest.mark.parametrize("negative", ["blue square", [{"role": "user", "content": "blue square"}]])
 async def test_a_negative_prompt_is_tokenized_like_the_prompt(worker: Any, batch: Any, negative: Any) -> None:
     made = worker()
     request = await one(made, batch, "a red circle", raw_negative_prompt=[negative])
     assert request["negative_prompt_ids"] == made.tokenizer("blue square")["input_ids"]
-
-
-async def test_images_and_videos_are_sent_with_both_prompts(worker: Any, batch: Any) -> None:
-    made = worker()
-    made.processor = Processor()
-    made.dataset_cls = Dataset
-    prompt = [{"role": "user", "content": [{"text": "make it red"}, {"image": "cat"}, {"video": "dog"}]}]
-    negative = [{"role": "user", "content": [{"text": "blue"}]}]
-    request = await one(made, batch, prompt, raw_negative_prompt=[negative])
-    assert request["image_data"] == ["cat"]
-    assert request["video_data"] == ["dog"]
-    assert request["prompt_ids"] == [1, 1, 1, IMAGE, VIDEO]
-    assert request["negative_prompt_ids"] == [1, IMAGE, VIDEO]
 
 
 async def test_a_prompt_with_images_is_never_truncated(worker: Any, batch: Any) -> None:

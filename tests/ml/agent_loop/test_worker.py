@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -162,16 +161,6 @@ async def test_samples_carry_statistics_and_how_often_they_were_lost(worker: Any
     assert latents.non_tensor_batch["__sample__"][0].statistics is None
 
 
-@pytest.mark.parametrize(("given", "length"), [("null", 6), ("9", 9)])
-def test_the_embedding_length_defaults_to_max_sequence_length(worker: Any, given: str, length: int) -> None:
-    assert worker(f"actor_rollout_ref.rollout.max_prompt_embed_length={given}").max_prompt_embed_length == length
-
-
-def test_an_embedding_length_of_0_is_refused(worker: Any) -> None:
-    with pytest.raises(ValueError, match="max_prompt_embed_length must be positive: 0"):
-        worker("actor_rollout_ref.rollout.max_prompt_embed_length=0")
-
-
 async def test_columns_of_any_name_reach_the_loop_and_preemptions_are_reported(
     worker: Any, batch: Any, engine: Any
 ) -> None:
@@ -206,23 +195,6 @@ async def test_an_aborted_sample_is_an_error(worker: Any, batch: Any, engine: An
         await worker(engine=Aborting()).generate_sequences(batch(["a"]))
 
 
-async def test_only_agent_name_is_added_to_the_input_batch(worker: Any, batch: Any) -> None:
-    rows = batch(["a"])
-    before = set(rows.non_tensor_batch)
-    await worker().generate_sequences(rows)
-    assert set(rows.non_tensor_batch) == before | {"agent_name"}
-    assert list(rows.non_tensor_batch["agent_name"]) == ["diffusion_single_turn_agent"]
-    assert rows.meta_info == {"global_steps": 3}
-    assert isinstance(rows.non_tensor_batch["raw_prompt"], np.ndarray)
-
-
-async def test_a_row_without_a_prompt_is_an_error(worker: Any, batch: Any) -> None:
-    rows = batch(["a"], uid=["u"])
-    del rows.non_tensor_batch["raw_prompt"]
-    with pytest.raises(SampleFailed, match="KeyError: 'raw_prompt'"):
-        await worker().generate_sequences(rows)
-
-
 async def test_prompts_are_padded_on_the_tokenizers_side(worker: Any, batch: Any) -> None:
     masks = {}
     for side in ("left", "right"):
@@ -230,26 +202,6 @@ async def test_prompts_are_padded_on_the_tokenizers_side(worker: Any, batch: Any
         made.tokenizer.padding_side = side
         masks[side] = (await made.generate_sequences(batch(["a"]))).batch["attention_mask"][0].tolist()
     assert masks == {"left": [0] * 5 + [1] * 3, "right": [1] * 3 + [0] * 5}
-
-
-async def test_a_sample_is_scored_once(worker: Any, rewards: Any) -> None:
-    from verl_omni.agent_loop import DiffusionAgentLoopOutput
-
-    made = worker()
-    handle = rewards()
-    sample = DiffusionAgentLoopOutput(
-        prompt_ids=[1], response_diffusion_output=torch.ones(3, 2, 2, dtype=torch.uint8), metrics={}
-    )
-    given = (torch.ones(1, 8, dtype=torch.int64), sample.response_diffusion_output.unsqueeze(0), {"uid": "u"})
-    await made._compute_score(sample, *given)
-    assert sample.reward_score is None, "no scorer runs"
-    made.reward_loop_worker_handles = [handle]
-    for _ in range(2):
-        await made._compute_score(sample, *given)
-    assert sample.reward_score == 1.0
-    assert sample.extra_fields == {"reward_extra_info": {"acc": 1.0}, "scoring_failure": None}
-    assert sample.metrics.compute_score > 0 and len(handle.given) == 1
-    assert handle.given[0].non_tensor_batch["uid"][0] == "u"
 
 
 async def test_a_subclass_may_override_each_step_with_the_documented_arguments(
@@ -282,3 +234,8 @@ async def test_a_subclass_may_override_each_step_with_the_documented_arguments(
     assert seen == ["run", "postprocess", "score", "together"]
     assert output.batch["rm_scores"].tolist() == [[0.25]]
     assert handle.given[0].meta_info == {"validate": True}
+
+
+def test_an_embedding_length_of_0_is_refused(worker: Any) -> None:
+    with pytest.raises(ValueError, match="max_prompt_embed_length must be positive: 0"):
+        worker("actor_rollout_ref.rollout.max_prompt_embed_length=0")

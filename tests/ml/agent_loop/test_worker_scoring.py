@@ -9,55 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from ray.exceptions import ActorUnavailableError
 
 from verl_omni.agent_loop.rows import SampleFailed
 from verl_omni.reward_loop.scorer_results import ScoringFailure, unscored
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
-
-
-async def test_reward_workers_take_turns_and_get_no_recorded_tensors(
-    worker: Any, batch: Any, engine: Any, rewards: Any
-) -> None:
-    handles = [rewards(), rewards()]
-    made = worker(engine=engine(all_latents=torch.ones(5, 2), note="x"), rewards=handles)
-    await made.generate_sequences(batch(["a", "b", "c", "d"], {"validate": True}, data_source=["s"] * 4))
-    assert [len(each.given) for each in handles] == [2, 2]
-    given = handles[0].given[0]
-    assert given.meta_info == {"validate": True}
-    assert given.batch["prompts"].shape == (1, 8)
-    assert given.batch["responses"].shape == (1, 3, 2, 2)
-    assert given.non_tensor_batch["data_source"][0] == "s"
-    assert given.non_tensor_batch["__num_turns__"].tolist() == [2]
-    assert given.non_tensor_batch["tool_extra_fields"][0] == {"note": "x", "global_steps": None}
-
-
-@pytest.mark.parametrize("validate", [False, True])
-async def test_with_the_output_type_both_an_evaluation_scores_latents_and_keeps_its_picture(
-    worker: Any, batch: Any, engine: Any, rewards: Any, validate: bool
-) -> None:
-    handle = rewards()
-    both = "actor_rollout_ref.rollout.val_kwargs.pipeline.output_type=both"
-    made = worker(both, engine=engine(clean_latents=torch.ones(16, 1, 1)), rewards=[handle])
-    meta = {"validate": validate, "global_steps": 1}
-    output = await made.generate_sequences(batch(["a"], meta, data_source=["s"]))
-    (given,) = handle.given
-    assert given.batch["responses"].shape == ((1, 16, 1, 1) if validate else (1, 3, 2, 2))
-    assert output.batch["responses"].shape == (1, 3, 2, 2)
-
-
-@pytest.mark.parametrize("missing", ["reward_score", "reward_extra_info"])
-async def test_an_incomplete_reply_of_a_reward_worker_is_an_error(
-    worker: Any, batch: Any, missing: str, rewards: Any
-) -> None:
-    class Partial(rewards):
-        async def remote(self, data: Any) -> dict[str, Any]:
-            return {name: value for name, value in (await super().remote(data)).items() if name != missing}
-
-    with pytest.raises(SampleFailed, match=f"KeyError: '{missing}'"):
-        await worker(rewards=[Partial()]).generate_sequences(batch(["a"]))
 
 
 @pytest.mark.parametrize("name", ["uid", "__sample__", "global_steps", "__num_turns__"])
@@ -152,14 +109,6 @@ async def test_a_worker_counts_the_samples_that_are_not_generated_yet(worker: An
     assert await made.queued_samples() == 0
 
 
-@pytest.mark.parametrize("limit", [0, None])
-def test_a_worker_refuses_a_limit_that_is_no_positive_number(worker: Any, limit: int | None) -> None:
-    made = worker()
-    made.config.actor_rollout_ref.rollout.max_concurrent_requests = limit
-    with pytest.raises(ValueError, match=f"max_concurrent_requests must be positive: {limit}"):
-        type(made)(made.config, None)
-
-
 async def test_a_sample_goes_to_the_reward_worker_with_the_fewest_unscored(
     worker: Any, batch: Any, engine: Any, rewards: Any
 ) -> None:
@@ -222,6 +171,14 @@ async def test_unscored_responses_cannot_be_dropped(worker: Any, batch: Any) -> 
         await worker().generate_sequences(batch(["a"], {"global_steps": 3, "carry_responses": False}))
 
 
+@pytest.mark.parametrize("limit", [0, None])
+def test_a_worker_refuses_a_limit_that_is_no_positive_number(worker: Any, limit: int | None) -> None:
+    made = worker()
+    made.config.actor_rollout_ref.rollout.max_concurrent_requests = limit
+    with pytest.raises(ValueError, match=f"max_concurrent_requests must be positive: {limit}"):
+        type(made)(made.config, None)
+
+
 class Judge:
     """A reward worker that gives no rating for the samples 1 and 3."""
 
@@ -236,16 +193,6 @@ class Judge:
             return unscored(ScoringFailure(f"scorer judge failed: no rating of {pixel}", self.required))
         made: dict[str, Any] = await self.handle.remote(data)
         return made
-
-
-async def test_samples_that_cannot_be_scored_are_left_without_a_reward(worker: Any, batch: Any, rewards: Any) -> None:
-    meta = {"global_steps": 3, "carry_responses": False, "failures_allowed": 2}
-    output = await worker(rewards=[Judge(rewards)]).generate_sequences(batch(["a"] * 5, meta))
-    assert output.batch["rm_scores"].isnan().flatten().tolist() == [False, True, False, True, False]
-    failures = [sample.failure for sample in output.non_tensor_batch["__sample__"]]
-    texts = [None if each is None else each.text for each in failures]
-    assert texts == [None, "scorer judge failed: no rating of 1", None, "scorer judge failed: no rating of 3", None]
-    assert output.non_tensor_batch["acc"].tolist() == [0.0, None, 2.0, None, 4.0]
 
 
 async def test_more_of_them_than_are_allowed_end_the_batch_with_the_error_of_one(

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
-import sys
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from verl_omni.trainer.memory_estimate import public_models
 
@@ -44,93 +39,6 @@ def test_the_tables_of_budgets_match_the_committed_data(program: Any) -> None:
     assert with_tables(page, budgets.TABLES, DOCS / "figures") == page, "run: python benchmarks/operator_scale.py"
     emptied = page.replace("p99", "p98")
     assert with_tables(emptied, budgets.TABLES, DOCS / "figures") == page
-
-
-CREATION = {
-    "case": "creation of a job",
-    "jobs_per_minute": 2000.0,
-    "operator_cpu_ms": 8.0,
-    "writes": 4.0,
-    "server_cpu_ms": 40.0,
-    "submission_cpu_ms": 10.0,
-    "naive_server_cpu_ms": 50.0,
-    "server_mib": 8.0,
-    "submission_mib": 2.0,
-    "naive_server_mib": 14.0,
-}
-
-
-FAIRNESS = {
-    "jobs": 800,
-    "queue_served_max_s": 0.9,
-    "queue_left": 600.0,
-    "taken_s": 120.0,
-    "suspensions": 90,
-    "quiet_request_s": 0.01,
-    "quiet_served_s": 0.1,
-    "quiet_suspended_s": 0.2,
-    "during_request_s": 0.02,
-    "during_served_s": 0.2,
-    "during_suspended_s": 0.3,
-    "during_served_max_s": 0.5,
-    "during_suspended_max_s": 0.6,
-}
-
-
-EVENTS = {
-    "jobs": 5000.0,
-    "kopf_cpu_ms": 1.0,
-    "kopf_peak_kib": 12.0,
-    "informer_cpu_ms": 0.2,
-    "informer_peak_kib": 10.0,
-}
-
-
-MEMORY = {
-    "jobs": 5000.0,
-    "empty_mib": 60.0,
-    "full_mib": 80.0,
-    "kib_per_job": 4.0,
-    "deleted_mib": 70.0,
-}
-
-
-async def answer_nothing(jobs: int) -> dict[str, float]:
-    """A second measurement, whose figures a run has already."""
-    return {}
-
-
-FAKES = {
-    "operator_create": CREATION,
-    "operator_memory": MEMORY,
-    "operator_fairness": FAIRNESS,
-    "operator_events": EVENTS,
-}
-
-
-@pytest.mark.parametrize("name", ["operator_scale", *FAKES])
-def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
-    program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    scale = json.loads((DOCS / "figures" / "operator_scale.json").read_text(encoding="utf-8"))["runs"][0]
-    page = tmp_path / "page.md"
-    figures = tmp_path / "figures"
-    figures.mkdir()
-    run = FAKES.get(name, scale)
-    (figures / f"{name}.json").write_text(json.dumps({"runs": [run]}), encoding="utf-8")
-    stale = f"<!-- {name} -->\n\nOLD\n\n<!-- end -->\n"
-    page.write_text(stale, encoding="utf-8")
-    benchmark = program(name)
-    monkeypatch.setattr(benchmark, "measure", lambda *_: run)
-    monkeypatch.setattr(benchmark, "measure_queue", answer_nothing, raising=False)
-    monkeypatch.setattr(program("budgets_page"), "PAGE", page)
-    monkeypatch.setattr(program("page_tables"), "FIGURES", figures)
-    for out in (tmp_path / f"{name}.json", figures / f"{name}.json"):
-        assert page.read_text(encoding="utf-8") == stale
-        monkeypatch.setattr(sys, "argv", [name, "--out", str(out)])
-        benchmark.main()
-        assert json.loads(out.read_text(encoding="utf-8"))["runs"]
-    assert "OLD" not in page.read_text(encoding="utf-8")
 
 
 def test_the_tables_of_the_estimates_match_the_committed_data(program: Any) -> None:
@@ -197,103 +105,6 @@ def test_each_section_names_a_program_that_exists(program: Any) -> None:
     page = program("page")
     commands = [command for _, _, command in (page.TRAINING | page.ROLLOUT).values()]
     assert all((ROOT / "benchmarks" / command.split()[0]).is_file() for command in commands)
-
-
-def test_a_fan_out_sends_every_byte_to_every_receiver(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fan_out = program("fan_out")
-    for name, value in (("SOURCE", 1), ("ROUNDS", 2), ("TENSOR", 1 << 18), ("BUCKET", 1 << 19), ("BUFFER", 1 << 19)):
-        monkeypatch.setattr(fan_out, name, value)
-    pipes = [multiprocessing.Pipe() for _ in range(2)]
-    threads = [threading.Thread(target=fan_out.work, args=(theirs,), daemon=True) for _, theirs in pipes]
-    for thread in threads:
-        thread.start()
-    ours = [pipe for pipe, _ in pipes]
-    monkeypatch.setattr(fan_out, "RECEIVERS", (1, 2))
-    rows = fan_out.measure(ours, 1)
-    assert [row["receivers"] for row in rows] == [1, 2] and all(row["slowest_over_fastest"] >= 1 for row in rows)
-    for pipe in ours:
-        pipe.send(None)
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
-
-
-@settings(deadline=None)  # the first example imports the program
-@given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(1, 1000))
-def test_the_lower_bound_lies_between_the_ideal_and_the_sequential_time(
-    drawing: float, scoring: float, batches: int
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        exact = importlib.import_module("reward_overlap").exact_ideal
-    ideal = max(drawing, scoring) / (drawing + scoring)
-    assert ideal - 1e-9 <= exact(drawing, scoring, batches) <= 1 + 1e-9
-    assert exact(drawing, scoring, 1) == pytest.approx(1.0), "of one batch, nothing overlaps"
-    # One batch's shorter half is what the ends cost.
-    ends = min(drawing, scoring) / (drawing + scoring) / batches
-    assert exact(drawing, scoring, batches) == pytest.approx(ideal + ends)
-
-
-def test_a_model_of_real_size_fails_without_a_module_a_step_or_a_right_estimate(program: Any) -> None:
-    (run,) = json.loads((DOCS / "figures" / "real_size.json").read_text(encoding="utf-8"))["runs"]
-    problems = program("real_size").problems
-    assert run["layers"] == 24 and problems(run) == []
-    skipped = {**run, "metrics": {**run["metrics"], "actor/optimizer_steps": 0.0}}
-    double = {**run, "phases": [{**row, "measured": 2 * row["measured"]} for row in run["phases"]]}
-    assert problems({**run, "bound_modules": 336}) == ["the adapter has 337 modules, and 336 are bound"]
-    assert problems(skipped) == ["no optimizer step was taken"]
-    assert problems(double)[0].startswith("the estimate is 0.4")
-
-
-def test_the_parts_of_a_replacement_add_up_to_the_time_from_the_loss_to_the_first_sample(
-    program: Any, tmp_path: Path
-) -> None:
-    """A replica is lost at 10 s; the driver finds a place, starts another one, updates it, and it makes a sample."""
-    benchmark = program("replica_loss")
-    now = 0.0
-    events = [{"event": "phase", "text": "replica 1 joined", "start_s": 9.0, "sync_s": 9.0}]
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now = round(now + max(seconds, 0.5), 3)
-        if now == 60.0:
-            events.append({"event": "warning", "reason": "ReplicaNotStarted"})
-            events.append({"event": "phase", "text": "replica 3 joined", "start_s": 30.0, "sync_s": 4.0})
-
-    def queued() -> int:
-        return benchmark.SAMPLES if now < 10.0 else 9 if now < 62.0 else 8
-
-    def replace() -> None:
-        sleep(2.0)
-
-    losses = benchmark.Losses(replace, queued, lambda: list(events), lambda: now, sleep)
-    losses.lose()
-    (loss,) = losses.found
-    assert loss.parts() == {"scheduling": 16.0, "start": 30.0, "sync": 4.0, "sample": 2.0}
-    assert (loss.sample - loss.lost, loss.node_s, loss.failed_starts) == (52.0, 2.0, 1)
-    row = benchmark.summary([loss])
-    assert row["total_s"] == sum(row[f"{part}_s"] for part in benchmark.PARTS)
-    assert sum(row[f"{part}_share"] for part in benchmark.PARTS) == pytest.approx(1)
-
-    for load, busy in ((9.0, True), (1.0, False)):
-        data = {"machine": "one", "poll_s": 5.0, "samples": 16, "load": load, "runs": [row]}
-        (tmp_path / "replica_loss.json").write_text(json.dumps(data))
-        text = " ".join(program("page").generated(tmp_path)["contribute/benchmarks.md"].split())
-        assert "| start: until its engine is ready | 58% (58%-58%) | 30 (30-30) |" in text
-        assert "it takes 52 (52-52) s" in text and ("other work took part" in text) is busy
-
-
-def test_a_replacement_that_never_joins_is_not_waited_for_without_end(program: Any) -> None:
-    benchmark = program("replica_loss")
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += max(seconds, 10.0)
-
-    losses = benchmark.Losses(lambda: None, lambda: 5, list, lambda: now, sleep)
-    with pytest.raises(TimeoutError, match="no replica joined within 300 s"):
-        losses.lose()
 
 
 def test_the_table_of_peers_has_the_median_of_each_program_and_mode(program: Any) -> None:

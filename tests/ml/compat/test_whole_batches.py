@@ -55,11 +55,6 @@ def test_a_batch_begins_when_the_last_request_of_its_call_is_there(scheduler: An
     assert ends(scheduler, 0.06)
 
 
-def test_each_call_is_awaited(scheduler: Any) -> None:
-    add(scheduler, *whole_batches.call_params("a", 2), *whole_batches.call_params("b", 3)[:2])
-    assert not ends(scheduler, 0.1)
-
-
 def test_a_full_batch_begins_at_once(scheduler: Any) -> None:
     add(scheduler, *whole_batches.call_params("a", 50)[:MAX_BATCH])
     assert ends(scheduler, 0.0)

@@ -8,20 +8,11 @@ from verl_omni.workers.rollout.vllm_rollout.engine_worker.worker_extension impor
 
 
 def report_settings(worker: Any) -> dict[str, Any]:
-    """What the worker and its pipeline have of the engine's settings."""
-    config = worker.od_config
-    pipeline = worker.model_runner.pipeline
-    attention = config.diffusion_attention_config
-    cache = getattr(worker.model_runner, "prompt_embed_cache", None)
-    plain = {name: value for name, value in vars(config).items() if isinstance(value, bool | int | float | str)}
+    """What the worker's pipeline and its cache of prompts have of the engine's settings."""
+    vae = worker.model_runner.pipeline.vae
     return {
-        **plain,
-        "diffusion_attention_backend": attention.default.backend,
-        "diffusion_attention_config": sorted(attention.per_role),
-        "vae_parallel_mode": config.parallel_config.vae_parallel_mode,
-        "vae_patch_parallel_size": config.parallel_config.vae_patch_parallel_size,
-        "vae": (pipeline.vae.use_slicing, pipeline.vae.use_tiling),
-        "prompt_embed_cache": cache.stats() if cache is not None else None,
+        "vae": (vae.use_slicing, vae.use_tiling),
+        "prompt_embed_cache": worker.model_runner.prompt_embed_cache.stats(),
     }
 
 

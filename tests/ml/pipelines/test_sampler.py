@@ -123,19 +123,3 @@ def _velocity_of(x: torch.Tensor, start: int, step: int, noise: torch.Tensor) ->
     for earlier in range(start):
         before = before + (SIGMAS[earlier + 1] - SIGMAS[earlier]) * velocity(before, TIMESTEPS[earlier])
     return velocity(before, TIMESTEPS[step])
-
-
-def test_the_recorded_timesteps_are_those_that_the_model_got() -> None:
-    got: list[float] = []
-
-    def rounding(x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-        got.append(timestep.to(torch.bfloat16).item())
-        return velocity(x, timestep)
-
-    timesteps = TIMESTEPS - 1.7
-    noise = torch.zeros(1, 2, 3, 3)
-    window = [Window((1, 2, 3), 0.7)]
-    _, (recorded,) = denoise(
-        rounding, noise, timesteps, SIGMAS, window, [torch.Generator()], received=timesteps.to(torch.bfloat16)
-    )
-    assert recorded is not None and recorded.timesteps.tolist() == got[1:4] != timesteps[1:4].tolist()

@@ -145,15 +145,6 @@ def test_a_window_with_a_size_and_no_range_lies_in_the_first_five_steps(steps: i
     assert {found.steps[0] for row in asked if (found := sde_window(row, steps, seed=row["seed"]))} == places
 
 
-def test_without_contiguity_a_seed_gives_all_samples_of_a_step_the_same_steps() -> None:
-    algo = RANDOM | {"sde_window_range": [0, 5], "sde_contiguous": False}
-    shared = [set(steps_of(params(version, rows=20, sde_window_seed=42, **algo))) for version in range(60)]
-    assert all(len(found) == 1 for found in shared) and len(set.union(*shared)) == 10
-    (row,) = params(0, **algo)
-    _, (recorded,) = drawn([sde_window(row, STEPS, seed=1)])
-    assert recorded is not None and recorded.latents.shape == (4, 2, 3, 3) and recorded.log_probs.shape == (2,)
-
-
 def test_samples_of_a_prompt_may_start_from_the_same_noise_and_differ_by_that_of_the_steps() -> None:
     """The engine draws the initial noise with `seed`; the recorder then starts the noise of the steps."""
 

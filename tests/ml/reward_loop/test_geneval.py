@@ -115,11 +115,6 @@ def test_malformed_conditions_are_refused(row: dict[str, Any], said: str) -> Non
         Conditions.parse(row)
 
 
-def test_objects_are_counted_with_more_confidence() -> None:
-    assert Conditions.parse(CUPS).least_confidence == 0.9
-    assert Conditions.parse(RED).least_confidence == 0.3
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """`detector`, a Mask2Former of the classes CLASSES, and `clip`."""
@@ -249,11 +244,6 @@ def test_the_score_is_one_if_all_conditions_hold_and_may_count_their_share(model
     row["include"] = [{"class": name, "count": count[name] + 1}]
     assert score(models, image(), row) == {"score": 0, "correct": 0, "partial": 0.5}
     assert score(models, image(), row, correct_weight=0.5) == {"score": 0.25, "correct": 0, "partial": 0.5}
-
-
-def test_videos_are_refused(models: Path) -> None:
-    with pytest.raises(ValueError, match="geneval takes images"):
-        score(models, image()[None], CUPS)
 
 
 def test_what_is_missing_is_said_before_anything_starts(models: Path) -> None:

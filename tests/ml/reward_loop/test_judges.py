@@ -25,7 +25,7 @@ from verl_omni.reward_loop.http_exchange import disconnect
 from verl_omni.reward_loop.judge_answers import JudgeAnswer, better_of_two
 from verl_omni.reward_loop.judge_client import JudgeError
 from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, VisualRewardManager
-from verl_omni.reward_loop.rewards.genrm_ocr import edit_distance, normalize, text_score
+from verl_omni.reward_loop.rewards.genrm_ocr import edit_distance, text_score
 from verl_omni.reward_loop.rewards.win_rate import pairs_of
 
 PICTURE = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 5, 7), dtype=np.uint8))
@@ -68,7 +68,15 @@ async def test_the_judge_gets_the_image_and_the_question(serve: Serve, monkeypat
 
 @pytest.mark.parametrize(
     ("answer", "score"),
-    [("OPEN", 1.0), (" o pen\n", 1.0), ("OPN", 0.75), ("0PEM", 0.5), ("", 0.0), ("closed for repairs", 0.0)],
+    [
+        ("OPEN", 1.0),
+        (" o pen\n", 1.0),
+        ("ＯＰＥＮ", 1.0),
+        ("OPN", 0.75),
+        ("0PEM", 0.5),
+        ("", 0.0),
+        ("closed for repairs", 0.0),
+    ],
 )
 async def test_the_text_of_the_image_is_compared(serve: Serve, answer: str, score: float) -> None:
     result = await ask("genrm_ocr", serve(says(answer)))
@@ -91,10 +99,6 @@ def test_the_score_is_that_of_the_definition(read: str, wanted: str) -> None:
     assert edit_distance(read, wanted) == slow_distance(read, wanted)
     if wanted:
         assert text_score(read, wanted) == max(1 - slow_distance(read, wanted) / len(wanted), 0)
-
-
-def test_case_width_and_whitespace_do_not_count() -> None:
-    assert normalize(" Straße\n２４ ") == "strasse24"
 
 
 @pytest.mark.parametrize("truth", ["", "  ", "a sign with {braces}"])
@@ -235,15 +239,6 @@ async def test_the_text_of_a_video_is_that_of_the_frames_that_show_some(serve: S
     assert (await ask("genrm_ocr", server, sample=VIDEO[:2], frame_interval=1))["score"] == 0
 
 
-async def test_a_video_has_no_score_if_a_frame_has_none(serve: Serve) -> None:
-    server = serve(says("Final Score: 2"), says("no idea"), says("Final Score: 2"))
-    with pytest.raises(JudgeError, match="no rating in the answer of vlm"):
-        await ask("unified_reward", server, sample=VIDEO, frame_interval=2)
-    server = serve(*[(400, "no images, please")] * 3)
-    with pytest.raises(JudgeError, match="no images, please"):
-        await ask("unified_reward", server, sample=VIDEO, frame_interval=2)
-
-
 @pytest.mark.parametrize("several", [False, True])
 async def test_verls_reward_router_is_the_judge_unless_another_is_given(
     serve: Serve, settings: Callable[..., DictConfig], sample: Callable[..., DataProto], several: bool
@@ -257,11 +252,6 @@ async def test_verls_reward_router_is_the_judge_unless_another_is_given(
     results = await asyncio.gather(*[manager.run_single(row) for row in rows])
     assert [each["reward_score"] for each in results] == [1.0] * 3
     assert server.received[0]["model"] == "router-model"
-
-
-async def test_a_judge_that_is_not_named_is_asked_for() -> None:
-    with pytest.raises(ValueError, match=r"base_url: must be given: the URL of an OpenAI.*; model: must be given"):
-        await rewards.get_scorer("genrm_ocr")("t", PICTURE, "x", {})
 
 
 @pytest.mark.parametrize(

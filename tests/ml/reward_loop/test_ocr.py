@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from verl_omni.reward_loop.rewards import get_scorer, setting_problems
+from verl_omni.reward_loop.rewards import get_scorer
 
 
 def drawn(text: str) -> Tensor:
@@ -52,9 +52,3 @@ def test_the_text_of_the_row_counts_before_quotes_in_its_prompt() -> None:
 def test_a_row_without_text_is_refused(prompt: str) -> None:
     with pytest.raises(ValueError, match="write it between double quotes"):
         score(drawn("Hello"), prompt)
-
-
-def test_a_video_is_refused_and_the_environment_has_what_is_needed() -> None:
-    with pytest.raises(ValueError, match="takes images"):
-        score(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), 'a "sign"')
-    assert setting_problems("ocr", {}) == []

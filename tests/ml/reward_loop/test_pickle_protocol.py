@@ -156,19 +156,6 @@ def test_an_answer_changes_nothing_for_the_next_one() -> None:
     assert pickled_messages.decode(pickle.dumps([np.float32(0.5)])) == [0.5]
 
 
-def test_arrays_of_either_byte_order_and_any_layout_survive() -> None:
-    for kind in (">f4", "<i8", "?", "u2"):
-        for array in (
-            np.arange(6).reshape(2, 3),
-            np.arange(6).reshape(2, 3).T,
-            np.arange(24).reshape(2, 3, 4).swapaxes(0, 1),
-        ):
-            sent = array.astype(kind, order="K")
-            for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-                decoded = pickled_messages.decode(pickle.dumps(sent, protocol))
-                assert (decoded == sent).all() and decoded.dtype.kind == sent.dtype.kind
-
-
 @pytest.mark.parametrize("status", [500, 200])
 def test_the_servers_error_is_shown_by_its_last_line(serve: Serve, status: int) -> None:
     trace = "Traceback (most recent call last):\n" + "  File x\n" * 40 + "KeyError: 'images'\n"

@@ -21,7 +21,6 @@ from verl.trainer.ppo.reward import load_reward_manager
 from verl.utils.reward_score import get_default_compute_score
 
 from tests.ml.reward_loop.managers import Sample, Settings, multi, visual
-from verl_omni.reward_loop.reward_manager import VisualRewardManager
 from verl_omni.reward_loop.scorer_results import FAILURE, ScorerFailed
 
 DARK = pytest.approx(0.2)  # the fixture's image
@@ -213,13 +212,6 @@ async def test_two_samples_at_once_are_refused(settings: Settings, sample: Sampl
         await visual(settings()).run_single(DataProto.concat([sample(), sample()]))
 
 
-def test_scores_become_a_column(sample: Sample) -> None:
-    column = VisualRewardManager.assemble_rm_scores(sample(), [0.5, 1.5])
-    assert column.shape == (2, 1)
-    assert column.dtype == torch.float32
-    assert column[:, 0].tolist() == [0.5, 1.5]
-
-
 @pytest.mark.parametrize(
     ("chosen", "combined"),
     [({}, 0.15), ({"aggregation": "weighted_sum"}, 0.6), ({"aggregation": "normalized_sum"}, 0.15)],
@@ -235,15 +227,6 @@ async def test_several_scorers_are_averaged_or_added_by_weight(
         "reward/greenness": NOTHING,
         "reward/combined": pytest.approx(combined),
     }
-
-
-async def test_the_fields_of_a_part_carry_its_name(
-    settings: Settings, sample: Sample, user_file: Callable[[str], str]
-) -> None:
-    path = user_file("def f(data_source, solution_image, ground_truth, extra_info, **s):\n return {'score': 1, **s}\n")
-    functions = {"mine": {"path": path, "name": "f", "depth": 4}}
-    result = await multi(settings(reward_functions=functions)).run_single(sample())
-    assert result["reward_extra_info"] == {"reward/mine": 1.0, "reward/mine/depth": 4, "reward/combined": 1.0}
 
 
 PINK = "reward 'hue' failed: ValueError: Unknown color 'pink'"

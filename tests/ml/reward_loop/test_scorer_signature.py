@@ -49,28 +49,6 @@ def test_a_function_that_is_not_a_plain_definition_is_not_checked(name: str) -> 
     assert signature_in_source(SOURCE, name) is None
 
 
-@pytest.mark.parametrize(
-    ("given", "problems"),
-    [
-        (["factor"], []),
-        (["factor", "dept"], ["dept: unknown setting; did you mean depth?"]),
-        (["factor", "zzz"], ["zzz: unknown setting; one of depth, factor, scale"]),
-        ([], ["factor: must be given"]),
-    ],
-)
-def test_problems_name_the_setting_and_the_nearest_valid_one(given: list[str], problems: list[str]) -> None:
-    assert signature_of(judge).problems(given) == problems
-
-
-@pytest.mark.parametrize(
-    ("of_texts", "here"), [("solution_str", "solution_image"), ("solution_strs", "solution_images")]
-)
-def test_a_scorer_of_texts_is_named_as_one(of_texts: str, here: str) -> None:
-    signature = signature_in_source(f"def score(data_source, {of_texts}, ground_truth): return 1.0", "score")
-    assert signature is not None
-    assert signature.problems([]) == [f"{of_texts}: is what scorers of texts get; name the parameter {here}"]
-
-
 @pytest.mark.parametrize("scorer", [name for name in SCORERS if name != "python"])
 def test_every_scorer_of_the_project_refuses_unknown_settings(scorer: str) -> None:
     signature = signature_of(get_scorer(scorer))
@@ -112,15 +90,3 @@ def wrapper(function: Callable[..., Any], extra: dict[str, Any], *args: Any, **k
 def test_a_setting_before_a_slash_is_not_one_that_a_job_may_give() -> None:
     found = signature_in_source("def f(solution_image, a, b=1, /, c=2): ...", "f")
     assert found is not None and (found.settings, found.required) == ({"c"}, frozenset())
-
-
-def test_a_scorer_of_groups_takes_lists() -> None:
-    lists = "data_sources, solution_images, ground_truths, extra_infos"
-    signature = signature_in_source(f"def f({lists}, groups, factor=1): ...", "f")
-    assert signature is not None and signature.group_wise and signature.problems(["factor"]) == []
-    alone = signature_in_source("def f(data_source, solution_image, ground_truth, extra_info, groups): ...", "f")
-    assert alone is not None
-    assert alone.problems([]) == [
-        "groups: is given to scorers of lists; name the parameters data_sources, extra_infos, ground_truths, "
-        "solution_images"
-    ]

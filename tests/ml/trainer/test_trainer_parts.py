@@ -107,13 +107,6 @@ def test_a_checkpoint_is_on_disk_before_it_has_its_name_and_its_name_after(
     assert calls == [checkpoints.MANIFEST, "weights", ".writing_step_000001", "rename", tmp_path.name]
 
 
-def test_a_checkpoint_can_be_written_again(tmp_path: Path) -> None:
-    checkpoints.save(tmp_path, 1, write_weights, keep=1, run=1)
-    checkpoints.save(tmp_path, 1, lambda folder: (folder / "other").touch(), keep=1, run=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
-    assert (tmp_path / "step_000001" / "other").is_file()
-
-
 @pytest.mark.parametrize(("renames", "expected"), [(1, "weights"), (2, "other"), (3, "other")])
 def test_a_run_that_is_killed_while_it_replaces_a_checkpoint_loses_neither(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int, expected: str

@@ -45,12 +45,6 @@ def test_a_neighbouring_seed_has_no_step_in_common(seed: int, step: int) -> None
     assert len({hashed_seed(purpose, *one) for one in near for purpose in ("samples", "update")}) == 18
 
 
-@given(st.integers(0, 2**31 - 1), st.integers(1, 10**6))
-@settings(deadline=None, max_examples=60)
-def test_rows_of_a_step_differ_on_a_cpu_generator_too(seed: int, step: int) -> None:
-    assert len({each % BITS_OF_A_CPU_GENERATOR for each in seeds(seed, step)}) == 48
-
-
 def test_a_resumed_run_draws_the_same_and_another_run_does_not() -> None:
     def noise(seed: int, step: int) -> torch.Tensor:
         rows = [torch.randn(4, generator=torch.Generator().manual_seed(each)) for each in seeds(seed, step, n=3)]

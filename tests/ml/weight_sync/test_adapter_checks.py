@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.weight_sync import checks, names
+from verl_omni.weight_sync import checks
 from verl_omni.weight_sync.errors import BindingIncomplete, IncompleteUpdate, UnsupportedAdapter
 
 RANK = 2
@@ -197,13 +197,3 @@ def test_a_tensor_parallel_rank_holds_its_shard() -> None:
         checks.check_binding({"t.a": weights}, known)
     layer.take(0, weights.lora_a, weights.lora_b[3:])
     assert checks.check_binding({"t.a": weights}, known) == 1
-
-
-def test_names_of_wrapped_and_fused_layers() -> None:
-    assert names.strip_lora_wrapper("t.a.to_q.base_layer.weight") == "t.a.to_q.weight"
-    assert names.add_lora_wrapper("t.a.to_q.weight") == "t.a.to_q.base_layer.weight"
-    assert names.part_names("t.to_qkv.bias", FUSED) == ["t.to_q.bias", "t.to_k.bias", "t.to_v.bias"]
-    assert names.part_names("t.to_out.0.bias", FUSED) == ["t.to_out.0.bias"]
-    scoped = {"attn1.to_qkv": ["attn1.to_q", "attn1.to_k"]}
-    assert names.part_names("t.attn1.to_qkv.bias", scoped) == ["t.attn1.to_q.bias", "t.attn1.to_k.bias"]
-    assert names.part_names("t.attn2.to_qkv.bias", scoped) == ["t.attn2.to_qkv.bias"]

@@ -38,14 +38,3 @@ def test_a_large_tensor_of_the_host_is_sent_from_where_it_is() -> None:
     before, its_own, after = filled[1]
     assert its_own.data_ptr() == large.data_ptr() and its_own.nbytes == large.nbytes
     assert before.untyped_storage().data_ptr() == after.untyped_storage().data_ptr() != every_other.data_ptr()
-
-
-def test_buckets_are_small_unless_a_tensor_is_large() -> None:
-    mib = 1 << 18  # float32 values of one MiB
-    sizes = [3, 3, 3, 20, 1, 5]
-    weights = [(f"w{place}", torch.zeros(size * mib)) for place, size in enumerate(sizes)]
-    filler = buckets.BucketFiller(iter(weights), 64 << 20)
-    found = []
-    while (bucket := filler.fill()) is not None:
-        found.append(sum(part.numel() for part in bucket[1]) >> 20)
-    assert found == [6, 3, 20, 6]

@@ -231,21 +231,6 @@ def sent_to_language(*, tied: bool = False) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("size", [1, 3, 99])
-def test_a_language_model_accepts_checkpoint_names(size: int, wrapped: bool) -> None:
-    model = Language(wrapped=wrapped)
-    weights = list(sent_to_language().items())
-    update = LanguageModelUpdate(model)
-    for start in range(0, len(weights), size):
-        update.load(weights[start : start + size])
-    assert update.finish() == 4
-    sent = dict(weights)
-    qkv = torch.cat([sent[f"model.{part}_proj.weight"] for part in "qkv"])
-    assert any(torch.equal(parameter, qkv) for parameter in model.parameters())
-    assert torch.equal(model.lm_head.weight, sent["lm_head.weight"])
-
-
 def test_a_language_model_refuses_a_partial_update() -> None:
     weights = sent_to_language()
     for left_out in weights:

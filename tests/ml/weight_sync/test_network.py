@@ -156,19 +156,6 @@ def test_receivers_wait_for_weights_that_take_longer_than_the_deadline() -> None
         check_taken(result)
 
 
-def test_a_receiver_that_cannot_use_the_weights_says_why() -> None:
-    def refuses(address: StreamAddress, number: int) -> None:
-        receiver = StreamReceiver(address, number, KEY, 10.0)
-        receiver.connect()
-        list(receiver.weights())
-        receiver.refuse("the engine has no such layer")
-        receiver.close()
-
-    failed, (_, other) = update(refuses, take)
-    assert list(failed) == [0] and "the engine has no such layer" in failed[0]
-    check_taken(other)
-
-
 def test_an_error_of_the_trainer_reaches_every_receiver_and_is_raised() -> None:
     def broken() -> Iterator[tuple[str, torch.Tensor]]:
         yield from make_weights().items()

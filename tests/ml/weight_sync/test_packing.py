@@ -80,16 +80,6 @@ def test_all_tensors_arrive_once_in_order_through_a_bounded_buffer(kinds: list[A
     assert buffer.sizes == sorted(buffer.sizes), "a buffer never shrinks within an update"
 
 
-def test_the_buffer_grows_step_by_step_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "INITIAL_BYTES", 8)
-    buffer = CpuBuffer()
-    packer = buckets.Packer(buffer, Reader(buffer), 100)
-    for index in range(60):
-        packer.add(f"t{index}", torch.ones(2))
-    packer.finish()
-    assert buffer.sizes == [16, 100]
-
-
 def test_one_half_is_filled_while_the_other_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "INITIAL_BYTES", 64)
     buffer = CpuBuffer()
@@ -101,21 +91,6 @@ def test_one_half_is_filled_while_the_other_is_read(monkeypatch: pytest.MonkeyPa
     packer.finish()
     assert [len(bucket) for bucket in reader.buckets] == [2, 2, 2, 2]
     assert reader.most_unread == 2
-
-
-def test_a_buffer_that_is_smaller_than_requested_is_not_requested_again() -> None:
-    class Short(CpuBuffer):
-        def replace(self, needed: int, preferred: int) -> BufferMessage:
-            return super().replace(needed, min(preferred, 256))
-
-    buffer = Short()
-    reader = Reader(buffer)
-    packer = buckets.Packer(buffer, reader, 1 << 20)
-    for index in range(50):
-        packer.add(f"t{index}", torch.ones(16))
-    packer.finish()
-    assert buffer.sizes == [256]
-    assert len(reader.staging.tensors) == 50
 
 
 @given(st.binary(min_size=1, max_size=64), st.data())
@@ -135,15 +110,6 @@ def test_moved_words_change_the_digest(summed: Any) -> None:
     moved = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0]).view(torch.uint8)
     rolled = signs.roll(8)
     assert len({summed(signs), summed(moved), summed(rolled)}) == 3
-
-
-def test_a_device_digest_does_not_depend_on_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_omni.weight_sync import buckets as module
-
-    content = torch.randn(1001).view(torch.uint8)
-    at_once = device_digest(content)
-    monkeypatch.setattr(module, "CHUNK", 7)
-    assert device_digest(content) == at_once
 
 
 @given(st.permutations(list(range(6))), st.integers(0, 5))

@@ -49,11 +49,6 @@ async def reply_with(result: Any) -> Any:
     return result
 
 
-async def test_both_succeed() -> None:
-    assert await run_update(Sender(), reply_with([WORKER]), 5) == (3, [WORKER])
-    assert await run_update(Sender(), None, 5) == (3, None), "a rank that does not call the workers"
-
-
 async def test_a_worker_that_fails_before_it_connects_ends_the_sender_at_once() -> None:
     """Before the sender's own deadline."""
     sender = Sender(waits=True)

@@ -69,10 +69,6 @@ async def test_a_rank_whose_replica_fails_still_takes_part_in_every_gather(faili
     assert gathered == [0, 1, 2, 3, 4]
 
 
-async def test_a_successful_update_returns_the_reply() -> None:
-    assert (await worker("", []).update_weights(global_steps=7))["tensors"] == 2
-
-
 @pytest.mark.parametrize(("adapter", "kind", "dtype"), [(None, "full", torch.bfloat16), ({"r": 4}, "lora", None)])
 def test_all_weights_leave_in_the_dtype_of_the_engine_and_an_adapter_in_its_own(
     adapter: Any, kind: str, dtype: torch.dtype | None

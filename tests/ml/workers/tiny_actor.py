@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor.actor import DiffusionActor
@@ -134,3 +136,18 @@ def recorded_steps(rows: int, sigmas: Sequence[float], side: int = 8) -> dict[st
         "prompt_embeds": torch.randn(rows, 8, 64, generator=generator),
         "pooled_prompt_embeds": torch.randn(rows, 64, generator=generator),
     }
+
+
+class LargestTensor(TorchDispatchMode):  # type: ignore[misc]
+    """Bytes of the largest tensor in real memory that an operator returns, and the number of matrix multiplications."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        real = [leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and not leaf.is_meta]
+        self.bytes = max(self.bytes, *real, 0)
+        self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        return result

@@ -229,13 +229,6 @@ def test_the_name_of_a_file_says_what_it_is(tmp_path: Path) -> None:
     assert problem(tmp_path / "p.csv") == f"{tmp_path / 'p.csv'}: {said}"
 
 
-def test_separators_of_lines_inside_of_a_prompt_do_not_count_as_rows(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_text(GOOD.replace("red", "one\u2028two\x85three") + GOOD)
-    (tmp_path / "p.json").write_text("\ufeff[" + GOOD + "]")
-    (tmp_path / "one.json").write_text(json.dumps(json.loads(GOOD), indent=1))
-    assert run_length.count_rows([str(tmp_path / name) for name in ("p.jsonl", "p.json", "one.json")]) == 4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompts", "said"),

@@ -35,21 +35,6 @@ def test_a_resumed_run_continues_the_order(size: int, batch: int, seed: int, fir
     assert [resumed.rows(step) for step in range(first, first + 4)] == expected[first - 1 :]
 
 
-@given(SIZES, BATCHES)
-@settings(deadline=None, max_examples=60)
-def test_the_permutation_of_an_epoch_is_computed_once(size: int, batch: int) -> None:
-    computed: list[int] = []
-
-    def counted(size: int, seed: int, epoch: int) -> torch.Tensor:
-        computed.append(epoch)
-        return epoch_order(size, seed, epoch)
-
-    order = PromptOrder(size, batch, seed=0, permutation=counted)
-    for step in range(1, 41):
-        order.rows(step)
-    assert computed == list(range(-(-40 * batch // size)))
-
-
 @pytest.mark.parametrize(("seed", "epoch", "own"), [(7, 3, 7_000_024), (2**44, 1, (2**44 * 1_000_003 + 1) % 2**63)])
 def test_the_order_of_an_epoch_stays_the_same_over_versions(seed: int, epoch: int, own: int) -> None:
     """A run that is resumed with a later version must not get rows again that it had."""

@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.data import prompt_files
@@ -66,12 +64,6 @@ def test_a_row_without_a_scorer_is_refused_before_anything_starts(
         checked(tmp_path, row if file == "test" else GOOD, train=row if file == "train" else GOOD)
     text = str(refused.value)
     assert text.startswith(f"{tmp_path}/{file}.jsonl:1: ") and said in text and text.endswith(ADVICE)
-
-
-def test_a_column_of_a_parquet_file_is_read_too(tmp_path: Path) -> None:
-    parquet.write_table(pa.table({"prompt": ["red"] * 2, "data_source": ["jpeg", "prose"]}), tmp_path / "p.parquet")
-    with pytest.raises(prompt_files.InvalidPromptFile, match=r"row 1: .* names no scorer: prose"):
-        checked(tmp_path, GOOD, f"data.train_files={tmp_path}/p.parquet")
 
 
 def test_held_out_rows_are_not_evaluated_where_pairs_are_trained_on_without_a_scorer(tmp_path: Path) -> None:

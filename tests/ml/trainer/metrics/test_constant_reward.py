@@ -9,7 +9,6 @@ import torch
 
 from tests.ml.trainer.metrics import observed_courses
 from verl_omni.trainer.metrics import step_metrics
-from verl_omni.trainer.metrics.collapse import REWARD_SPREAD
 from verl_omni.trainer.metrics.run_warnings import RewardState, observe_reward
 
 GROUPS = [f"prompt {number // 6}" for number in range(12)]
@@ -39,10 +38,3 @@ def test_one_sample_that_differs_in_one_of_the_first_steps_is_enough() -> None:
     varied = line([0.0] * 11 + [1.0])
     assert warnings([same] * 4 + [varied] + [same] * 20) == []
     assert warnings([varied, *[same] * 20]) == [], "that is a collapse"
-
-
-def test_lines_without_a_spread_do_not_count() -> None:
-    """Evaluations, steps of one sample per prompt, and steps that train on pairs of a data set."""
-    assert warnings([{"val/reward/mean": 0.0}, {REWARD_SPREAD: None}, NONE, {REWARD_SPREAD: float("nan")}] * 9) == []
-    same = line([0.5] * 12)
-    assert [place for place, _ in warnings([same, NONE] * 9)] == [8]

@@ -19,7 +19,6 @@ from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.run_warnings import RunWarnings
 from verl_omni.trainer.run.checkpoints import path_of
 from verl_omni.trainer.run.run_folder import RunFolder, ShownSample, write_samples
-from verl_omni.trainer.settings import configuration
 from verl_omni.utils.columns import objects
 
 NAN = math.nan
@@ -122,12 +121,6 @@ def test_a_batch_without_any_reward_stops_the_run_also_for_an_optional_scorer(tm
     for required in (True, False):
         with pytest.raises(TooManyUnscored, match=r"no connection\. 4 samples have no score, .* allows 3 in"):
             trainer(tmp_path / str(required), Down(required=required), 7, f"{AHEAD}=0", f"{SHARE}=1.0").fit(None)
-
-
-@pytest.mark.slow
-def test_a_share_that_is_none_is_refused() -> None:
-    with pytest.raises(configuration.SettingsError, match=r"reward\.max_failed_share: must be from 0 to 1: 1\.5"):
-        configuration.load(["data.train_files=t", "actor_rollout_ref.model.path=m", f"{SHARE}=1.5"])
 
 
 def test_metrics_are_over_the_samples_that_have_them() -> None:

@@ -101,21 +101,6 @@ def test_of_a_run_that_trains_all_weights_the_whole_checkpoint_is_sent(hub: Hub,
     assert "resume_from_path" in card
 
 
-def test_the_page_says_what_the_adapter_is_for(hub: Hub, tmp_path: Path) -> None:
-    folder = tmp_path / "a-job"
-    folder.mkdir()
-    (folder / "job.yaml").write_text("spec: {model: {base: stabilityai/stable-diffusion-3.5-medium}}\n")
-    assert run(settings(folder, hub), saves(4)) == main_diffusion.OK
-    _, head, text = hub.files(REPOSITORY)["README.md"].decode().split("---\n")
-    assert OmegaConf.to_container(OmegaConf.create(head)) == {
-        "base_model": "stabilityai/stable-diffusion-3.5-medium",
-        "library_name": "diffusers",
-        "pipeline_tag": "text-to-image",
-        "tags": ["text-to-image", "reinforcement-learning", "lora"],
-    }
-    assert 'repository, run = "team/adapters", "a-job"' in text
-
-
 def test_a_readme_of_the_user_is_kept_and_a_repository_of_the_user_stays_public(hub: Hub, tmp_path: Path) -> None:
     hub.create(REPOSITORY, {"README.md": b"mine", "notes.txt": b"kept"})
     assert run(settings(tmp_path / "a-job", hub), saves(2, 4)) == main_diffusion.OK
@@ -338,3 +323,18 @@ def test_the_trainer_is_offline_unless_the_user_wants_otherwise(
 
 def test_workers_on_other_nodes_do_not_get_the_token() -> None:
     assert startup.passed_variables({"HF_TOKEN": "t", "HF_HOME": "/models"}) == {"HF_HOME": "/models"}
+
+
+def test_the_page_says_what_the_adapter_is_for(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "a-job"
+    folder.mkdir()
+    (folder / "job.yaml").write_text("spec: {model: {base: stabilityai/stable-diffusion-3.5-medium}}\n")
+    assert run(settings(folder, hub), saves(4)) == main_diffusion.OK
+    _, head, text = hub.files(REPOSITORY)["README.md"].decode().split("---\n")
+    assert OmegaConf.to_container(OmegaConf.create(head)) == {
+        "base_model": "stabilityai/stable-diffusion-3.5-medium",
+        "library_name": "diffusers",
+        "pipeline_tag": "text-to-image",
+        "tags": ["text-to-image", "reinforcement-learning", "lora"],
+    }
+    assert 'repository, run = "team/adapters", "a-job"' in text

@@ -219,22 +219,3 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_generation_waits_for_rep
     made.fit(None)
     assert [line["step"] for line in made.folder.metrics()] == [1, 2, 3, 4]
     assert [each["step"] for each in events(tmp_path, "checkpoint")] == [LOST, STEPS]
-
-
-def test_no_request_is_read_during_a_generation_with_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop waits for the end of the step, as it does on the trainer's accelerators."""
-    made, updates = blocked_run(tmp_path, stack := Blocked("generation"), monkeypatch)
-    polled = threading.Event()
-    stack.lose = lambda: None  # type: ignore[assignment]
-
-    def while_lost(action: Callable[[], None]) -> None:
-        ReplicaUpdates.while_lost(updates, action)
-        if stack.blocks.is_set():  # on a busy machine, generations before it are polled too
-            stack.go_on.set()
-            polled.set()
-
-    updates.while_lost = while_lost  # type: ignore[method-assign]
-    made.requests.stop_wanted = stack.go_on.is_set
-    with pytest.raises(Interrupted, match="stopped after step 3 of 4"):
-        made.fit(None)
-    assert polled.is_set()

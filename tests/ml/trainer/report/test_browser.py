@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from verl_omni.trainer import report
-from verl_omni.trainer.report import comparison
 from verl_omni.trainer.run.run_folder import RunFolder, ShownSample
 
 FLAGS = [
@@ -41,9 +40,7 @@ FACTS = """JSON.stringify({
     return legend.getBoundingClientRect().top < area.getBoundingClientRect().bottom;
   }).length,
   legends: document.querySelectorAll('.infolayer .legend').length,
-  alerts: [...document.querySelectorAll('.alert p, .alert li')].map(p => p.innerText),
   summary: document.querySelector('.summary').textContent,
-  hidden: [...document.querySelectorAll('.scroll > .break')].map(t => t.offsetWidth - t.parentElement.clientWidth),
   prompts: [...document.querySelectorAll('.prompt')].map(p => p.getBoundingClientRect().height),
   overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
   fetched: performance.getEntriesByType('resource').map(r => r.name).filter(n => !n.startsWith('data:')),
@@ -80,30 +77,6 @@ async def test_the_report_fits_the_screen_and_shows_values_on_hover(run: Path, t
     assert facts["summary"].startswith("The held-out reward rose from")
     assert facts["overflow"] <= 0
     assert facts["fetched"] == []
-
-
-@pytest.mark.slow
-async def test_an_error_and_a_warning_keep_their_lines(run: Path, tmp_path: Path) -> None:
-    RunFolder(run).event("warning", reason="ReportNotWritten", message="a\n  b")
-    RunFolder(run).event("error", message="no memory:\n  rank 0\n  rank 1", kind="OutOfMemoryError")
-    facts, _, errors = await _browse(report.write(run), 390, tmp_path)
-    assert errors == []
-    failed, warned = facts["alerts"]
-    assert failed.endswith(": no memory:\n  rank 0\n  rank 1")
-    assert warned.endswith(": a\n  b")
-
-
-@pytest.mark.slow
-async def test_a_comparison_shows_every_run_on_a_phone_also_with_long_settings(run: Path, tmp_path: Path) -> None:
-    second = tmp_path / "other" / "demo"
-    shutil.copytree(run, second)
-    config = run / "config.yaml"
-    config.write_text(config.read_text().replace("/models/tiny-sd3", f"/models/{'a-long-name/' * 12}tiny"))
-    page = comparison.write([run, second], tmp_path / "comparison.html")
-    facts, _, errors = await _browse(page, 390, tmp_path)
-    assert errors == []
-    assert facts["overflow"] <= 0
-    assert facts["hidden"] == [0], "the column of the last run"
 
 
 def _hostile_prompts() -> Iterator[ShownSample]:

@@ -37,17 +37,6 @@ def test_the_table_of_a_run(run: Path) -> None:
     assert all(f"<dt>{label}</dt><dd>{value}</dd>" in header for label, value in describe(loaded).items())
 
 
-def test_the_trainer_records_machine_and_version(run: Path) -> None:
-    description = describe(load(run))
-    assert " GiB memory, " in description["Machine"]
-    assert description["Version"]
-
-
-def test_a_row_without_a_source_is_left_out() -> None:
-    assert describe(Run("r")) == {}
-    assert describe(Run("r", settings={"trainer": {"seed": 0}})) == {"Seeds": "training 0"}
-
-
 @pytest.mark.parametrize(
     ("reward", "expected"),
     [

@@ -82,13 +82,6 @@ def test_a_run_with_only_an_evaluation_shows_it(begun: Callable[..., Any]) -> No
     assert text.count("<img ") == 2
 
 
-def test_a_missing_image_leaves_its_place_empty(run: Path) -> None:
-    (run / "samples/step_000002/00.png").unlink()
-    text = own_text(report.write(run).read_text())
-    assert text.count("no image") == 1
-    assert "1 image missing or malformed, and not shown." in text
-
-
 def test_a_prompt_of_any_language_length_and_form_is_shown(begun: Callable[..., Any]) -> None:
     folder = begun(last=0)
     black = torch.zeros(3, 8, 8, dtype=torch.uint8)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from verl_omni.trainer.report import statements
 from verl_omni.trainer.report.plots import scorer_metrics
-from verl_omni.trainer.report.run_data import Event, Run, load
+from verl_omni.trainer.report.run_data import Event, Run
 
 
 def evaluated(step: int, mean: float, stderr: float = 0.02, **more: float) -> dict[str, float | None]:
@@ -66,12 +63,6 @@ def test_an_empty_folder_makes_no_claims() -> None:
     assert statements.warnings(Run("r")) == []
     assert statements.agreement([]) is None
     assert statements.weight_versions([]) is None
-
-
-def test_a_resumed_run_says_where(begun: Callable[..., Any]) -> None:
-    begun(last=3)
-    notes = statements.notes(load(begun(last=4, resumed_from=2).path))
-    assert notes == ["Resumed from step 2. For repeated steps, the last result is shown."]
 
 
 def test_steps_without_metrics_are_named() -> None:

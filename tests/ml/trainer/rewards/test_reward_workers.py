@@ -87,11 +87,6 @@ def test_a_file_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
         worker_with(path)
 
 
-async def test_the_scores_of_a_batch_are_in_its_order() -> None:
-    results = await worker().compute_score_batch(samples([3, 0, 1]))
-    assert [each["reward_score"] for each in results] == [3.0, 0.0, 1.0]
-
-
 async def test_samples_in_the_object_store_are_loaded_to_be_scored() -> None:
     kept = samples([3, 1])
 

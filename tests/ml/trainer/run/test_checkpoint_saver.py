@@ -106,35 +106,6 @@ def test_a_full_disk_is_raised(saver: CheckpointSaver, workers: WritingWorkers, 
     assert workers.calls.count("start") == 2
 
 
-def test_after_a_crash_the_last_complete_checkpoint_is_the_newest(
-    saver: CheckpointSaver, workers: WritingWorkers, tmp_path: Path
-) -> None:
-    saver.save(1)
-    saver.wait()
-    saver.save(2)  # the process is killed here
-    newest = checkpoints.latest(tmp_path)
-    assert newest is not None and newest.name == "step_000001"
-    assert (tmp_path / ".writing_step_000002").exists()
-    again = make(tmp_path, WritingWorkers(), [])
-    again.save(3)
-    again.wait()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000003"]
-
-
-def test_a_failing_run_drops_the_checkpoint_and_says_so(
-    saver: CheckpointSaver, workers: WritingWorkers, events: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    saver.save(1)
-    saver.wait()
-    saver.save(2)
-    saver.drop()
-    assert workers.calls == ["start", 60.0, "start"], "the ranks, which may have failed, are not asked"
-    assert events[-1]["event"] == "warning" and events[-1]["reason"] == "CheckpointDropped"
-    assert "step 2" in events[-1]["message"] and "step_000001" in events[-1]["message"]
-    saver.drop()
-    assert len(events) == 2
-
-
 def test_a_write_past_its_deadline_ends_in_an_error(
     saver: CheckpointSaver, workers: WritingWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,19 +132,16 @@ def test_a_run_has_the_checkpoint_that_it_continues_from_and_none_of_another_run
         saver.newest = None
 
 
-@pytest.mark.parametrize("background", [True, False])
-def test_a_process_that_may_not_write_touches_nothing(
-    saver: CheckpointSaver, workers: WritingWorkers, tmp_path: Path, background: bool
+def test_after_a_crash_the_last_complete_checkpoint_is_the_newest(
+    saver: CheckpointSaver, workers: WritingWorkers, tmp_path: Path
 ) -> None:
-    """Another attempt has the run folder: it may be writing a checkpoint itself."""
-
-    def refuse() -> None:
-        raise PermissionError("another attempt")
-
-    (checkpoints.begin(tmp_path, 1) / "rank0").touch()
-    saver._may_write = refuse
-    saver._background = background
-    with pytest.raises(PermissionError, match="another attempt"):
-        saver.save(2)
-    assert workers.calls == []
-    assert [path.name for path in tmp_path.rglob("*")] == [".writing_step_000001", "rank0"]
+    saver.save(1)
+    saver.wait()
+    saver.save(2)  # the process is killed here
+    newest = checkpoints.latest(tmp_path)
+    assert newest is not None and newest.name == "step_000001"
+    assert (tmp_path / ".writing_step_000002").exists()
+    again = make(tmp_path, WritingWorkers(), [])
+    again.save(3)
+    again.wait()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000003"]

@@ -189,20 +189,6 @@ def test_disable_starts_from_nothing_and_keeps_earlier_checkpoints_aside(tmp_pat
     assert str(tmp_path / "checkpoints-2") in warnings[-1]["message"]
 
 
-def test_resume_path_starts_from_a_checkpoint_of_another_run(tmp_path: Path) -> None:
-    foreign = checkpoint(tmp_path / "other" / "checkpoints", 6)
-    checkpoint(tmp_path / "run" / "checkpoints", 2)
-    found, events = started(tmp_path / "run", "resume_path", foreign)
-    assert found == foreign
-    assert events[0]["resumed_from"] == 6
-
-
-def test_a_run_that_is_killed_while_it_replaces_its_checkpoint_resumes_from_it(tmp_path: Path) -> None:
-    saved = checkpoint(tmp_path / "checkpoints", 4)
-    saved.rename(saved.with_name(".replaced_step_000004"))
-    assert started(tmp_path, "auto")[0] == saved
-
-
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no checkpoint .*step_000009; write the path of a folder step_NNNNNN"):
         checkpoints.step_of(tmp_path / "step_000009")

@@ -60,12 +60,6 @@ def test_there_is_at_least_one_worker_and_at_most_one_for_each_sample(size: RunS
     assert loops >= min(size.nodes, size.samples), "a worker on every node"
 
 
-@given(SIZES, st.integers(1, 64))
-def test_the_requests_in_flight_fill_the_batches_of_all_engines(size: RunSize, workers: int) -> None:
-    together = workers * process_counts.requests_in_flight(size, workers)
-    assert 2 * size.replicas * size.engine_batch <= together < 2 * size.replicas * size.engine_batch + workers
-
-
 def config(**given: Any) -> Any:
     made = OmegaConf.create(
         {
@@ -92,20 +86,6 @@ def config(**given: Any) -> Any:
     process_counts.fill_in(made, cpus=32)
     rollout = made.actor_rollout_ref.rollout
     return rollout.agent.num_workers, rollout.max_concurrent_requests, made.reward.num_workers
-
-
-def test_settings_that_are_null_are_filled_in_and_others_stay() -> None:
-    assert config() == (2, 32, 8), "eight engines of two accelerators: 2 x 8 x 4 requests for two workers"
-    assert config(actor_rollout_ref__rollout__agent__num_workers=4) == (4, 16, 8)
-    assert config(actor_rollout_ref__rollout__max_concurrent_requests=7) == (2, 7, 8)
-    assert config(reward__num_workers=3) == (2, 32, 3)
-    assert config(reward__scorer_kwargs={"device": "cuda"}) == (2, 32, 1), "each reserves an accelerator"
-    assert config(reward__scorer_kwargs={"device": "cuda"}, reward__num_workers=3) == (2, 32, 3)
-
-
-def test_standalone_replicas_count_and_the_accelerators_of_the_trainer_do_not() -> None:
-    pool = {"actor_rollout_ref__rollout__nnodes": 2, "actor_rollout_ref__rollout__n_gpus_per_node": 4}
-    assert config(**pool) == (4, 8, 4), "four engines of two accelerators, four nodes: 2 x 4 x 4 requests"
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,3 @@ def test_text_encoders_are_offloaded_only_with_a_cache_and_by_one_setting(tmp_pa
     moved = f"{ROLLOUT}.engine_kwargs.vllm_omni.enable_cpu_offload=true"
     with pytest.raises(configuration.SettingsError, match=r"enable_cpu_offload: moves the text encoders too; write"):
         fitted(tmp_path, f"{CACHE}=/cache", OFFLOAD, moved, f"{ROLLOUT}.enable_sleep_mode=false")
-
-
-def test_on_a_cpu_offloading_has_no_effect_and_is_reported(tmp_path: Path) -> None:
-    overrides = (f"{CACHE}=/cache", OFFLOAD)
-    config = smallest_job.load(*overrides)
-    unused = configuration.without_effect(overrides, config, has_accelerator=False)
-    assert unused == {f"{ROLLOUT}.offload_text_encoders": "on a CPU text encoders are in host memory"}
-    assert configuration.without_effect(overrides, config, has_accelerator=True) == {}

@@ -66,17 +66,6 @@ def test_a_value_that_asks_for_nothing_is_accepted_and_changes_nothing(place: in
     assert smallest_job.load(*overrides) == smallest_job.load()
 
 
-@pytest.mark.parametrize(("value", "accepted"), [("0", False), ("False", True), ("false", True), ("1", False)])
-def test_a_number_is_not_a_truth_value(value: str, accepted: bool) -> None:
-    rule = find_rule("trainer.val_only")
-    assert isinstance(rule, Rejected)
-    assert rule.accepts(configuration._parsed(value)) is accepted
-
-
-def test_a_renamed_setting_sets_the_one_here() -> None:
-    assert smallest_job.load(f"{ACTOR}.optim.clip_grad=0.25").actor_rollout_ref.actor.grad_clip == 0.25
-
-
 def test_dpo_is_another_name_of_diffusion_dpo() -> None:
     loss = f"{ACTOR}.diffusion_loss.loss_mode"
     sampled_for = "actor_rollout_ref.model.algorithm"
@@ -115,11 +104,6 @@ def test_names_of_two_algorithms_are_refused_in_any_order() -> None:
     assert refusal(*overrides) == refusal(*reversed(overrides)) == said
     said = f"{loss}=mix_grpo and algorithm.adv_estimator=dance_grpo: these are different algorithms; name one of them"
     assert refusal(DANCE[1], f"{loss}=mix_grpo", overrides[2]) == said
-
-
-def test_of_several_names_in_one_setting_the_last_counts() -> None:
-    loss = f"{ACTOR}.diffusion_loss.loss_mode"
-    assert smallest_job.load(f"{loss}=dance_grpo", f"{loss}=flow_grpo") == smallest_job.load()
 
 
 def test_without_loss_mode_the_algorithm_is_that_of_the_samples() -> None:
@@ -213,12 +197,6 @@ def test_a_whole_group_of_copies_is_refused_with_the_group_to_write(value: str) 
     assert refusal(f"~{COPIES}") == f"{COPIES}: unknown setting; write {CORRECTION}"
     pipeline = "actor_rollout_ref.model.pipeline"
     assert refusal(f"{pipeline}={{height: 8}}") == f"{pipeline}: unknown setting; write {ROLLOUT}.pipeline"
-
-
-def test_the_longest_name_of_a_group_counts() -> None:
-    assert isinstance(find_rule("actor_rollout_ref.ref.veomni_config.seed"), Rejected)
-    assert isinstance(find_rule("actor_rollout_ref.ref.log_prob_use_dynamic_bsz"), WithoutEffect)
-    assert find_rule("trainer.no_such_setting") is None
 
 
 def test_a_whole_group_can_be_given() -> None:

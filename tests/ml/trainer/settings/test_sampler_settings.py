@@ -134,16 +134,6 @@ def test_a_shift_of_videos_is_named_where_samples_are_images(
     assert (overrides[0].partition("=")[0] in configuration.without_effect(overrides, config)) == unused
 
 
-def test_a_shift_is_positive() -> None:
-    for name in (
-        "pipeline.video_flow_shift",
-        "val_kwargs.pipeline.video_flow_shift",
-        "engine_kwargs.vllm_omni.flow_shift",
-    ):
-        with pytest.raises(configuration.SettingsError, match=rf"{name}: must be positive: 0"):
-            configuration.load(["data.train_files=a", "actor_rollout_ref.model.path=b", f"{ROLLOUT}.{name}=0"])
-
-
 def test_the_rank_of_an_adapter_is_at_most_the_engines() -> None:
     from typing import get_args
 
@@ -152,7 +142,3 @@ def test_the_rank_of_an_adapter_is_at_most_the_engines() -> None:
     rank = "actor_rollout_ref.model.lora_rank"
     largest = max(get_args(MaxLoRARanks))
     assert (out_of_range(rank, largest), bool(out_of_range(rank, largest + 1))) == (None, True)
-    overrides = ["data.train_files=a", "actor_rollout_ref.model.path=b", "trainer.total_training_steps=1"]
-    with pytest.raises(configuration.SettingsError, match=rf"{rank}: must be at most 512: 513"):
-        configuration.load([*overrides, f"{rank}=513"])
-    configuration.load([*overrides, f"{rank}=512"])

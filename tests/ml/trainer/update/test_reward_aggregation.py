@@ -17,7 +17,6 @@ from verl_omni.trainer.generation import sample_generation
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.settings import reward_settings
 from verl_omni.trainer.update.policy_update import PolicyUpdate
-from verl_omni.workers.algorithms.base import training_algorithm
 
 SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
 FUNCTIONS = "reward.reward_functions={red: {name: color, weight: 2}, jpeg: {}}"
@@ -32,21 +31,6 @@ SAMPLES = ScoredSamples(
     seconds=0.0,
     scoring_seconds=None,
 )
-
-
-def test_normalized_scores_are_what_an_algorithm_trains_on() -> None:
-    """Of two samples, the normalized scores are +-1/sqrt(2) whatever their distance; the reported scores stay."""
-    config = load(SEVERAL, FUNCTIONS, NORMALIZED)
-    normalized = sample_generation.training_scores(SAMPLES, config.reward)
-    half = 0.5**0.5  # 2 x for red minus 1 x for jpeg
-    assert normalized.scores.tolist() == pytest.approx([-half, half, -half, half], rel=3e-3)
-    batch = training_algorithm("flow_grpo").training_batch(normalized, None, config, 0)
-    assert batch["advantages"].tolist() == pytest.approx([-0.866, 0.866, -0.866, 0.866], rel=3e-3)
-    assert SAMPLES.scores.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
-
-
-def test_without_it_scores_stay() -> None:
-    assert sample_generation.training_scores(SAMPLES, load(SEVERAL, FUNCTIONS).reward) is SAMPLES
 
 
 def test_a_scorer_without_scores_is_named() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from verl.utils.config import omega_conf_to_dataclass
@@ -67,10 +65,3 @@ def test_ranks_train_on_the_same_rows_of_stored_samples(name: str) -> None:
     assert set(found) == set(expected)
     for key, values in found.items():
         assert torch.equal(torch.cat(values), expected[key]), key
-
-
-def test_samples_in_the_driver_are_sent_as_they_are() -> None:
-    batch: dict[str, Any] = {"advantages": torch.ones(2), "clean_latents": torch.ones(2, 3)}
-    request = update_to_verl(TrainingBatch(batch, (), {}))
-    assert set(request.batch.keys()) == set(batch) and not request.non_tensor_batch
-    assert isinstance(request.non_tensor_batch, dict) and np.array_equal(request.batch["advantages"], [1, 1])

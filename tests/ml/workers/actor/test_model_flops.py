@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from verl.utils import flops_counter
 
-from ml.workers.tiny_actor import model_settings
+from ml.workers.tiny_actor import LargestTensor, model_settings
 from verl_omni.workers.actor import build, device_flops
 from verl_omni.workers.actor.model_flops import FLOAT32, ModelFlops
 
@@ -94,21 +92,6 @@ def test_recomputation_and_random_numbers_do_not_count(model_folder: Path) -> No
         found.append(flops.take())
         assert torch.equal(torch.get_rng_state(), before), "counting draws nothing"
     assert found[0] == found[1]
-
-
-class LargestTensor(TorchDispatchMode):  # type: ignore[misc]
-    """Bytes of the largest tensor in real memory that an operator returns, and the number of matrix multiplications."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self.products = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        real = [leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and not leaf.is_meta]
-        self.bytes = max(self.bytes, *real, 0)
-        self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
-        return result
 
 
 def test_counting_takes_no_memory_and_one_pass_counts_also_without_gradients(model_folder: Path) -> None:

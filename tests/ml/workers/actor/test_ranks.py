@@ -26,7 +26,7 @@ from ml.workers.tiny_actor import (
     smooth_steps,
     weights_of,
 )
-from verl_omni.workers.actor import parallel, setting_checks
+from verl_omni.workers.actor import parallel
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.config import DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
@@ -274,14 +274,3 @@ def test_one_process_reads_the_shards_of_two(found: dict[str, Any], model_folder
     actor.load(state_folder(model_folder))
     assert all(torch.equal(tensor, saved[name]) for name, tensor in actor.weights("full"))
     assert len(list(state_folder(model_folder).glob("*.distcp"))) == 2, "each rank writes its own shards"
-
-
-def test_a_size_that_does_not_divide_the_ranks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"fsdp_size: 3 does not divide the 4 ranks"):
-        setting_checks.check_fsdp_size(4, 3)
-    setting_checks.check_fsdp_size(4, -1)
-    setting_checks.check_fsdp_size(4, 2)
-    setting_checks.check_fsdp_size(4, 8)
-    assert [setting_checks.shards(4, size) for size in (-1, 2, 4, 8)] == [4, 2, 4, 4]
-    with pytest.raises(ValueError, match=r"fsdp_size: 0 does not divide the 4 ranks"):
-        setting_checks.check_fsdp_size(4, 0)

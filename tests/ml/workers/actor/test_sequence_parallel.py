@@ -25,7 +25,7 @@ from verl_omni.pipelines.qwen_image_edit.tiny_model import make_tiny_qwen_image_
 from verl_omni.pipelines.registry import FAMILIES, family_sizes
 from verl_omni.pipelines.sample_shapes import sample_shapes
 from verl_omni.pipelines.wan.tiny_model import make_tiny_wan
-from verl_omni.workers.actor import parallel, setting_checks
+from verl_omni.workers.actor import parallel
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.config import DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
@@ -270,17 +270,3 @@ def test_the_sequence_length_is_that_of_the_transformer(models: Path, architectu
     configs = {name: json.loads((folder / name / "config.json").read_text()) for name in ("transformer", "vae")}
     pipeline = SimpleNamespace(height=64, width=96, num_frames=9)
     assert sample_shapes(architecture).sequence_length(configs, pipeline) == tokens
-
-
-def test_sizes_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"ulysses_sequence_parallel_size: 3 does not divide the 4 ranks"):
-        setting_checks.sequence_groups(4, 3)
-    with pytest.raises(ValueError, match=r"ulysses_sequence_parallel_size: 0 does not divide the 4 ranks"):
-        setting_checks.sequence_groups(4, 0)
-    assert setting_checks.sequence_groups(4, 2) == 2
-    with pytest.raises(ValueError, match=r"4 does not divide the model's 6 attention heads"):
-        setting_checks.check_heads(4, 6)
-    with pytest.raises(ValueError, match=r"2 does not divide the 25 tokens of a sample"):
-        setting_checks.check_tokens(2, 25)
-    with pytest.raises(ValueError, match=r"2 does not divide the 77 rows of a prompt's embeddings; .*max_sequence"):
-        setting_checks.check_prompt_rows(2, 77)

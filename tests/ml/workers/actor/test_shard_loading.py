@@ -18,10 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from ml.workers.tiny_actor import model_settings
+from ml.workers.tiny_actor import LargestTensor, model_settings
 from verl_omni.models.tiny import MAKERS
 from verl_omni.pipelines.sd3.tiny_model import make_tiny_sd3
 from verl_omni.workers.actor import parallel, shard_loading, tensor_files
@@ -179,23 +177,11 @@ def test_frozen_parts_in_float32_are_read_by_every_rank(
     assert sum(rank["wan adapter"]["bytes"] - unsharded for rank in found[ranks]) == others
 
 
-class RealTensors(TorchDispatchMode):  # type: ignore[misc]
-    """Bytes of the largest tensor in real memory that an operator returns."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        real = [leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and not leaf.is_meta]
-        self.largest = max(self.largest, *real, 0)
-        return result
-
-
 def test_position_embeddings_that_the_files_have_are_not_computed_and_others_are(folders: Path) -> None:
     """Those of SD3.5 medium would take 3.4 GiB of host memory on each rank."""
-    with RealTensors() as computed:
+    with LargestTensor() as computed:
         module = shard_loading.without_memory(folders / "files" / "sd3" / "transformer", torch.float32)
-    assert computed.largest < module.pos_embed.pos_embed.nbytes / 2  # type: ignore[operator, union-attr]
+    assert computed.bytes < module.pos_embed.pos_embed.nbytes / 2  # type: ignore[operator, union-attr]
     qwen = shard_loading.without_memory(folders / "files" / "qwen_image" / "transformer", torch.float32)
     wan = shard_loading.without_memory(folders / "files" / "wan" / "transformer", torch.float32)
     assert not qwen.pos_embed.pos_freqs.is_meta and not wan.rope.freqs_cos.is_meta  # type: ignore[union-attr]

@@ -47,17 +47,6 @@ def of_pool(pool: Pool, least: int | None, deadline: float = 30.0, **more: Any) 
     return DiffusionLLMServerClient(config, pool, **more)
 
 
-async def test_a_lost_replica_leaves_the_router_and_another_one_generates_the_sample() -> None:
-    from ray.exceptions import ActorDiedError
-
-    pool = Pool(a=ActorDiedError(), b=ActorDiedError(), c=sample(4))
-    client = of_pool(pool, least=1)
-    found = (await ask(client)).extra_fields
-    assert (found["global_steps"], found["times_lost"]) == (4, 2)
-    assert (list(pool.servers), pool.asked) == (["c"], ["a", "b", "c"])
-    assert (await ask(client)).extra_fields["global_steps"] == 4
-
-
 @pytest.mark.parametrize("crossed", [False, True], ids=["as raised", "as Ray hands it over"])
 async def test_a_standalone_replica_whose_engine_has_ended_is_lost(crossed: bool) -> None:
     from ray.exceptions import RayTaskError
@@ -89,26 +78,6 @@ async def test_a_sample_that_ends_each_replica_in_turn_fails_with_their_reasons(
         await ask(of_pool(pool, least=1))
     assert pool.asked == [f"r{number}" for number in range(rollout_client.LOSSES_OF_A_SAMPLE + 1)]
     assert list(pool.servers) == ["r6"], "the last one is left to other samples"
-
-
-async def test_requests_wait_for_a_replica_that_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.exceptions import ActorDiedError, ObjectLostError
-
-    monkeypatch.setattr(rollout_client, "SERVER_POLL_SECONDS", 0.001)
-    pool = Pool(a=ActorDiedError(), b=ObjectLostError("ab", None, ""))
-    client = of_pool(pool, least=1)
-    acquire = pool._next
-    asked = []
-
-    def joins() -> tuple[str, Any]:
-        asked.append(len(pool.servers))
-        if asked.count(0) == 3:
-            pool.servers["c"] = sample(4)
-        return acquire()
-
-    pool.acquire_server = lambda request_id: joins()
-    assert (await ask(client)).extra_fields["global_steps"] == 4
-    assert (pool.asked, asked) == (["a", "b", "c"], [2, 1, 0, 0, 0])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.ml.workers.rollout.fake_engine import PARAMS, Engine, asking, made, turn
-from verl_omni.weight_sync.errors import PartialWeights, WeightSyncError
 from verl_omni.workers.rollout.vllm_rollout.server import http_gate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
@@ -99,19 +98,6 @@ async def test_sleep_and_wake_are_acknowledged_by_every_stage(mode: str) -> None
     await server.wake_up(["weights"])
     await server.wake_up(["kv_cache"])
     assert server.engine.told == [("sleep", 1), ("wake_up", ["weights"]), ("wake_up", ["kv_cache"])]
-
-
-async def test_a_request_waits_until_everything_is_awake() -> None:
-    server = made(Engine())
-    await server.sleep()
-    waiting = asking(server, "early")
-    for tag in ("weights", "kv_cache"):
-        await turn()
-        assert server.engine.request_states == {}
-        await server.wake_up([tag])
-    await turn()
-    await server.abort_request("early")
-    assert (await waiting).stop_reason == "aborted"
 
 
 def over_http(server: Any, name: str) -> asyncio.Task[Any]:
@@ -214,36 +200,6 @@ async def test_requests_of_training_wait_for_an_update_too() -> None:
     assert server._running() == ["a"]
     await server.abort_request("a")
     assert (await waiting).extra_fields == {"global_steps": 4}
-
-
-async def test_weights_of_a_language_model_change_between_requests_and_serve_none_while_they_are_mixed() -> None:
-    from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
-
-    server = made(Engine())
-    server._mode = LanguageModelMode()
-    answers: list[dict[str, Any]] = []
-
-    async def call(**given: Any) -> list[Any]:
-        return [[answers.pop(0)]]
-
-    async def update(*replies: dict[str, Any]) -> None:
-        answers[:] = replies
-        await server.collective_rpc("update_weights_from_ipc")
-
-    server.engine.collective_rpc = call
-    full = {"lora": False, "bytes": 64}
-    with server._mode.hold_weights(), pytest.raises(WeightSyncError, match="1 requests are in flight: abort"):
-        await update(full)
-    with pytest.raises(RuntimeError, match="arrived twice"):
-        await update({"error": "[IncompleteUpdate] a arrived twice"})
-    assert await server._lora_request() is None, "nothing was written"
-    with pytest.raises(RuntimeError, match="failed part-way"):
-        await update({"error": "[PartialWeights] the update failed part-way"})
-    await update({"lora": True, "bytes": 64}, {"bound": 1})
-    with pytest.raises(PartialWeights, match="the update failed part-way"):
-        await server._lora_request()
-    await update(full)
-    assert await server._lora_request() is None
 
 
 async def test_a_standalone_server_never_sleeps() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 from collections.abc import AsyncIterator
@@ -13,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -89,23 +86,6 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
         yield SimpleNamespace(engine=engine, gate=gate, get=made.get, post=made.post)
 
 
-def drawn(answer: httpx2.Response) -> Image.Image:
-    assert answer.status_code == 200, answer.text
-    image = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
-    assert image.format == "PNG"
-    return image
-
-
-async def test_an_image_is_returned_as_png_in_the_requested_size(client: Any) -> None:
-    asked = {"prompt": "a lawn", "size": "48x32", "seed": 7, "num_inference_steps": 3}
-    image = drawn(await client.post("/v1/images/generations", json=asked))
-    assert image.size == (48, 32) and np.asarray(image)[0, 0].tolist() == list(GREEN)
-    ((prompt, params),) = client.engine.asked
-    assert prompt["prompt"] == "a lawn"
-    assert (params.seed, params.num_inference_steps, params.output_type) == (7, 3, None)
-    assert params.lora_request == "policy", "drawn without the weights that training published"
-
-
 async def test_several_images_of_a_prompt_are_one_request_each(client: Any) -> None:
     asked = {"prompt": "a lawn", "size": "16x16", "seed": 7, "n": 3}
     answer = await client.post("/v1/images/generations", json=asked)
@@ -115,18 +95,6 @@ async def test_several_images_of_a_prompt_are_one_request_each(client: Any) -> N
     assert len(set(client.engine.names)) == 3
     refused = await client.post("/v1/images/generations", json={**asked, "prompt": "nonsense"})
     assert refused.status_code == 400 and "cannot draw that" in refused.text
-
-
-async def test_an_image_can_be_part_of_the_prompt(client: Any) -> None:
-    file = io.BytesIO()
-    Image.new("RGB", (16, 16), "red").save(file, "PNG")
-    answer = await client.post(
-        "/v1/images/edits", files={"image": ("a.png", file.getvalue(), "image/png")}, data={"prompt": "make it green"}
-    )
-    assert drawn(answer).size == (16, 16)
-    ((prompt, params),) = client.engine.asked
-    assert prompt["multi_modal_data"]["image"][0].getpixel((0, 0)) == (255, 0, 0)
-    assert params.lora_request == "policy"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import argparse
 import os
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,29 +206,9 @@ async def test_a_server_holds_the_port_of_its_engine_and_runs_no_image(monkeypat
         other.bind(("127.0.0.1", ports[0]))
 
 
-async def test_headless_mode_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match=r"^vLLM-Omni headless mode is not implemented yet\.$"):
-        await diffusion_server().run_headless(argparse.Namespace())
+def test_the_call_that_wakes_a_server_does_not_wait_behind_the_requests_of_a_step() -> None:
+    """They wait in a server that sleeps."""
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
 
-
-def test_verl_finds_our_replica_which_starts_our_server() -> None:
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
-
-    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer, vLLMOmniReplica
-
-    assert RolloutReplicaRegistry.get("vllm_omni") is vLLMOmniReplica
-    config = SimpleNamespace(rollout=rollout(), model=OmegaConf.create({"path": str(MODEL)}))
-    made = vLLMOmniReplica(1, config.rollout, config.model, gpus_per_node=1)
-    assert made._get_server_name_prefix() == "vllm_omni_"
-    assert made._validate_launch_requirements() is None
-    # Requests of a whole step wait in a server that sleeps, and the call that wakes it must not wait behind them.
+    made = vLLMOmniReplica(1, rollout(), OmegaConf.create({"path": str(MODEL)}), gpus_per_node=1)
     assert made.max_concurrency > 100 * made.config.max_num_seqs
-    assert made.server_class.__ray_metadata__.modified_class.__mro__[1] is vLLMOmniHttpServer
-
-
-def test_verl_finds_our_weight_sender() -> None:
-    from verl.workers.rollout.base import get_rollout_class
-
-    from verl_omni.workers.rollout.vllm_rollout.training_worker.server_adapter import ServerAdapter
-
-    assert get_rollout_class("vllm_omni", "async") is ServerAdapter
