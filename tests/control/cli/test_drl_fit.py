@@ -74,12 +74,6 @@ def drl_fit(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["fit", *map(str, arguments)])
 
 
-def test_an_unknown_device_is_refused_with_the_known_ones(job: Path) -> None:
-    result = drl_fit(job, "--device", "h300")
-    assert result.exit_code == 2
-    assert [each.value for each in devices.Device if f"'{each.value}'" not in result.stderr] == []
-
-
 ASCEND = ("--set", "spec.trainer.accelerator.vendor=Ascend")
 SEPARATE = ("--set", "spec.rollout.placement=Separate")
 
@@ -250,12 +244,6 @@ def test_the_estimate_gets_the_memory_of_the_device_and_the_settings_of_the_job(
     settings = command[command.index("--") + 1 :]
     assert {"trainer.nnodes=2", "trainer.n_gpus_per_node=1"} <= set(settings)
     assert f"actor_rollout_ref.model.path={job.parent / 'model'}" in settings
-
-
-def test_a_job_on_the_cpu_is_checked_against_the_memory_of_this_machine(job: Path, commands: list[list[str]]) -> None:
-    assert drl_fit(job, "--set", "spec.trainer.accelerator.vendor=CPU").exit_code == 0
-    assert "--cpu" in commands[0]
-    assert int(commands[0][commands[0].index("--capacity") + 1]) > 0
 
 
 def test_an_accelerator_of_this_machine_is_used(

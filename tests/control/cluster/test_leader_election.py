@@ -166,20 +166,6 @@ async def test_a_process_that_is_restarted_in_its_pod_leads_at_once() -> None:
     assert again.writes
 
 
-async def test_a_replica_that_was_stopped_writes_nothing_when_it_wakes() -> None:
-    world = World("a", "b")
-    a, b = world.replicas
-    await a.step()
-    await b.step()
-    assert a.fence.require("create rayjobs") == TIMES.writes
-    world.at += TIMES.duration
-    with pytest.raises(NotLeader, match="create rayjobs: not sent"):
-        a.fence.require("create rayjobs")
-    await b.step()
-    await a.step()
-    assert (a.writes, b.writes, a.log) == (False, True, ["begun", "ended within 0, may write: False"])
-
-
 async def test_a_failed_renewal_is_repeated_until_the_time_is_over() -> None:
     world = World("a")
     (a,) = world.replicas
