@@ -110,6 +110,17 @@ def test_a_function_of_a_file_gets_the_arguments_and_the_settings(scorer_file: P
     assert scored == {"score": 2.0, "loads": 1}
 
 
+def test_a_file_imports_other_files_of_its_folder_only_with_it_in_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "helper_of_a_scorer.py").write_text("VALUE = 1\n")
+    (tmp_path / "with_helper.py").write_text("from helper_of_a_scorer import VALUE\n\n\ndef f():\n    return VALUE\n")
+    with pytest.raises(ModuleNotFoundError, match="helper_of_a_scorer"):
+        load(f"{tmp_path}/with_helper.py:f")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load(f"{tmp_path}/with_helper.py:f")() == 1
+
+
 def test_many_threads_execute_a_file_once(scorer_file: Path) -> None:
     ready = threading.Barrier(8)
     found = []
