@@ -65,11 +65,11 @@ def test_an_example_says_why_it_has_settings_that_are_warned_of(path: Path) -> N
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_trainer_warns_of_an_example_as_drl_validate_does(path: Path) -> None:
-    from verl_omni.trainer.run.recipe_risks import describe_risks
     from verl_omni.trainer.settings import configuration
 
     job = plan.resolve_paths(load_job(path).job, str(path.parent))
-    warning = describe_risks(configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))))
+    config = configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
+    warning = configuration.describe_risks(config)
     risks = plan.find_risks(load_job(path).job)
     assert [found.text for found in risks if found.text not in warning] == []
     assert warning.count("(") == sum(found.text.count("(") for found in risks), "the same number of sources"

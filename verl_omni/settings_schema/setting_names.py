@@ -1,12 +1,22 @@
-"""PURE: names of settings that exist, and the nearest one for a misspelt name."""
+"""PURE: names of settings in a command line: which exist, the nearest one for a misspelt name, options of Hydra."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from verl_omni.settings_schema.declarations import OPEN_GROUPS, ROLLOUT
 from verl_omni.settings_schema.reference_settings import copied_group
+
+OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}  # of Hydra, with a value
+
+
+def joined_options(arguments: Iterable[str]) -> Iterator[str]:
+    """The arguments, with each option of Hydra and its separate value joined into one argument: `OPTION=VALUE`."""
+    rest = iter(arguments)
+    for each in rest:
+        option = OPTIONS.get(each, each)
+        yield f"{option}={next(rest, '')}" if option in OPTIONS.values() else each
 
 
 def is_in_open_group(name: str) -> bool:

@@ -291,10 +291,9 @@ def train_on(
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
     from verl_omni.trainer.data import prompt_dataset, prompt_warnings
-    from verl_omni.trainer.run import recipe_risks
     from verl_omni.trainer.settings import async_settings
 
-    if risks := recipe_risks.describe_risks(run.config):
+    if risks := configuration.describe_risks(run.config):
         run.folder.event("warning", reason="RecipeRisk", message=risks)
     if unlimited := async_settings.unlimited_text(run.config):
         run.folder.event("warning", reason="OlderSamplesNotLimited", message=unlimited)

@@ -18,9 +18,9 @@ from omni_operator.api.overrides.override_names import (
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
 from verl_omni.pipelines.registry import FAMILIES, missing_family
 from verl_omni.settings_schema.declarations import ALL_LINEAR, FIELDS
-from verl_omni.settings_schema.hydra_options import joined_options
 from verl_omni.settings_schema.layout import default_of
 from verl_omni.settings_schema.reference_settings import target_of
+from verl_omni.settings_schema.setting_names import joined_options
 
 from .fields import (
     ACTOR,

@@ -143,22 +143,17 @@ class Estimate:
 
 def estimate(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:
     """Put the parts of one device together, by phase, for an engine on the trainer's device."""
-    generating = {**resting(setup, trainer), **awake(setup, trainer, engine)}
-    idle = {} if setup.sleeps else awake(setup, trainer, engine) | kept_by_engine(setup, engine)  # while others work
-    phases = []
+    weights = awake(setup, trainer, engine)
+    kept = {} if setup.sleeps else kept_by_engine(setup, engine)
+    idle = {} if setup.sleeps else weights | kept  # while others work
+    engine_parts = {
+        setup.generation: {**weights, "engine activations": engine.peak if setup.sleeps else engine.held},
+        "weight sync": {**weights, **receiving(setup, trainer), **kept},
+    }
+    phases = [Phase(name, parts | engine_parts.get(name, idle)) for name, parts in on_device(setup, trainer).items()]
     if encodes_apart(setup, engine):
         encoders = encoding_prompts(engine, 0 if setup.sleeps else engine.held)
-        phases.append(Phase(TEXT_ENCODING, {**generating, **encoders}))
-    if setup.generation is not None:
-        activations = engine.peak if setup.sleeps else engine.held
-        phases.append(Phase(setup.generation, {**generating, "engine activations": activations}))
-    if setup.scores_here:
-        phases.append(Phase("scoring", {**resting(setup, trainer), **scoring(setup), **idle}))
-    if setup.pairs:
-        phases.append(Phase("encoding", encoding(setup, trainer) | idle))
-    phases.append(Phase("update", updating(setup, trainer) | idle))
-    sync = {**sending(setup, trainer), **awake(setup, trainer, engine), **receiving(setup, trainer)}
-    phases.append(Phase("weight sync", sync if setup.sleeps else sync | kept_by_engine(setup, engine)))
+        phases.insert(0, Phase(TEXT_ENCODING, {**resting(setup, trainer), **weights, **encoders}))
     moved = {**bytes_of_a_step(setup, trainer), "weights to each engine": trainer.sent}
     if not setup.accelerator:
         always = {**encoders_at_rest(setup, trainer), **checkpoint_copy(setup, trainer), **scorers_on_cpu(setup)}
@@ -172,6 +167,18 @@ def estimate(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Esti
 def fits(peak: int, capacity: int) -> bool:
     """Whether a device with `capacity` bytes holds `peak` bytes and the reserve."""
     return peak <= capacity * (1 - RESERVE)
+
+
+def on_device(setup: Setup, trainer: TrainerMemory) -> dict[str, dict[str, int]]:
+    """The trainer's memory on the device, by phase."""
+    phases = {}
+    if setup.generation is not None:
+        phases[setup.generation] = resting(setup, trainer)
+    if setup.scores_here:
+        phases["scoring"] = resting(setup, trainer) | scoring(setup)
+    if setup.pairs:
+        phases["encoding"] = encoding(setup, trainer)
+    return {**phases, "update": updating(setup, trainer), "weight sync": sending(setup, trainer)}
 
 
 def resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:

@@ -14,20 +14,16 @@ from verl_omni.trainer.memory_estimate.estimate import (
     before_update,
     bytes_of_a_step,
     encodes_apart,
-    encoding,
     encoding_prompts,
     host_phases,
     kept_by_engine,
     offloaded,
+    on_device,
     on_trainer_host,
     receiving,
-    resting,
     scorers_on_cpu,
-    scoring,
-    sending,
     starting,
     to_score,
-    updating,
     with_contexts,
     without_zeros,
 )
@@ -77,14 +73,7 @@ def network_bucket(setup: Setup, trainer: TrainerMemory) -> int:
 
 def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Estimate:
     ranks = setup.ranks_per_node
-    phases = []
-    if setup.generation is not None:
-        phases.append(Phase(setup.generation, resting(setup, trainer)))
-    if setup.scores_here:
-        phases.append(Phase("scoring", resting(setup, trainer) | scoring(setup)))
-    if setup.pairs:
-        phases.append(Phase("encoding", encoding(setup, trainer)))
-    device = (*phases, Phase("update", updating(setup, trainer)), Phase("weight sync", sending(setup, trainer)))
+    device = [Phase(name, parts) for name, parts in on_device(setup, trainer).items()]
     processes = ranks + 1 + setup.helpers_per_node  # 1: the driver
     always = on_trainer_host(setup, trainer, processes)
     away = offloaded(setup, trainer)
@@ -100,7 +89,7 @@ def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Es
         "weights to all replicas": pool.replicas * pool.replica_size * trainer.sent,
     }
     if not setup.accelerator:
-        device = tuple(Phase(phase.name, {**phase.parts, **scorers_on_cpu(setup)}) for phase in device)
+        device = [Phase(phase.name, {**phase.parts, **scorers_on_cpu(setup)}) for phase in device]
         return Estimate((), _on_host(device, host, ranks), moved)
     phases_on_host = (starting(setup, trainer, processes), *host)
     return Estimate(with_contexts(device, 1 + setup.scorers_per_rank), without_zeros(phases_on_host), moved)

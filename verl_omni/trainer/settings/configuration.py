@@ -19,7 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_omni.settings_schema import engine_settings, layout
 from verl_omni.settings_schema.declarations import OPEN_GROUPS
-from verl_omni.settings_schema.hydra_options import joined_options
 from verl_omni.settings_schema.layout import Layout
 from verl_omni.settings_schema.reference_settings import (
     Copied,
@@ -29,10 +28,10 @@ from verl_omni.settings_schema.reference_settings import (
     find_rule,
 )
 from verl_omni.settings_schema.setting import plain_value, refused_choice
-from verl_omni.settings_schema.setting_names import describe_unknown, is_in_open_group
+from verl_omni.settings_schema.setting_names import describe_unknown, is_in_open_group, joined_options
 from verl_omni.trainer.settings import cpu_values, reference_modules, registered_names, supported_values, unused_values
 from verl_omni.trainer.settings.extension_settings import EXTERNAL_LIB, default_settings, import_extensions
-from verl_omni.workers.algorithms import registry
+from verl_omni.workers.algorithms import recipe_lint, registry
 from verl_omni.workers.algorithms.other_names import LOSS, resolve
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
@@ -70,6 +69,12 @@ def load(overrides: Sequence[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(str(error)) from error
     return config
+
+
+def describe_risks(config: DictConfig) -> str:
+    """What published runs report as harmful, each with its setting, as `drl validate` prints it; empty: nothing."""
+    risks = recipe_lint.find_risks(lambda name: OmegaConf.select(config, name))
+    return "; ".join(f"{risk.setting} {risk.text}" for risk in risks)
 
 
 def _spelled(override: str) -> str:

@@ -430,7 +430,7 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
 class UserObjective(StepObjective[StepLossConfig]):
     """A policy loss of the user (`verl_omni.extensions.register_loss`)."""
 
-    def __init__(self, loss: PolicyLoss, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, loss: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.loss = loss
 

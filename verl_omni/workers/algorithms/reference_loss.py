@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from verl_omni.utils.metrics.metric_names import is_maximum
 from verl_omni.workers.actor.policy import Batch
-from verl_omni.workers.algorithms.flow_grpo import COMPARED, StepLossConfig, StepObjective
+from verl_omni.workers.algorithms.flow_grpo import COMPARED, UserObjective
 
 MODEL_OUTPUT = ("log_probs",)
 DATA = ("old_log_probs", "advantages")
@@ -53,7 +53,7 @@ class DiffusionLossFn(ABC):
     @classmethod
     def make_objective(cls, *args: Any, **kwargs: Any) -> ReferenceLossObjective:
         """The objective of an update with this loss; arguments of `StepObjective`."""
-        return ReferenceLossObjective(cls, *args, **kwargs)
+        return ReferenceLossObjective(cls(), *args, **kwargs)
 
     @abstractmethod
     def __call__(self, *, config: Any, model_output: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> Any:
@@ -92,16 +92,10 @@ def check_keys(loss: type[DiffusionLossFn]) -> None:
             )
 
 
-class ReferenceLossObjective(StepObjective[StepLossConfig]):
+class ReferenceLossObjective(UserObjective):
     """An update by a loss of the reference's form."""
 
-    def __init__(self, loss: type[DiffusionLossFn], *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.loss = loss()
-
-    @override
-    def rows_with_gradient(self, batch: Batch) -> Tensor:
-        return torch.ones_like(batch["advantages"], dtype=torch.bool)  # what it makes of advantage 0 is not known
+    loss: DiffusionLossFn
 
     @override
     def policy_loss(
