@@ -58,9 +58,9 @@ def scale(
         group = attempt.groups.get(pool.group)
         if group is None:
             continue
-        if not pool.live or (
-            group.gated and patience is not None
-        ):  # its queue has admitted the pods that it starts with
+        # Its queue has admitted the pods that an attempt starts with.
+        admitted = not pool.live or (group.gated and patience is not None)
+        if admitted:
             size = attempt.sizes.get(pool.group)
             fixed = size is not None and size.pods == group.replicas
             wanted = group.replicas if fixed else None
@@ -73,8 +73,9 @@ def scale(
             continue
         fewer = wanted < max(group.replicas, group.least)
         removed = leaving_pods(attempt.group_pods[group.name], wanted) if fewer else ()
-        changed_limits = None if kept else limits  # those that another program has set do not allow the number
-        changes.append(ScaleGroup(cluster, group.name, group.index, group.replicas, wanted, removed, changed_limits))
+        # Limits that another program has set may not allow the number.
+        changed = None if kept else limits
+        changes.append(ScaleGroup(cluster, group.name, group.index, group.replicas, wanted, removed, changed))
     return tuple(changes)
 
 

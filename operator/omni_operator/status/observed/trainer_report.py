@@ -9,7 +9,7 @@ Unknown fields are ignored, so a newer trainer can report to an older operator.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, NoReturn
@@ -114,6 +114,13 @@ class ReportEvent(BaseModel):
         return path
 
 
+# Fields that an event and a report have in common, except those that are merged otherwise.
+_TAKEN_OVER = {field.name for field in fields(TrainerReport)} & {*ReportEvent.model_fields} - {
+    "attempt",
+    "held_out_scores",
+}
+
+
 def parse_event(data: bytes) -> ReportEvent:
     """Parse the body of a report.
 
@@ -134,25 +141,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int, now: datetime) -> TrainerReport:
     """Merge an event of an attempt into the newest report; within an attempt, fields that it does not have stay."""
     base = previous if previous and previous.attempt == attempt else TrainerReport(attempt=attempt, at=now)
-    values: dict[str, Any] = {
-        name: value
-        for name in (
-            "step",
-            "total_steps",
-            "reward_mean",
-            "validation_reward",
-            "version",
-            "min_version",
-            "max_version",
-            "images_per_second",
-            "images_folder",
-            "sync_seconds",
-            "step_seconds",
-            "samples",
-            "unscored",
-        )
-        if (value := getattr(event, name)) is not None
-    }
+    values: dict[str, Any] = {name: value for name in _TAKEN_OVER if (value := getattr(event, name)) is not None}
     if event.held_out_scores is not None:
         known = {scorer: score for scorer, score in event.held_out_scores.items() if score is not None}
         values["held_out_scores"] = {**(base.held_out_scores or {}), **known}
