@@ -118,6 +118,7 @@ CHECKS = re.compile(
 @pytest.mark.parametrize("changes", [[], NFT], ids=["flow_grpo", "diffusion_nft"])
 @example(mark="", name=f"{ROLLOUT}.algo.clean_latents", value="")
 @example(mark="+", name=f"{ROLLOUT}.pipeline.pixel_dtype", value="{a:1}")
+@example(mark="", name=f"{ACTOR}.kl_loss_coef", value="-1")  # not read by DiffusionNFT
 @example(mark="", name=f"{ENGINE}.vae_use_tilling", value="null")
 @given(mark=st.sampled_from(["", "+", "++"]), name=st.sampled_from(NAMES), value=VALUES)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

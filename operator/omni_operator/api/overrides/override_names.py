@@ -130,7 +130,8 @@ def find_wrong_values(given: Mapping[str, Any], loss: str | None) -> Iterator[tu
     """
     known = common_layout() if loss is None else layout(loss)
     for name, value in given.items():
-        if text := known.wrong_value(name, value):
+        is_of_others = loss is not None and name not in known.names and name in names_of_algorithms()
+        if not is_of_others and (text := known.wrong_value(name, value)):
             yield name, text
 
 
