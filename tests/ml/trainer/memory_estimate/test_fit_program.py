@@ -67,16 +67,6 @@ def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
     ]
 
 
-def test_of_a_setting_that_is_lowered_twice_the_last_value_is_advised() -> None:
-    config = smallest_job.load(f"{BATCH}=32")
-
-    def phases_of(changed: Any) -> dict[str, int]:
-        return {"generation": 10 * OmegaConf.select(changed, BATCH)}
-
-    advised = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 10)
-    assert [(each.change.setting, each.change.value, each.peak) for each in advised] == [(BATCH, 1, 10)]
-
-
 def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
     names = (MICRO, BATCH, "actor_rollout_ref.actor.fsdp_config.optimizer_offload", "actor_rollout_ref.model.lora_rank")
     config = smallest_job.load(f"{MICRO}=8", f"{BATCH}=16")

@@ -130,3 +130,12 @@ def test_one_line_names_the_numbers_of_a_run() -> None:
     assert (process_counts.local_accelerators(made), process_counts.logical_cpus(made)) == (16, 66), "on the trainer's"
     made.reward.reward_model = {"enable": True, "enable_resource_pool": True, "nnodes": 1, "n_gpus_per_node": 4}
     assert (process_counts.local_accelerators(made), process_counts.logical_cpus(made)) == (20, 58), "on its own"
+
+
+def test_settings_that_are_null_are_filled_in_and_others_stay() -> None:
+    assert config() == (2, 32, 8), "eight engines of two accelerators: 2 x 8 x 4 requests for two workers"
+    assert config(actor_rollout_ref__rollout__agent__num_workers=4) == (4, 16, 8)
+    assert config(actor_rollout_ref__rollout__max_concurrent_requests=7) == (2, 7, 8)
+    assert config(reward__num_workers=3) == (2, 32, 3)
+    assert config(reward__scorer_kwargs={"device": "cuda"}) == (2, 32, 1), "each reserves an accelerator"
+    assert config(reward__scorer_kwargs={"device": "cuda"}, reward__num_workers=3) == (2, 32, 3)
