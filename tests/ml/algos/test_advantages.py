@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.algos import advantages, agreement, grpo
+from verl_omni.algos import advantages, agreement, grpo, window
+from verl_omni.algos.sde_settings import SdeSettings
 
 REWARDS = st.lists(st.floats(-5, 5), min_size=2, max_size=6)
 
@@ -71,6 +73,17 @@ def test_a_sample_without_one_score_takes_no_part_in_a_normalized_sum() -> None:
     computed = advantages.normalized_sum(scores, [1.0, 2.0], ["a"] * 4)
     alone = advantages.normalized_sum(scores[[0, 2, 3]], [1.0, 2.0], ["a"] * 3)
     assert computed[[0, 2, 3]].tolist() == alone.tolist() and computed.isnan().tolist() == [False, True, False, False]
+
+
+def test_equal_rewards_have_no_advantage() -> None:
+    computed = advantages.group_advantages(torch.full((3,), 3.488598273467498), ["a"] * 3, global_std=False)
+    assert computed.dtype == torch.float32
+    assert computed.abs().max() < 1e-9
+
+
+def test_a_single_sample_has_no_advantage() -> None:
+    assert advantages.group_advantages(torch.tensor([3.0, 1.0, 2.0]), ["a", "b", "b"])[0] == 0
+    assert advantages.group_advantages(torch.tensor([3.0]), ["a"]).tolist() == [0], "the batch has no deviation either"
 
 
 def test_bad_rewards_are_refused() -> None:
@@ -141,6 +154,32 @@ def test_an_excluded_ratio_that_overflows_has_no_gradient() -> None:
     loss, _ = grpo.masked(log_ratio, torch.ones(1), torch.ones(1), threshold=1e-5, adv_clip_max=5.0)
     loss.sum().backward()
     assert loss.item() == 0 and log_ratio.grad is not None and log_ratio.grad.item() == 0
+
+
+@given(st.integers(3, 30), st.integers(0, 2**40), st.data())
+@settings(max_examples=80, deadline=None)
+def test_a_random_window_lies_in_its_bounds(steps: int, seed: int, data: st.DataObject) -> None:
+    low = data.draw(st.integers(0, steps - 1))
+    high = data.draw(st.integers(low + 1, steps))
+    size = data.draw(st.integers(1, high - low))
+    sde = SdeSettings(window_size=size, window_range=(low, high))
+    chosen = window.place(sde, steps=steps, seed=seed, training_step=0)
+    assert chosen == tuple(range(chosen[0], chosen[0] + size)) and low <= chosen[0] and chosen[-1] < high
+    chosen = window.place(replace(sde, contiguous=False), steps=steps, seed=seed, training_step=0)
+    assert len(set(chosen)) == size and sorted(chosen) == list(chosen) and low <= chosen[0] and chosen[-1] < high
+
+
+def test_a_progressive_window_is_contiguous() -> None:
+    with pytest.raises(ValueError, match="write sde_contiguous=true or sample_strategy=random"):
+        SdeSettings.read({"sample_strategy": "progressive", "sde_contiguous": False})
+
+
+def test_without_a_size_the_window_has_all_steps_but_the_last() -> None:
+    assert window.place(SdeSettings(), steps=9, seed=1, training_step=0) == tuple(range(8))
+    assert window.place(SdeSettings(window_range=(0, 4)), steps=9, seed=1, training_step=0) == (0, 1, 2, 3)
+    for size, bounds in ((5, (0, 4)), (4, (1, 4))):
+        with pytest.raises(ValueError, match="does not fit"):
+            SdeSettings(window_size=size, window_range=bounds).bounds(9)
 
 
 def test_log_prob_differences_are_measured_and_large_ones_refused() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from tests.ml.reward_loop import tiny_hpsv3 as tiny
 from verl_omni.reward_loop import rewards
-from verl_omni.reward_loop.models import clip_model
+from verl_omni.reward_loop.models import clip_model, hpsv3_model
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["a red circle", "a blue {square}", "two red circles, and a very long prompt " * 4, "a red circle"]
@@ -89,6 +89,13 @@ def test_a_file_of_weights_may_be_named(folder: Path) -> None:
     assert scored == pytest.approx(REFERENCE, abs=TOLERANCE)
 
 
+@pytest.mark.parametrize(("height", "width", "resized"), [(512, 512, (448, 448)), (32, 32, (448, 448))])
+def test_an_image_is_resized_to_the_number_of_pixels_that_the_model_knows(
+    height: int, width: int, resized: tuple[int, int]
+) -> None:
+    assert hpsv3_model.resize(torch.zeros(3, height, width, dtype=torch.uint8)).size == resized
+
+
 def test_the_score_of_a_video_is_the_mean_of_its_frames(folder: Path) -> None:
     frames = [tiny.pictures()[0], 255 - tiny.pictures()[0]]
     first, second = score(folder, frames, [PROMPTS[0]] * 2)
@@ -107,6 +114,14 @@ def test_samples_without_a_prompt_and_narrow_images_are_refused(folder: Path) ->
 def test_weights_without_a_head_are_refused(folder: Path) -> None:
     spoil(folder, {name: tensor for name, tensor in tiny.make_weights().items() if name != "rm_head.3.bias"})
     with pytest.raises(ValueError, match=r"HPSv3.safetensors lacks rm_head.3.bias of the reward head; write the weigh"):
+        score(folder)
+
+
+def test_weights_that_lack_a_layer_are_refused(folder: Path) -> None:
+    weights = tiny.make_weights()
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    spoil(folder, weights)
+    with pytest.raises(ValueError, match=r"lacks 1 weights of the base model .*layers.1.mlp.up_proj.weight; write"):
         score(folder)
 
 

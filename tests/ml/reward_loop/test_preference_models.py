@@ -106,6 +106,15 @@ def test_weights_that_lack_a_tensor_or_have_another_shape_are_refused(name: str,
         score(name, folder)
 
 
+@pytest.mark.parametrize("name", ["image_reward"], indirect=True)
+def test_weights_of_another_model_are_refused(name: str, folder: Path) -> None:
+    spoil(folder, name, "blip.visual_encoder.pos_embed", None)
+    with pytest.raises(
+        ValueError, match=r"lacks the weight vision.embeddings.position_embedding; write the weights of"
+    ):
+        score(name, folder)
+
+
 def test_what_is_missing_is_said_before_anything_starts(name: str, folder: Path) -> None:
     settings = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base")}
     assert rewards.setting_problems(name, settings) == []
@@ -114,12 +123,3 @@ def test_what_is_missing_is_said_before_anything_starts(name: str, folder: Path)
     assert processor.startswith("processor_name_or_path: /no/")
     (found,) = rewards.setting_problems(name, {**settings, "device": "gpu"})
     assert found.startswith("device: ")
-
-
-@pytest.mark.parametrize("name", ["image_reward"], indirect=True)
-def test_weights_of_another_model_are_refused(name: str, folder: Path) -> None:
-    spoil(folder, name, "blip.visual_encoder.pos_embed", None)
-    with pytest.raises(
-        ValueError, match=r"lacks the weight vision.embeddings.position_embedding; write the weights of"
-    ):
-        score(name, folder)

@@ -220,6 +220,13 @@ def test_an_adapter_that_the_configuration_does_not_have_is_refused(folder: Path
         rate(folder)
 
 
+def test_another_base_model_is_refused(folder: Path) -> None:
+    path = folder / "base" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match=r"lacks 12 weights of the base model .*layers.2"):
+        rate(folder)
+
+
 @pytest.mark.parametrize(
     ("part", "values", "said"),
     [

@@ -179,6 +179,17 @@ def test_errors_and_ends_of_a_scorer_in_a_pool_are_treated_as_elsewhere(tmp_path
     group.stop()
 
 
+@pytest.mark.slow  # starts Ray
+@pytest.mark.usefixtures("own_ray")
+def test_all_samples_of_a_prompt_are_scored_together_by_one_process(tmp_path: Path) -> None:
+    data = samples(12)
+    data.non_tensor_batch["uid"] = data.non_tensor_batch["uid"].astype(int) // 3
+    columns = workers(tmp_path, {"rank": "pool: {nnodes: 2}"}).compute_rm_score(data).non_tensor_batch
+    assert columns["reward/rank/n"].tolist() == [3] * 12
+    processes = columns["reward/rank/process"].reshape(4, 3)
+    assert all(len(set(row)) == 1 for row in processes.tolist())
+
+
 def test_an_interpreter_that_cannot_run_a_scorer_is_refused(tmp_path: Path) -> None:
     check_interpreter("python", sys.executable)
     (tmp_path / "fails").write_text("#!/bin/sh\nexit 1\n")

@@ -43,6 +43,20 @@ def started(
     return seen[0], recorded_runs.events(run_folder)
 
 
+def test_resume_path_starts_from_a_checkpoint_of_another_run(tmp_path: Path) -> None:
+    foreign = checkpoint(tmp_path / "other" / "checkpoints", 6)
+    checkpoint(tmp_path / "run" / "checkpoints", 2)
+    found, events = started(tmp_path / "run", "resume_path", foreign)
+    assert found == foreign
+    assert events[0]["resumed_from"] == 6
+
+
+def test_a_run_that_is_killed_while_it_replaces_its_checkpoint_resumes_from_it(tmp_path: Path) -> None:
+    saved = checkpoint(tmp_path / "checkpoints", 4)
+    saved.rename(saved.with_name(".replaced_step_000004"))
+    assert started(tmp_path, "auto")[0] == saved
+
+
 def test_auto_starts_from_the_last_checkpoint_of_the_run_folder(tmp_path: Path) -> None:
     assert started(tmp_path / "new", "auto")[0] is None
     checkpoint(tmp_path / "run" / "checkpoints", 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -13,7 +14,7 @@ import pytest
 from hydra.utils import get_class
 
 from verl_omni.settings_schema import layout
-from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE, with_defaults
+from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE, fill_defaults, with_defaults
 
 
 def typed_groups() -> Iterator[tuple[type[Any], dict[str, Any]]]:
@@ -28,8 +29,31 @@ def typed_groups() -> Iterator[tuple[type[Any], dict[str, Any]]]:
 GROUPS = list(typed_groups())
 
 
+def literals(kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """The defaults that are written as plain values in a class."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    for line in definition.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.value is not None:
+            try:
+                yield line.target.id, ast.literal_eval(line.value)
+            except ValueError:
+                continue
+
+
 def test_all_typed_groups_are_seen() -> None:
     assert len({kind for kind, _ in GROUPS}) == 10 + len(layout.algorithms())
+
+
+@pytest.mark.parametrize(("kind", "group"), GROUPS, ids=[kind.__name__ for kind, _ in GROUPS])
+def test_no_class_repeats_a_default_of_the_files(kind: type[Any], group: dict[str, Any]) -> None:
+    own = {name: list(value) if isinstance(value, tuple) else value for name, value in literals(kind)}
+    repeated = [
+        name
+        for name, value in own.items()
+        if name in group and value == group[name] and type(value) is type(group[name])
+    ]
+    assert repeated in ([], ["loss_mode"]), "write FROM_FILE; loss_mode selects the file"
 
 
 @pytest.mark.parametrize(("kind", "group"), GROUPS, ids=[kind.__name__ for kind, _ in GROUPS])
@@ -75,3 +99,9 @@ def test_a_default_that_a_class_cannot_have_is_refused() -> None:
         kind = type("Settings", (), {name: FROM_FILE})
         with pytest.raises(TypeError, match=rf"Settings\.{name}: trainer/config has no default that a class can have"):
             with_defaults("actor_rollout_ref.actor" if name != "path" else "actor_rollout_ref.model")(kind)
+
+
+def test_a_list_becomes_a_tuple_that_all_objects_may_share() -> None:
+    kind = type("Settings", (), {"betas": FROM_FILE})
+    fill_defaults(kind, {"betas": [0.9, 0.999]})
+    assert kind.betas == (0.9, 0.999)  # type: ignore[attr-defined]
