@@ -29,13 +29,21 @@ class Started:
     """Job lists over a cluster in memory, with all children listed."""
 
     def __init__(self, *namespaces: str) -> None:
-        self.cluster, self.cache, self.woken = FakeCluster(lambda: NOW), ObjectCache(), list[Key]()
+        self.cluster = FakeCluster(lambda: NOW)
+        self.cache = ObjectCache()
+        self.woken: list[Key] = []
         self.restored: list[str] = []
         source: Any = None  # no watch runs
         self.watches = Watches(
-            source, namespaces, self.cache, WatchLiveness(60.0), self.woken.append, lambda resource: None, "system",
+            source,
+            namespaces,
+            self.cache,
+            WatchLiveness(60.0),
+            self.woken.append,
+            lambda resource: None,
+            "system",
             restored=lambda: self.restored.append("restored"),
-        )  # fmt: skip
+        )
         for run in self.watches.runs():
             run.close()
         for kind in CHILDREN:
