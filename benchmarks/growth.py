@@ -91,6 +91,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=list(KINDS))
     chosen = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         for kind in chosen.kinds:
             for size, changes in KINDS[kind].items():
@@ -103,7 +104,7 @@ def main() -> int:
                 seconds = [step / images for steps, _ in runs for step in steps]
                 peak = max(driver for _, driver in runs)
                 rows.append({"kind": kind, "size": size, **spread("seconds_an_image", seconds), "driver_bytes": peak})
-    conditions = {"steps": chosen.steps, "load": os.getloadavg()[2]}
+    conditions = {"steps": chosen.steps, "load": load}
     write(chosen.out, rows, **conditions)
     print(table(*growth_table({"runs": rows, **conditions})))
     return 0

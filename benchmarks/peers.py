@@ -202,6 +202,7 @@ def main() -> int:
     parser.add_argument("--modes", nargs="*", choices=list(MODES), default=list(MODES))
     chosen = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         job = read_example(chosen.pixels, chosen.prompts, chosen.steps, Path(name))
         flow_grpo = chosen.flow_grpo.resolve() if chosen.flow_grpo else None
@@ -211,7 +212,7 @@ def main() -> int:
                 for program, command in programs.items():
                     rows.append({"program": program, "turn": turn, **measure(command, mode, job)})
                     print({key: round(v, 2) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
-    conditions = {"steps": job.steps, "images": job.images, "pixels": job.pixels, "load": os.getloadavg()[2]}
+    conditions = {"steps": job.steps, "images": job.images, "pixels": job.pixels, "load": load}
     write(chosen.out, rows, **conditions)
     print(table(*peers_table({"runs": rows, **conditions})))
     return 0

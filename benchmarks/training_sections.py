@@ -239,7 +239,7 @@ def _busy(data: Data) -> str:
     """A sentence where the load of the machine was more than a quiet one's."""
     if data["load"] <= QUIET_LOAD:
         return ""
-    return f" The load of the machine was {data['load']:.1f}: other work took part of its time."
+    return f" The load of the machine was {data['load']:.1f} at the start: other work took part of its time."
 
 
 def peers(data: Data) -> Section:
@@ -368,13 +368,12 @@ def replica_loss(data: Data) -> Section:
         [f"{part}: {words}", share_with_range(row, f"{part}_share"), with_range(row, f"{part}_s")]
         for part, words in LOSS_PARTS.items()
     ]
-    busy = f" The load of the machine was {number(data['load'])} at the start: other work took part of its time."
     return Section(
         [
             f"The only rollout replica of a run is lost {row['losses']} times while it generates: its Ray node is "
             f"killed, and a new one joins Ray after {with_range(row, 'node_s')} s. From the kill to the first sample "
             f"of the replacement it takes {with_range(row, 'total_s')} s. Your runs have these times in their "
-            "[events](../guides/results.md#events)." + (busy if data["load"] >= QUIET_LOAD else ""),
+            "[events](../guides/results.md#events)." + _busy(data),
             table(["part", "share of the time", "seconds"], cells),
             "The model is tiny: a real one adds the time to load its weights. The trainer looks for nodes every "
             f"{number(data['poll_s'])} s.",
