@@ -49,7 +49,7 @@ def test_no_text_names_a_path_of_a_machine(texts: dict[str, str]) -> None:
 
 
 def test_every_ignored_rule_has_its_reason(root: Path) -> None:
-    """In `[tool.ruff.lint]`, an ignored rule has a line of its own with a comment."""
+    """In `[tool.ruff.lint]`, an ignored rule has its own line with a comment."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
     ignored = tomllib.loads(text)["tool"]["ruff"]["lint"]["ignore"]
     for rule in ignored:

@@ -11,7 +11,7 @@ import pytest
 from omni_operator.api.files.job_loader import load_job
 
 README_LINES = 120
-# Pages are those of docs/ without decision records; words also those of the README, generated pages included.
+# Limits for the pages in docs/ without decision records; the words include the README and generated pages.
 PAGES = 30
 WORDS = 60_000
 CELL_WORDS = 30

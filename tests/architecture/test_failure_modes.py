@@ -65,7 +65,7 @@ def test_every_row_is_complete_and_names_existing_tests(root: Path, text: str) -
 
 
 def test_every_test_that_the_page_names_exists(root: Path) -> None:
-    """Also those of numeric faults and of bit-identical runs, below the failure modes."""
+    """Also the tests of numeric faults and of bit-identical runs, below the failure modes."""
     folders = [root / "tests", root / "e2e" / "suites"]
     code = "\n".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("test_*.py"))
     known = set(re.findall(r"^(?:async )?def (test_\w+)", code, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Every example is valid, its overrides load in the trainer's settings, and those of released models fit."""
+"""Every example is valid, its overrides load in the trainer's settings, and released models fit into memory."""
 
 from __future__ import annotations
 

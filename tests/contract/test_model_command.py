@@ -25,7 +25,7 @@ def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> Non
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.slow  # imports torch in a process of its own
+@pytest.mark.slow  # imports torch in its own process
 def test_drl_makes_a_tiny_model(tmp_path: Path) -> None:
     import subprocess
     import sys

@@ -193,8 +193,8 @@ def test_a_setting_that_two_overrides_set_is_refused(lines: list[str], setting: 
     assert [refused_in_job([line]) for line in lines] == [{}, {}], "each alone is accepted"
 
 
-# Changes of the example, overrides, and the end of what is said of the last one: rules that speak of fields, and one of
-# each list of rules that both sides read.
+# Changes to the example's fields, overrides, and part of the message that refuses the last override. The cases are the
+# rules that involve fields, and one rule of each list that both sides read.
 CASES = [
     (RANKS, [f"{FSDP}.ulysses_sequence_parallel_size=3"], "3 does not divide the 4 ranks of the trainer"),
     (RANKS, [f"{FSDP}.fsdp_size=0"], "0 does not divide the 4 ranks of the trainer"),

@@ -47,7 +47,7 @@ OTHERS = {
     "torch.distributed.checkpoint",
     "verl_omni.scorers",  # a group of entry points
 }
-# Keys of what `drl fit --json` prints, and settings of the reference whose section is named without its beginning.
+# Keys in the output of `drl fit --json`, and settings of the reference whose section is named without its beginning.
 OURS = {"pools.trainer", "pools.rollout", "actor.rollout_correction", "model.pipeline", "model.algo"}
 
 
@@ -78,7 +78,7 @@ def field_names() -> frozenset[str]:
 
 @cache
 def setting_names() -> frozenset[str]:
-    """Dotted names of all settings of the trainer, and of those of the reference."""
+    """Dotted names of all settings of the trainer and of the reference."""
     found = {"", *(f".{name}" for name in names_of_algorithms())}
     page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     section = ""

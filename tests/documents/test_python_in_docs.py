@@ -18,7 +18,7 @@ RUN = {
     "docs/guides/own-family.md": "tests/documents/test_own_family.py",
     "docs/start/own-reward.md": "tests/contract/test_own_reward.py",
 }
-# Those of which a test only does the same.
+# Pages whose blocks no test runs; the named test does the same.
 SIMILAR = {
     "docs/contribute/testing.md": "e2e/suites/test_control_plane.py",
     "docs/guides/results.md": "tests/ml/engine/runs/test_whole_job.py",

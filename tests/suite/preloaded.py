@@ -99,7 +99,7 @@ class Preloaded:
         self._forks: list[Fork] = []
 
     def run_pytest(self, arguments: Sequence[str], log: Path) -> Fork:
-        """Start pytest in a fork with a session of its own and its output in a file."""
+        """Start pytest in a fork with its own session, and write its output to a file."""
         fork = Fork()
         with self._lock:
             if self._process is None:

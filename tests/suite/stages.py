@@ -38,8 +38,8 @@ SLOW = {
     "trainer": (_TRAINER,),
     "others": ("tests",),
 }
-# Their numbers depend on the instructions that oneDNN chooses. The usual stages have the newest that the processor has;
-# `make test-all` also has those of processors without AVX-512, and the oldest.
+# Tests whose numbers depend on the instruction set that oneDNN chooses. The usual stages use the newest one of the CPU;
+# `make test-all` also runs them with AVX2, as on CPUs without AVX-512, and with SSE4.1, the oldest.
 NUMERIC = tuple(
     f"{_WORKERS}/{name}.py"
     for name in ("algorithms/test_old_log_probs", "actor/test_actor", "algorithms/test_objectives")

@@ -83,12 +83,12 @@ def failed(folder: Path) -> set[str]:
 
 
 def on_clusters(records: Mapping[str, Passed]) -> dict[str, Passed]:
-    """Those of tests on whole clusters."""
+    """Records of tests on whole clusters."""
     return {name: record for name, record in records.items() if record.digest}
 
 
 def elsewhere(records: Mapping[str, Passed]) -> dict[str, Passed]:
-    """Those of all other tests."""
+    """Records of all other tests."""
     return {name: record for name, record in records.items() if not record.digest}
 
 
@@ -130,7 +130,7 @@ def table(machine: str, stages: Sequence[StageTime], tests: Sequence[TestTime]) 
 
 
 def _counts(said: str) -> str:
-    """How many tests passed, failed and were skipped, of what pytest printed last."""
+    """How many tests passed, failed and were skipped, from the last line of pytest's output."""
     parts = said.partition(" in ")[0].split(", ")
     return ", ".join(part for part in parts if not re.search("warning|deselected", part))
 

@@ -1,4 +1,4 @@
-"""Tests of the chart's permissions: exactly those of the operator's requests."""
+"""Tests of the chart's permissions: exactly what the operator's requests need."""
 
 from __future__ import annotations
 

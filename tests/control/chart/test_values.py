@@ -88,7 +88,7 @@ def test_the_schema_refuses_a_value_of_another_type(schema: Schema) -> None:
 
 
 def test_the_schema_knows_all_fields_of_security_contexts(schema: Schema) -> None:
-    """Those of the schema of pod templates that the operator ships, and no others."""
+    """The chart's schema has exactly the fields in the operator's schema of pod templates."""
     for name, marker in (("podSecurityContext", "fsGroup"), ("securityContext", "readOnlyRootFilesystem")):
         (node,) = (node for node in pod_schema._nodes() if marker in node.get("properties", {}))
         part = {**schema["properties"][name], "definitions": schema["definitions"]}

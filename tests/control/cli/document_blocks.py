@@ -21,7 +21,7 @@ SEPARATORS = {"|", "||", "&&", ";", "&"}
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A code block; `language` is that of its fence, or `indented` for one without a fence."""
+    """A code block; `language` is the language of its fence, or `indented` if it has no fence."""
 
     page: str
     line: int

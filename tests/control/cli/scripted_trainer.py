@@ -47,7 +47,7 @@ def save(step: int) -> None:
 
 
 def stubborn_child() -> None:
-    """In a session of its own, deaf to polite signals, and known to the test by its pid."""
+    """Start a child in its own session that ignores SIGINT and SIGTERM, and write its pid for the test."""
     child = subprocess.Popen(
         [sys.executable, "-c", STUBBORN_CHILD], start_new_session=True, stdout=subprocess.PIPE, text=True
     )

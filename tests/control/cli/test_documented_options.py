@@ -35,7 +35,7 @@ def unknown_options(program: Path, command: Command) -> list[str]:
 
 @cache
 def _known(program: Path, *words: str) -> set[str]:
-    """Options of a subcommand, of what is below it for a secret, and those of all commands."""
+    """Options of a subcommand, for `create secret` also of `generic`, and the global options."""
     words = tuple(word for word in words if word)
     topics = [(*words, "--help"), *([(*words, "generic", "--help")] if words[-1] == "secret" else [])]
     texts = [subprocess.run([program, *topic], capture_output=True, text=True, check=True).stdout for topic in topics]

@@ -66,7 +66,7 @@ VERBS = {
     "helm": {"install", "repo", "rollback", "test", "uninstall", "upgrade"},
     "docker": {"build", "push"},
 }
-# Modules that a page writes itself, and those of installed packages.
+# Modules that a page writes itself, and modules of installed packages.
 ELSEWHERE = {
     "my_flux.tiny_model": "examples/own-family/my_flux/tiny_model.py",
     "pytest": "",
@@ -77,7 +77,7 @@ MADE_BY_READERS = {"examples/sd35-medium", "examples/my-lora"}  # folders of a m
 WRITTEN_BY_PAGES = {"reward_server.py"}
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 VARIABLES = set(re.findall(r"\$\((?:if )?\$?\(?([A-Z]+)\)", (ROOT / "Makefile").read_text(encoding="utf-8")))
-NOT_OF_VENV = "the program is not that of .venv"
+NOT_OF_VENV = "the program is not the one in .venv"
 OPTION = re.compile(r"^(--[a-z][a-z-]*)")
 
 

@@ -1,4 +1,4 @@
-"""Checks before a local run of what this machine must have."""
+"""Preflight checks of this machine before a local run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`drl` with only its own dependencies installed: what works, and the errors of what does not."""
+"""`drl` with only its own dependencies installed: what works, and the errors of commands that need more."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class FakeServer(ThreadingHTTPServer):
         self.jobs = {name: make_job(name) for name in ("red-grpo", "blue")}
         self.patches: list[Any] = []
         self.deletions: list[Any] = []
-        self.deletion: tuple[int, dict[str, Any]] | None = None  # the answer to deletions, if not that of a read
+        self.deletion: tuple[int, dict[str, Any]] | None = None  # the answer to deletions, if not the job
         self.refusal: tuple[int, dict[str, Any]] | None = None
         self.invalid: tuple[int, dict[str, Any]] | None = None  # the answer to patches, if not the changed job
 

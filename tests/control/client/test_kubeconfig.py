@@ -33,7 +33,7 @@ def change(kubeconfig: Path, server: str | None = None, user: dict[str, Any] | N
 
 
 def only_line(said: Result) -> str:
-    """The only line of what a command says that fails."""
+    """The only line that a failed command prints to stderr."""
     assert said.exception is None or isinstance(said.exception, SystemExit), said.exception
     (line,) = said.stderr.splitlines()
     return line

@@ -168,7 +168,7 @@ def test_following_survives_a_look_at_the_pods_that_is_not_answered(
 
 
 def test_only_pods_of_the_attempts_ray_cluster_count(pods: FakeServer, kubeconfig: Path) -> None:
-    """Others have the same labels: those of a deleted job of the same name, or any other pod of the namespace."""
+    """Other pods can have the same labels: pods of a deleted job of the same name, or any pod of the namespace."""
     others = [pod("stray", attempt=7, cluster="other"), pod("before", cluster="deleted")]
     others.append(
         {**pod("loose", attempt=9), "metadata": {**pod("loose", attempt=9)["metadata"], "ownerReferences": []}}

@@ -31,7 +31,7 @@ class Candidate(LeaderElection):
 
 
 class Replica:
-    """A candidate with a clock of its own.
+    """A candidate with its own clock.
 
     Attributes:
         log: what it began and ended.

@@ -204,7 +204,7 @@ def test_all_events_of_a_job_give_the_same_key() -> None:
     cache = ObjectCache()
 
     def received(body: dict[str, Any]) -> dict[str, Any]:
-        """With texts of its own, as from the API server."""
+        """A copy with its own strings, as if parsed from an answer of the API server."""
         parsed: dict[str, Any] = json.loads(json.dumps(body))
         return parsed
 

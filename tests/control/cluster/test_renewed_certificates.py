@@ -40,7 +40,7 @@ def serving(
 
 
 class CountedCredentials(Credentials):
-    """Credentials that count how often they were loaded anew."""
+    """Credentials that count how often they were reloaded."""
 
     loads = 0
 

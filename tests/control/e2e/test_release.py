@@ -35,7 +35,7 @@ MANIFEST = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of what a release reads and changes."""
+    """A copy of the files that a release reads and changes."""
     return copy_tree(tmp_path / "tree")
 
 

@@ -1,4 +1,4 @@
-"""Floods of connections: a server keeps a limited number of them, and those of other senders."""
+"""Connection floods: a server limits the number of open connections, and connections of other senders stay open."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ async def test_jobs_that_kopf_missed_in_an_interrupted_list_are_read() -> None:
         assert (started.cache.job(("ns", "blue")) or {})["spec"] == newer["spec"] != blue["spec"]
 
 
-@pytest.mark.parametrize("tells", ["kopf lists anew", "children are listed anew"])
+@pytest.mark.parametrize("tells", ["kopf lists again", "children are listed again"])
 async def test_a_deletion_during_an_expired_watch_is_found_in_a_list(tells: str) -> None:
     started = Started()
     red, blue = started.make("red"), started.make("blue")
@@ -120,7 +120,7 @@ async def test_a_deletion_during_an_expired_watch_is_found_in_a_list(tells: str)
         await until(lambda: len(started.woken) >= 2)
         started.woken.clear()
         started.cluster.remove(JOBS, "ns", "red")
-        if tells == "kopf lists anew":
+        if tells == "kopf lists again":
             started.lists.changed(None, blue)
         else:
             started.watches.compare(RAYJOBS, None, {}, 100)

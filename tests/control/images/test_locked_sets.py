@@ -1,4 +1,4 @@
-"""The locked sets: those of images have the versions that tests run with."""
+"""Locked sets of packages: images have the versions that tests run with."""
 
 from __future__ import annotations
 

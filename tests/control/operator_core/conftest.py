@@ -182,7 +182,7 @@ class Simulation:
     # The API server.
 
     def refuse(self, error: ClusterError, kind: Kind, verb: str | None = None) -> None:
-        """Answer requests for a kind with this error: those of a verb, or all."""
+        """Answer requests for a kind with this error: requests with one verb, or all."""
         self.cluster.failures = lambda asked, of, name: error if of == kind and verb in (None, asked) else None
 
     def allow(self) -> None:

@@ -106,7 +106,7 @@ async def test_a_pod_without_a_node_keeps_others_of_its_group_from_being_asked_f
     scaled.pools.add(other, waiting)
     await scaled.simulation.settle()
     await scaled.queue(40)
-    assert scaled.replicas() == 4, "the other group has nodes of its own"
+    assert scaled.replicas() == 4, "the other group has its own nodes"
     name = scaled.pools.add(scaled.pool, waiting)
     await scaled.simulation.settle()
     await scaled.queue(60)

@@ -40,7 +40,7 @@ DERIVED = ("describe_refusals", "render_job_objects", "render_attempt", "digest_
 
 @pytest.fixture
 def derived(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Calls of what derives something from a specification; `parsed` are validations of a whole job."""
+    """Calls of each function that derives something from a spec; `_parse` validates a whole job."""
     counts: Counter[str] = Counter()
 
     def count(name: str) -> None:

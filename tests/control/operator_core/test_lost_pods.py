@@ -218,7 +218,7 @@ async def test_a_lost_reward_pod_ends_no_attempt_and_the_conditions_count_pods(s
 
 
 def sharp(replicas: int) -> dict[str, Any]:
-    """The part of a spec with a scorer in pods of its own."""
+    """The part of a spec with a scorer in its own pods."""
     return {"reward": {"scorers": [{"name": "sharp", "builtin": "jpeg", "pool": {"replicas": replicas}}]}}
 
 

@@ -153,7 +153,7 @@ class History:
                 simulation.start_operator()
             case "save":
                 self._saved = simulation.cluster.save()
-            case "restore" if self._saved is not None:  # the operator observes everything anew
+            case "restore" if self._saved is not None:  # the operator observes everything again
                 simulation.cluster.restore(self._saved)
                 self._ends.clear()
                 simulation.start_operator()

@@ -23,7 +23,7 @@ from omni_operator.plan.digest import compute_digest
 
 
 def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
-    """That of what the API server sends back differs from that of what was rendered."""
+    """The API server returns keys in another order than the operator renders them."""
     one = {"a": {"b": 1, "c": [2]}, "d": 3}
     other = {"d": 3, "a": {"c": [2], "b": 1}}
     assert compute_digest(one) == compute_digest(other) != compute_digest({**one, "d": 4})

@@ -1,4 +1,4 @@
-"""A judge that the job serves: in the trainer's pods, or in reward pods of its own."""
+"""A judge that the job serves: in the trainer's pods, or in its own reward pods."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_the_changed_rayjob_is_that_of_a_job_with_as_many_pods(make_job: MakeJob
         )
         assert found["metadata"]["annotations"].pop(ASKED_ANNOTATION) == "2026-01-01T00:00:00Z 0"
         for body in (found, expected):
-            for name in (RENDERED_ANNOTATION, SPEC_ANNOTATION, CHECKSUM_ANNOTATION):  # the attempt is that of its job
+            for name in (RENDERED_ANNOTATION, SPEC_ANNOTATION, CHECKSUM_ANNOTATION):  # the two jobs' digests differ
                 body["metadata"]["annotations"].pop(name)
             trainer, _ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
             trainer["template"]["metadata"]["annotations"].pop(JOB_ANNOTATION)  # as its user wrote it

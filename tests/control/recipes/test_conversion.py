@@ -50,7 +50,7 @@ def test_a_job_rendered_and_converted_trains_the_same(path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_setting_is_somewhere() -> None:
-    """Of all settings of the reference, each is in the job or named."""
+    """Each setting of the reference is in the job, or the result names it."""
     with (ROOT / "docs" / "figures" / "reference-settings.tsv").open(encoding="utf-8", newline="") as file:
         names = [row["setting"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
     for name in names:

@@ -148,7 +148,7 @@ SEVERAL_FILES = {
 
 
 def passed_by_bash(arguments: list[str], folder: Path) -> list[str]:
-    """The arguments that bash, with arguments of its own, passes; `python3` is a program that prints them."""
+    """The arguments that bash, started with `arguments`, passes to `python3`, which is a stub that prints them."""
     (folder / "bin").mkdir()
     program = folder / "bin" / "python3"
     program.write_text('#!/bin/sh\nshift 2\nfor each in "$@"; do printf "%s\\0" "$each"; done > "$OUT"\n')

@@ -28,7 +28,7 @@ FILES = {name(number): "same" for number in range(20)}
 
 
 def records_of(count: int) -> dict[str, Passed]:
-    """Of files that passed one after the other."""
+    """Records of files that passed one after the other."""
     return {name(number): Passed(40, f"2026-01-{number + 1:02}", "same") for number in range(count)}
 
 
