@@ -16,7 +16,7 @@ from verl_omni.workers.algorithms.flow_grpo import FlowGRPO, GRPOLossConfig
 
 @dataclass
 class ScaledLossConfig(GRPOLossConfig):
-    """A setting of its own, besides those of Flow-GRPO."""
+    """The settings of Flow-GRPO, and one more."""
 
     scale: float = 2.0
 

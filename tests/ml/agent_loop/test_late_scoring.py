@@ -64,7 +64,7 @@ class ScoringLoop(AddingLoop):
 
 
 class Reference:
-    """Of tensors in an object store."""
+    """Reference to tensors in an object store."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors

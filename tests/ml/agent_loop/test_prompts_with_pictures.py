@@ -136,7 +136,7 @@ async def test_an_image_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any
     assert output.non_tensor_batch["raw_prompt"][0][0]["content"][0]["image"] is red
 
 
-@pytest.mark.filterwarnings("ignore:Failed to create processor")  # of verl: the folder has that of images only
+@pytest.mark.filterwarnings("ignore:Failed to create processor")  # of verl: the folder has an image processor only
 async def test_an_editing_model_gets_the_image_as_it_is_and_one_token_for_it(
     worker: Any, batch: Any, tmp_path: Path
 ) -> None:

@@ -119,7 +119,7 @@ async def test_a_long_text_is_truncated_and_keeps_its_end_token(worker: Any, bat
     made = worker("data.truncation=right")
     request = await one(made, batch, "Red " * 20)
     ids = request["prompt_ids"]
-    assert len(ids) == 8 and "prompt_text" not in request, "its text is that of its ids"
+    assert len(ids) == 8 and "prompt_text" not in request, "the whole text would not match the truncated ids"
     assert ids[-1] == made.tokenizer.eos_token_id
     assert "prompt of 22 tokens; data.max_prompt_length is 8, so it loses its end: red red" in caplog.text
 

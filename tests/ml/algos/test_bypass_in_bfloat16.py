@@ -25,7 +25,7 @@ ADVANTAGES = torch.tensor([1.0, -1.0]).repeat(ROWS // 2)
 
 
 class RoundedPolicy:
-    """Its velocities are those of the engine and an error of rounding, by timestep."""
+    """The engine's velocities with a rounding error, by timestep."""
 
     def __init__(self, velocities: dict[float, Tensor]) -> None:
         self.velocities = velocities

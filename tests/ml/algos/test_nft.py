@@ -46,7 +46,7 @@ def test_the_loss_against_float64(values: list[tuple[float, float, float]], r: f
 
 
 def test_the_gradient_has_one_size_at_all_noise_levels_and_errors() -> None:
-    """The weights: the error of a row may be ten times that of another, and its noise level a tenth."""
+    """The loss weights cancel both: one row has ten times the error, another half the noise level."""
     target = torch.tensor([[1.0, 1.0], [10.0, 10.0], [1.0, 1.0]])
     v = torch.zeros(3, 2, requires_grad=True)
     time = torch.tensor([0.8, 0.8, 0.4])

@@ -56,7 +56,7 @@ def test_a_first_level_that_a_scheduler_rounds_is_1(rounded: float) -> None:
 
     diffusers' UniPC begins at 1 - 1e-6.
 
-    sigma / (1 - sigma) of such a level is 16 million, and the noise of the step would be 4,096 times that of sigma = 1.
+    sigma / (1 - sigma) of such a level is 16 million: the noise of the step would be 4,096 times too large.
     """
     level = lambda value: torch.full((2,), value)  # noqa: E731
     x, v = (torch.randn(2, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))

@@ -1,4 +1,4 @@
-"""Fixtures of tests on the real engine. Each file runs in a process of its own, so that Ray can be forked."""
+"""Fixtures of tests on the real engine. Each file runs in its own process, so that Ray can be forked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.filterwarnings("default"))
     files = sorted({item.path.name for item in own})
     if len(files) > 1:
-        raise pytest.UsageError(f"each file on the engine needs a pytest of its own (`make test`): {', '.join(files)}")
+        raise pytest.UsageError(f"each file on the engine needs its own pytest (`make test`): {', '.join(files)}")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,7 +49,7 @@ def shared_ray() -> Iterator[SharedRay]:
 
 
 class Stacks:
-    """Starts stacks on a Ray, each with a folder of its own."""
+    """Starts stacks on a Ray, each with its own folder."""
 
     def __init__(self, ray: SharedRay, folders: pytest.TempPathFactory) -> None:
         self._ray = ray
@@ -178,7 +178,7 @@ class RunningFamily:
         """Engine and trainer agree before and after an update that changes the images of `evaluate`, which it returns.
 
         Args:
-            samples: those of version 0.
+            samples: made with version 0.
             before: what `evaluate` returned before the update.
             modules: number of modules that the adapter binds.
         """

@@ -76,7 +76,7 @@ class ForkedProgram(subprocess.Popen[str]):
         errwrite: int,
         *others: Any,
     ) -> None:  # type: ignore[override]
-        # The signature is that of CPython 3.11 and 3.12.
+        # CPython 3.11 and 3.12 have this signature.
         with contextlib.redirect_stdout(sys.stderr):  # libraries print when they are imported
             for name in MODULES:
                 importlib.import_module(name)

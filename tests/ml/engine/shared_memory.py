@@ -1,4 +1,4 @@
-"""Files in shared memory that a test leaves, told from those of other programs on the machine."""
+"""Files in shared memory that a test leaves, told from files of other programs on the machine."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class SharedMemoryWatch(threading.Thread):
         """New files that may be the test's, also those that its processes have open.
 
         Args:
-            killed: without semaphores, of 32 bytes each. Those of a killed process are removed by its resource tracker,
-                which itself may be killed before; on a busy machine, one or two stay.
+            killed: leave out semaphores, of 32 bytes each. A killed process's semaphores are removed by its resource
+                tracker, which itself may be killed before; on a busy machine, one or two stay.
         """
         found = files() - self.before - self.of_others
         return {file for file in found if not Path(file).name.startswith("sem.")} if killed else found

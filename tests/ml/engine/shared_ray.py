@@ -23,7 +23,7 @@ class SharedRay:
         return startup.start_actors(config, StaysUp(), no_report)
 
     def train(self, overrides: Sequence[str]) -> None:
-        """Run the trainer as its command line does, with actors of its own; fails if its exit code is not 0."""
+        """Run the trainer as its command line does, with its own actors; fails if its exit code is not 0."""
         from verl_omni.trainer import main_diffusion, startup
         from verl_omni.trainer.run import operator_reporter
         from verl_omni.trainer.settings import configuration

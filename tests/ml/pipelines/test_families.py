@@ -232,7 +232,7 @@ def test_an_input_image_has_at_most_as_many_tokens_as_the_trainer_expects(name: 
     assert size == upstream.calculate_dimensions(upstream.VAE_IMAGE_SIZE, round(1000 * aspect) / 1000)
     high, wide = smart_resize(*reversed(edit_images.resized((round(1000 * aspect), 1000), adapter.IMAGE_PIXELS)))
     tokens = (high // 28) * (wide // 28)
-    assert tokens + 16 < adapter.IMAGE_ROWS < 2 * tokens, "the template has some of its own"
+    assert tokens + 16 < adapter.IMAGE_ROWS < 2 * tokens, "the template has tokens too"
 
 
 def test_an_input_image_must_have_the_aspect_ratio_of_the_sample() -> None:

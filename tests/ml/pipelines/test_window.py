@@ -32,7 +32,7 @@ def params(
     finished: int | None = None,
     **algo: Any,
 ) -> list[dict[str, Any]]:
-    """What the agent loop asks of the engine for rows of a training batch: the first, or those of these places."""
+    """The engine's parameters for rows of a training batch: the first `rows`, or the rows at these places."""
     rollout = SimpleNamespace(
         pipeline=DiffusionPipelineConfig(),
         algo=DiffusionRolloutAlgoConfig(**algo),
@@ -112,7 +112,7 @@ def test_windows_of_a_step_are_the_same_with_batches_ahead(algo: dict[str, Any])
 
 
 def test_the_trainer_says_how_many_steps_were_finished_before() -> None:
-    """Of a batch that is generated two steps ahead, with the first weights."""
+    """The batch is generated two steps ahead, with the first weights."""
     (row,) = [{"raw_prompt": [], "data_source": "d"}]
     requests = requests_to_verl(training_requests([row], n=2, step=3, version=0, seed=1))
     assert (requests.meta_info["finished_steps"], requests.meta_info["global_steps"]) == (2, 0)

@@ -1,4 +1,4 @@
-"""The fork server alone, and with a real Ray. Each test uses a process of its own, because forks copy everything."""
+"""The fork server alone, and with a real Ray. Each test uses its own process, because forks copy everything."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ CUT = {"X-Cut": "1"}  # the connection ends in the middle of the answer
 class Server(ThreadingHTTPServer):
     """Answers from a list, and keeps what it was sent."""
 
-    # Status, body, and perhaps headers; CUT sends no more than half of the body. Or a function of what was received.
+    # Each: status, body and perhaps headers (CUT sends only half of the body), or a function of the request's body.
     answers: list[Any]
-    received: list[Any]  # JSON, or the bytes of what is none
+    received: list[Any]  # parsed JSON, or the bytes of another body
     paths: list[str]
     keys: list[str | None]
     connections: int

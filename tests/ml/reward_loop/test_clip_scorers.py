@@ -89,7 +89,7 @@ def head(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, list[tup
     for place, (inputs, outputs) in enumerate(zip(HEADS[kind], HEADS[kind][1:], strict=False)):
         layer = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
         layers.append(layer)
-        name = "" if kind == "linear" else f"layers.{4 * place}."  # also in an order that is not that of the text
+        name = "" if kind == "linear" else f"layers.{4 * place}."  # as text, 12 sorts before 4
         weights |= {f"{name}weight": layer[0], f"{name}bias": layer[1]}
     path = tmp_path / f"head{suffix}"
     save_file(weights, path) if suffix == ".safetensors" else torch.save(weights, path)

@@ -150,7 +150,7 @@ async def test_a_function_that_returns_after_its_deadline_delays_the_next_calls_
     limits: list[asyncio.Timeout] = []
 
     def timeout(seconds: float) -> asyncio.Timeout:
-        """That of the first call is over at once."""
+        """The first call times out at once."""
         limits.append(asyncio.timeout(seconds if limits else 0))
         return limits[-1]
 
@@ -259,7 +259,7 @@ async def test_a_server_that_is_gone_is_not_asked_for_each_sample(error: type[Ex
 
 
 def ranks(calls: list[list[str]], fails: str | None = None) -> Any:
-    """A scorer that takes groups: each sample's number among those of its group. It fails for the group `fails`."""
+    """A scorer that takes groups: each sample's rank in its group. It fails for the group `fails`."""
 
     def rank(solution_images: Sequence[int], groups: Sequence[str]) -> list[int]:
         calls.append(list(groups))

@@ -140,7 +140,7 @@ def test_the_number_of_frames_follows_from_the_fps_of_the_video(folder: Path) ->
     assert abs(fast["motion_quality"] - slow["motion_quality"]) > 10 * TOLERANCE
 
 
-# Of the authors' code: smart_nframes, and the indices of sample_type "uniform".
+# From the authors' code: smart_nframes, and the indices of sample_type "uniform".
 @pytest.mark.parametrize(
     ("frames", "video_fps", "expected"),
     [

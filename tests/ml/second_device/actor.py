@@ -1,7 +1,7 @@
 """The actor on a second device; run by `test_on_a_device.py`, in its own process.
 
-The assertions hold for any device: tensors of device and CPU are never mixed, results equal those of the CPU, and
-offloaded tensors are in CPU memory.
+The assertions hold for any device: tensors of device and CPU are never mixed, results equal the CPU's, and offloaded
+tensors are in CPU memory.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ def load() -> torch.device:
     module.empty_cache = lambda: given_back.append("cache")  # type: ignore[attr-defined]
     module.get_device_name = lambda device: f"{device.type} stand-in"  # type: ignore[attr-defined]
     module.ipc_collect = lambda: given_back.append("ipc")  # type: ignore[attr-defined]
-    module.is_available = lambda: False  # type: ignore[attr-defined]  # of what torch.accelerator can do, nothing
+    module.is_available = lambda: False  # type: ignore[attr-defined]  # without torch.accelerator
     module._is_in_bad_fork = lambda: False  # type: ignore[attr-defined]
     module.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]
     torch._register_device_module("second", module)
     # Keep parameter objects when they move to the device, as with CUDA, whose tensors torch treats as compatible with
-    # those of the CPU.
+    # CPU tensors.
     torch.__future__.set_swap_module_params_on_conversion(True)
     return torch.device("second", 0)
 

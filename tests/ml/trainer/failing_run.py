@@ -1,4 +1,4 @@
-"""Run by test_failed_run.py: runs that fail in a process of a real Ray, each with a Ray of its own.
+"""Run by test_failed_run.py: runs that fail in a process of a real Ray, each with its own Ray.
 
 Arguments: the folder that their folders are in, and cases. After each run it prints its exit code.
 """

@@ -44,6 +44,6 @@ def run(config: DictConfig, train: Any, **more: Any) -> int:
 
 
 def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The events of a run folder, or those of one kind."""
+    """The events of a run folder, or only events of one kind."""
     lines = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
     return [line for line in lines if kind in (None, line["event"])]

@@ -89,7 +89,7 @@ def test_the_last_line_and_the_error_event_are_what_a_worker_raised(ended: dict[
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", ["raising rank", KILLED])
 def test_the_failure_of_one_rank_ends_all_ranks(ended: dict[str, Ended], case: str) -> None:
-    """The other rank waits for it in a collective, whose own timeout is longer than that of the program."""
+    """The other rank waits for it in a collective, whose own timeout is longer than the program's."""
     run = ended[case]
     assert run.code == main_diffusion.FAILURE
     ranks = [int((run.folder / f"rank-{rank}").read_text()) for rank in range(2)]

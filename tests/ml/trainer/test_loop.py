@@ -113,7 +113,7 @@ def trainer(
 
 
 class ShowingAgentLoop(AnsweringAgentLoop):
-    """Answers with pixels; those of a training batch come back for the requests that keep them."""
+    """Answers with pixels; a training batch returns them for the requests that keep them."""
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         samples = super().generate_sequences(prompts)
@@ -285,7 +285,7 @@ def test_the_seed_of_the_rollout_determines_the_noise_of_samples_and_is_that_of_
 
 
 def test_no_two_updates_of_runs_with_neighbouring_seeds_share_draws(tmp_path: Path) -> None:
-    """What an update draws of its own: the noise levels of DiffusionNFT, and the steps of `timestep_fraction`."""
+    """What an update itself draws: the noise levels of DiffusionNFT, and the steps of `timestep_fraction`."""
     drawn: list[int] = []
     for seed in (0, 1):
         running = trainer(tmp_path / str(seed), f"trainer.seed={seed}", "algorithm.timestep_fraction=0.5")
@@ -372,7 +372,7 @@ BACKGROUND = (
 
 
 def test_ranks_get_the_mini_batches_of_one_process(tmp_path: Path) -> None:
-    """Of two prompts with two samples each, whose advantages are -a and a; a mini-batch is a prompt."""
+    """Two prompts have two samples each, with the advantages -a and a; a mini-batch is a prompt."""
     found: dict[int, list[float]] = {}
     for ranks in (1, 2):
         mini_batches = (f"trainer.n_gpus_per_node={ranks}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
@@ -423,7 +423,7 @@ def test_a_run_that_stops_after_a_checkpoint_saves_no_other_one(tmp_path: Path, 
 
 
 def test_a_run_saves_its_last_step_where_an_earlier_run_has_a_checkpoint_of_that_step(tmp_path: Path) -> None:
-    """As a run that starts from an earlier checkpoint of its own folder (`trainer.resume_mode=resume_path`)."""
+    """As a run that starts from an earlier checkpoint in its own folder (`trainer.resume_mode=resume_path`)."""
     folder = tmp_path / "checkpoints"
     trainer(tmp_path, "trainer.save_freq=1").fit(None)
     again = trainer(tmp_path, "trainer.save_freq=0")

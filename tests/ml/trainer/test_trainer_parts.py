@@ -73,7 +73,7 @@ def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints(tmp_path: Path) ->
     run = checkpoints.run_number(tmp_path, foreign)
     for step in (6, 7, 8):
         last = checkpoints.save(tmp_path, step, write_weights, keep=2, run=run)
-    assert checkpoints.steps(tmp_path) == [7, 8, 20, 30], "those of the earlier run stay"
+    assert checkpoints.steps(tmp_path) == [7, 8, 20, 30], "the earlier run's checkpoints stay"
     assert checkpoints.latest(tmp_path) == last, "a restart resumes this run, not the earlier one"
     assert checkpoints.run_number(tmp_path, last) == run == 2
 

@@ -21,7 +21,7 @@ def test_names_units_and_labels_follow_prometheus_conventions() -> None:
         for unit in ("seconds", "bytes"):
             assert (f"_{unit}" in metric.name) == (metric.unit == unit), metric.name
         assert metric.text.endswith("."), metric.name
-        # Ray's own labels and those of a PodMonitor must not hide ours.
+        # Labels that Ray or a PodMonitor adds must not hide ours.
         assert set(metric.labels) <= {"phase", "replica"}, metric.name
     assert PHASE_SECONDS.labels == ("phase",) and len(PHASES) == len(set(PHASES))
 

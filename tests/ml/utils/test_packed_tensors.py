@@ -38,9 +38,9 @@ def test_large_tensors_with_the_same_bytes_are_one() -> None:
 
 
 def test_unpacked_tensors_may_be_changed_and_pickled_alone() -> None:
-    """Each has memory of its own: a view of the buffer would be pickled with all of it."""
+    """Each has its own memory: a view of the buffer would be pickled with all of it."""
     packed = pack([{"pixels": torch.full((300,), row, dtype=torch.uint8)} for row in range(50)])
-    packed.buffer.flags.writeable = False  # as that of an object of Ray's store
+    packed.buffer.flags.writeable = False  # like the buffer of an object in Ray's store
     pixels = packed.rows()[7]["pixels"]
     pixels += 1
     assert packed.rows()[7]["pixels"].unique().tolist() == [7]

@@ -55,7 +55,7 @@ def refuse(transferred: Callable[[], object]) -> None:
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """Of a socket, in a folder like /tmp."""
+    """Path of a socket, in a folder like /tmp."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o1777)
         yield Path(folder, "weights.sock")

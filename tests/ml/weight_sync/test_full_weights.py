@@ -149,7 +149,7 @@ def test_casts_to_another_dtype_of_the_engine_are_stated() -> None:
     pipeline.transformer.norm.bfloat16()
     update = FullUpdate(pipeline)
     update.load([(name, tensor.bfloat16()) for name, tensor in sent().items()])
-    assert update.casts == {"bfloat16 to float32": 8}, "6 parts of to_qkv and 2 tensors of to_out, not those of norm"
+    assert update.casts == {"bfloat16 to float32": 8}, "6 parts of to_qkv and 2 tensors of to_out, none of norm"
     same = FullUpdate(Pipeline())
     same.load(list(sent().items()))
     assert same.casts == {}

@@ -57,7 +57,7 @@ class Held:
 async def test_a_receiver_that_makes_the_others_wait_for_more_than_the_deadline_in_all_fails(
     seconds: list[int], failed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of three buckets, of what the least rate takes a second for, arrives within the deadline of 10 s."""
+    """Each of three buckets, which take one second at the least rate, arrives within the deadline of 10 s."""
     loop = asyncio.get_running_loop()
     now = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now)

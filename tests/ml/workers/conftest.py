@@ -53,7 +53,7 @@ class FoundOnDevices(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         if self.ranks == RANKS:
             raise KeyError(name)
-        pytest.skip(f"{name}: each rank needs a {self.kind} device of its own")
+        pytest.skip(f"{name}: each rank needs its own {self.kind} device")
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -34,7 +34,7 @@ def smooth_steps(lr: float, **changes: Any) -> DiffusionOptimizerConfig:
 
 
 def relative_difference(before: Mapping[str, Tensor], one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Norm of the difference of two updates, relative to that of what the first one moved; the names must agree.
+    """Norm of the difference of two updates, relative to the norm of the first one; the names must agree.
 
     After smooth steps rounding in float32 gives 1e-6 (random relative noise of 1e-7 after each linear layer), and what
     tests break gives 0.1 and more.
@@ -59,7 +59,7 @@ def model_settings(
     """What an actor reads of the settings of the model.
 
     Args:
-        targets: layers with an adapter of this rank; None: those of the family. With rank 0, all weights are trained.
+        targets: layers with an adapter of this rank; None: the family's. With rank 0, all weights are trained.
         adapters: `policy_state_adapters`.
         kernel: `attn_backend`.
         checkpointing: `enable_gradient_checkpointing`.

@@ -93,7 +93,7 @@ def kill_judge(running: subprocess.Popen[str], log: Path) -> list[psutil.Process
     wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1, ended)
     (server,) = processes(running.pid, "ray::JudgeServer")
     engines = processes(server.pid, "VLLM::EngineCore")
-    assert engines, "the judge has no process of its own to leave behind"
+    assert engines, "the judge has no engine process to leave behind"
     server.send_signal(signal.SIGKILL)
     return engines
 

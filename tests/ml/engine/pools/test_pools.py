@@ -94,7 +94,7 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
     assert [line["weights/version"] for line in metrics(pools)] == list(range(STEPS + 1))
     averaged = metrics(pools)
     synchronous = metrics(colocated)
-    # The last evaluation is that of the average in the pools, and of the policy in the other run.
+    # The last evaluation samples from the averaged weights in the pools, and from the policy in the other run.
     ends = [
         {name: line.pop(name) for name in [*line] if name.startswith(("val/", "diversity/images"))}
         for line in (averaged[-1], synchronous[-1])
@@ -113,7 +113,7 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
     joined = [event["text"] for event in events if "joined with version" in event.get("text", "")]
     assert sorted(text.split(" joined")[0] for text in joined) == ["replica 3", "replica 4"]
 
-    # The batch of step s + 1 is generated while the trainer updates with that of step s.
+    # The batch of step s + 1 is generated while the trainer updates with the batch of step s.
     ahead, said = run(tmp_path / "ahead", model, killing, *STANDALONE, TWO, ASYNC[1])
     asynchronous = metrics(ahead)
     # All replicas die while they generate the batch of step 3, so others generate it, with the weights of step 2.

@@ -1,6 +1,6 @@
 """Every algorithm on the real engine: it learns, and the rollout records its inputs.
 
-Jobs come first, each with actors of its own; the other tests share a stack on the same Ray.
+Jobs come first, each with its own actors; the other tests share a stack on the same Ray.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Running:
     rows: list[dict[str, Any]]
 
     def drawn(self, request: str, **sampling: Any) -> Any:
-        """One sample straight from the server, with sampling parameters of its own."""
+        """One sample straight from the server, with its own sampling parameters."""
         import ray
 
         shape = {"height": 64, "width": 64, "num_inference_steps": STEPS, "max_sequence_length": 16}
@@ -217,7 +217,7 @@ def test_recorded_clean_latents_decode_to_the_image(running: Running) -> None:
     recorded = running.drawn("steps", seed=1, **whole).extra_fields["all_sigmas"]
     levels = asked.extra_fields["sampler_levels"]
     assert levels[0] == 1 and (levels.diff() < 0).all() and levels.dtype == torch.float32
-    assert torch.equal(levels[: len(recorded)], recorded[: len(levels)]), "those of the steps"
+    assert torch.equal(levels[: len(recorded)], recorded[: len(levels)]), "the levels of the recorded steps"
     assert not {"all_latents", "clean_latents"} & plain.extra_fields.keys() and "all_latents" not in asked.extra_fields
 
 

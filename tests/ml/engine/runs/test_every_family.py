@@ -247,7 +247,7 @@ def test_each_transformer_of_wan_a14b_agrees_with_the_trainer_and_gets_its_adapt
 
 
 def test_two_ranks_share_each_samples_sequence_and_one_reports_the_rows(family: Any) -> None:
-    """The engine's log-probabilities are those of the whole sequence, so the ranks must have put it together right."""
+    """The engine's log-probabilities cover the whole sequence: they agree only if the ranks reassemble it correctly."""
     share = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"
     running = family("wan", *VIDEOS, "trainer.n_gpus_per_node=2", share)
     running.publish(0)

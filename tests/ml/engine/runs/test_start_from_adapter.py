@@ -65,7 +65,7 @@ def train(shared_ray: SharedRay, folder: Path, adapter: Path, run: Path) -> None
 
 
 def test_the_engine_samples_with_the_adapter_from_the_first_sample_on(shared_ray: SharedRay, tmp_path: Path) -> None:
-    """The trainer refuses samples whose log-probabilities are not those of the model that it trains."""
+    """The trainer refuses samples whose log-probabilities differ from the trained model's."""
     write_model(tmp_path)
     before = write_adapter(tmp_path / "sft")
     adapter = tmp_path / "sft"

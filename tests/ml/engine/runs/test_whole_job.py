@@ -45,7 +45,7 @@ SETTINGS = (
     f"spec.trainer.evalEverySteps={EVALUATED[1]}",
     "--set",
     "spec.trainer.learningRate=0.01",  # larger than the job's own: learning must be visible in a few steps
-    # Evaluations of a part of the prompts: with one image a batch, those of all 200 would be most of a run.
+    # Evaluate some of the prompts: with one image a batch, evaluating all 200 would take most of the run.
     "--set",
     f"spec.algorithm.overrides={json.dumps([*OVERRIDES, 'data.val_max_samples=16'])}",
     # With larger batches, rounding would depend on the time at which requests arrive.

@@ -1,7 +1,7 @@
-"""Samples of vLLM-Omni's engine, in this process, against those of diffusers' own pipeline of the same model.
+"""Samples of vLLM-Omni's engine, in this process, against samples of diffusers' own pipeline of the same model.
 
-Schedulers are configured as those of released models. Of the bounds of a dynamic shift, which count tokens, some are
-smaller here, so that it differs between the sizes of tiny samples.
+Schedulers have the configurations of released models. Some bounds of a dynamic shift, which count tokens, are smaller
+here, so that the shift differs between the sizes of tiny samples.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Case:
     engine: dict[str, Any] = field(default_factory=dict)
     request: dict[str, Any] = field(default_factory=dict)
     step_execution: bool = False
-    shift: float | None = None  # that diffusers' scheduler gets instead of its own
+    shift: float | None = None  # replaces the shift of diffusers' scheduler
     negative: str = NEGATIVE  # diffusers' pipeline of FLUX.2-klein takes none
 
 

@@ -91,7 +91,7 @@ def running(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.request_batch_max_wait_ms=250.0",
     )
     stack.weights.update_weights(global_steps=0)
-    # One client: each of its own would load certificates, and a request could end between two looks at the metrics.
+    # One client: one per request would load certificates, and a request could end between two looks at the metrics.
     with httpx2.Client() as http:
         yield Running(stack, AutoTokenizer.from_pretrained(model / "tokenizer"), http)
 

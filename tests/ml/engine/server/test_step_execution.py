@@ -43,8 +43,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 class Drawn(NamedTuple):
     """Samples one by one, the same batched, and the first one next to a request whose prompt has another length.
 
-    `forwards` are the batch sizes of the transformer's forward passes of `together`, `steps` those of the engine's
-    steps of `mixed`.
+    `forwards` are the batch sizes of the transformer's forward passes in `together`, and `steps` the batch sizes of the
+    engine's steps in `mixed`.
     """
 
     alone: list[Any]
@@ -184,7 +184,7 @@ async def _aborted_and_updated(model: Path) -> None:
 
     pipeline.predict_noise_maybe_with_cfg = counted
     server.engine = AsyncOmni(**arguments)
-    steps.clear()  # those of the engine's own warm-up
+    steps.clear()  # steps of the engine's own warm-up
     params = {"height": 64, "width": 64, "num_inference_steps": 2000, "max_sequence_length": 32}
     ids = settings.tokenizer("a red circle").input_ids
     weights = load_file(model / "transformer" / "diffusion_pytorch_model.safetensors")

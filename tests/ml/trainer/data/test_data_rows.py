@@ -69,7 +69,7 @@ GENEVAL = [
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_scorer_gets_the_columns_of_its_row_as_they_are_written(tmp_path: Path, count: int) -> None:
-    """GenEval's mappings have different keys, and a check such as `"color" in include` must see those of the row."""
+    """GenEval's mappings have different keys, and a check such as `"color" in include` must see only its row's keys."""
     rows = load(tmp_path, [{**row, "prompt": row["tag"]} for row in GENEVAL[:count]])
     for number, (item, row) in enumerate(zip(rows, GENEVAL[:count], strict=True)):
         written = {name: value for name, value in row.items() if value is not None}
@@ -100,7 +100,7 @@ def test_batches_have_a_column_of_objects_for_each(tmp_path: Path) -> None:
     assert list(columns["priority"]) == [None] * 4 + [3] * 2
     assert list(columns["reward_scores"][:2]) == [[0.5, 1.0]] * 2 and columns["reward_scores"].dtype == object
     evaluated = requests_to_verl(evaluation_requests(rows, seed=40, version=3))
-    assert list(evaluated.non_tensor_batch["seed"]) == [5, 41, 42], "that of its row, otherwise one of the evaluation"
+    assert list(evaluated.non_tensor_batch["seed"]) == [5, 41, 42], "the row's seed, otherwise one of the evaluation"
     assert evaluated.meta_info == {"validate": True, "global_steps": 3, "failures_allowed": 0}
 
 

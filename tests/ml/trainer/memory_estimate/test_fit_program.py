@@ -138,7 +138,7 @@ def test_what_a_change_does_not_concern_is_measured_once(tiny: Path, monkeypatch
         for change in advice.changes(config)
     }
     assert once["trainer"] == 1 + list(concerns.values()).count(False)
-    assert once["engine"] < len(changed) - 5, "neither those of the trainer nor more accelerators of an engine"
+    assert once["engine"] < len(changed) - 5, "trainer settings and more accelerators measure no engine again"
 
 
 def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> None:

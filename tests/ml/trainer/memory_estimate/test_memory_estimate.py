@@ -68,7 +68,7 @@ def test_frozen_parts_in_float32_are_whole_on_every_rank(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_rank_gathers_weights_for_each_pass_and_to_recompute_old_log_probabilities(tiny: Path) -> None:
-    """Of the rows of later optimizer steps; DiffusionNFT recomputes none."""
+    """Rows of later optimizer steps need recomputed old log-probabilities, except with DiffusionNFT."""
     actor = "actor_rollout_ref.actor"
     for loss, updates, evaluated in (("flow_grpo", 1, 0), ("flow_grpo", 2, 1), ("diffusion_nft", 2, 0)):
         mini = f"{actor}.ppo_mini_batch_size={4 // updates}"
@@ -262,7 +262,7 @@ def test_the_tracker_adds_the_workspace_of_a_convolution_on_an_accelerator() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Failed to create processor")  # of verl: that of Qwen-Image-Edit has no model
+@pytest.mark.filterwarnings("ignore:Failed to create processor")  # of verl: Qwen-Image-Edit's processor has no model
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [

@@ -84,7 +84,7 @@ def test_the_trainers_encoders_and_their_tensors_are_those_of_the_estimate(tmp_p
         name: (tensor.dtype, tensor.shape) for name, tensor in sample.items()
     }
     stored = sum(tensor.nbytes for tensor in encoded.values()) * 4
-    assert result.setup.trained == stored, "each image of a pair has embeddings of its own"
+    assert result.setup.trained == stored, "each image of a pair has its own embeddings"
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_an_engine_needs_memory_for_the_larger_batch_of_training_and_evaluation(
     # In each evaluation on two engines, each generates half.
     assert estimated(tiny, f"{ROLLOUT}.n=2", held_out, "trainer.n_gpus_per_node=2").engine.batch == 20
     limited = estimated(tiny, f"{ROLLOUT}.n=2", held_out, "data.val_max_samples=3").engine
-    assert limited.batch == 8, "those of training"
+    assert limited.batch == 8, "the batch of training is larger"
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def reward(scorer: str, batch: int = 32, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     ("scorer", "parameters", "dtype"),
     [
-        # Their numbers of parameters on the hub; of HPSv3 those of Qwen2-VL-7B without its head, which is not loaded.
+        # Numbers of parameters on the hub; for HPSv3, Qwen2-VL-7B's without its head, which is not loaded.
         ("clip_score", 151_277_313, torch.float32),
         ("aesthetic", 427_616_513, torch.float32),
         ("pickscore", 986_109_441, torch.float32),

@@ -42,7 +42,7 @@ class Replica:
 
 @dataclass(eq=False)
 class Addressed(Replica):
-    """A replica with an address of its own."""
+    """A replica with its own address."""
 
     address: str = ""
 

@@ -85,7 +85,7 @@ def _hostile_prompts() -> Iterator[ShownSample]:
 
 
 async def _browse(page: Path, width: int, folder: Path) -> tuple[dict[str, Any], str, list[str]]:
-    """What `_open` returns, from a browser of its own; without one the test is skipped, and in CI it fails."""
+    """What `_open` returns, from a separate browser; without Chromium the test is skipped, and in CI it fails."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         if os.environ.get("CI"):

@@ -140,7 +140,7 @@ def written(folder: Path, step: int, rate: float, file: Path) -> Path:
 
 
 def test_a_run_is_compared_with_what_its_own_checkpoint_was_trained_with(tmp_path: Path) -> None:
-    """Attempts that saved nothing trained nothing; and a checkpoint of another run has settings of its own."""
+    """Attempts that saved nothing trained nothing; and a checkpoint of another run has that run's settings."""
     (file := tmp_path / "p.jsonl").write_text('{"prompt": "red"}\n')
     checkpoint_path = written(tmp_path / "run" / "checkpoints", 4, 0.1, file)
     for mode, path in (("auto", None), ("auto", None), ("resume_path", checkpoint_path)):

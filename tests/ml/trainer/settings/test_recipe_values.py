@@ -1,6 +1,6 @@
-"""Every example value of every setting that a published recipe uses loads, or is of what is out of scope.
+"""Every example value of every setting that a published recipe uses loads, unless it is out of scope.
 
-The values are those of docs/figures/reference-settings.tsv, up to three of a setting; long ones that the list
+The values are from docs/figures/reference-settings.tsv, up to three of a setting; long ones that the list
 abbreviated were completed. `<path>` stands for a path.
 """
 
@@ -42,7 +42,7 @@ COMPANIONS = {
 }
 # Accepted only with these values of the other setting that is named.
 WITH_ALGORITHM = {"diffusion_nft": NFT, "dpo": DPO}
-# Values that are refused, by setting; all are of what this project does not support.
+# Values that are refused, by setting: they need features that this project does not support.
 OUT_OF_SCOPE = {
     **{
         f"{ACTOR}.veomni_config.{name}": value

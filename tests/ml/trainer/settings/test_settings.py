@@ -134,7 +134,7 @@ def test_what_is_no_setting_or_no_value_is_refused(given: str, said: str) -> Non
         (["true_cfg_scale=2", "val.guidance_scale=4"], 2, 2),
         (["guidance_scale=2", "val.height=64"], 2, 2),
     ],
-    ids=["followed", "set", "that of training set", "not given"],
+    ids=["followed", "set", "set for training", "not given"],
 )
 def test_the_guidance_of_evaluations_has_the_name_of_every_family_too(
     given: list[str], training: float, evaluations: float

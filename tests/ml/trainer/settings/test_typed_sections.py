@@ -20,7 +20,7 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 LOSS = f"{ACTOR}.diffusion_loss"
 FSDP = f"{ACTOR}.fsdp_config"
-# Those of each algorithm. A section that is added to the settings is added here.
+# The same for each algorithm. A section that is added to the settings is added here.
 SECTIONS = [
     "actor_rollout_ref.model",
     ACTOR,

@@ -181,7 +181,7 @@ def kl_of_all_weights(actor: DiffusionActor, base: DiffusionActor, data: dict[st
 def test_with_all_weights_trained_the_kl_is_that_to_the_weights_of_the_folder(
     model_folder: Path, tmp_path: Path, fsdp: DiffusionFSDPConfig
 ) -> None:
-    """Also after a resume, and its gradient is that of a float64 reference."""
+    """Also after a resume, and its gradient equals a float64 reference."""
     changes: dict[str, Any] = {"rank": 0, "fsdp_config": fsdp, "optim": DiffusionOptimizerConfig(lr=1e-3)}
     first = make(model_folder, **changes, use_kl_loss=True, kl_loss_coef=1.0, grad_clip=1e9)
     data = batch()
@@ -247,7 +247,7 @@ def test_a_loaded_checkpoint_resumes_bit_exactly(model_folder: Path, tmp_path: P
 
 
 def test_a_resumed_run_takes_the_optimizer_settings_that_it_is_given(model_folder: Path, tmp_path: Path) -> None:
-    """Moments and the place in the schedule are those of the checkpoint."""
+    """Moments and the place in the schedule come from the checkpoint."""
     schedule: dict[str, Any] = {"lr_scheduler_type": "cosine", "lr_warmup_steps": 3, "total_training_steps": 10}
     first = DiffusionOptimizerConfig(lr=1e-2, weight_decay=0.1, **schedule)
     one = make(model_folder, ppo_mini_batch_size=1, optim=first)

@@ -240,7 +240,7 @@ def test_activation_checkpointing_does_not_change_a_bit(make: Make, architecture
     assert all(torch.equal(kept[name], tensor) for name, tensor in computed.items())
 
 
-# torch's compiler imports modules of its own that use `torch.jit.script_method`.
+# torch's compiler imports torch modules that use `torch.jit.script_method`.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_a_compiled_layer_has_the_gradients_of_the_layer(make: Make, tmp_path: Path) -> None:
     """One layer with the compiler that runs use; the other tests only capture layers as graphs."""

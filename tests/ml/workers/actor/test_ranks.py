@@ -174,7 +174,7 @@ def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
         if name == SAVED.get(ranks):
             actor.save(state_folder(folder, ranks))
             staged = actor.stage(background_folder(folder, ranks))
-            with ThreadPoolExecutor(1) as thread:  # the write's collectives run among those of the updates
+            with ThreadPoolExecutor(1) as thread:  # collectives of the write and of the updates interleave
                 written = thread.submit(staged)
                 found[f"unbroken on {ranks}"] = updated(actor, share)
                 written.result()

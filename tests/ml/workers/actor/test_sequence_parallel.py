@@ -152,7 +152,7 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
 
 
 def saved_bytes(actor: DiffusionActor) -> int:
-    """Bytes of the activations that a forward pass keeps for the backward pass, without those of weights."""
+    """Bytes of the activations that a forward pass keeps for the backward pass, without weights."""
     part = {name: tensor[:1].to(actor.device) for name, tensor in batch(actor.model_config.architecture).items()}
     sizes: dict[tuple[int, tuple[int, ...]], int] = {}
 
@@ -265,7 +265,7 @@ def test_families_split_the_sequence_if_diffusers_has_a_plan(architecture: str) 
     [(QWEN_IMAGE, 4 * 6), (FLUX, 4 * 6), (KLEIN, 4 * 6), (EDIT, 4 * 6 + 52 * 78), (WAN, 3 * 4 * 6)],
 )
 def test_the_sequence_length_is_that_of_the_transformer(models: Path, architecture: str, tokens: int) -> None:
-    """Of samples with 64 x 96 pixels; Wan's have 9 frames."""
+    """Samples have 64 x 96 pixels; Wan's have 9 frames."""
     folder = models / architecture
     configs = {name: json.loads((folder / name / "config.json").read_text()) for name in ("transformer", "vae")}
     pipeline = SimpleNamespace(height=64, width=96, num_frames=9)

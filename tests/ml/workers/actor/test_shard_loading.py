@@ -178,7 +178,7 @@ def test_frozen_parts_in_float32_are_read_by_every_rank(
 
 
 def test_position_embeddings_that_the_files_have_are_not_computed_and_others_are(folders: Path) -> None:
-    """Those of SD3.5 medium would take 3.4 GiB of host memory on each rank."""
+    """SD3.5 medium's position embeddings would take 3.4 GiB of CPU memory on each rank."""
     with LargestTensor() as computed:
         module = shard_loading.without_memory(folders / "files" / "sd3" / "transformer", torch.float32)
     assert computed.bytes < module.pos_embed.pos_embed.nbytes / 2  # type: ignore[operator, union-attr]

@@ -1,4 +1,4 @@
-"""Host memory of the sharded start on 1, 2 and 4 ranks of one node (gloo): that of one copy of the weights in all."""
+"""CPU memory of the sharded start on 1, 2 and 4 ranks of one node (gloo): one copy of the weights in all."""
 
 from __future__ import annotations
 

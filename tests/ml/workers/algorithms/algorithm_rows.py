@@ -30,7 +30,7 @@ EMBEDDINGS = {
 
 @cache
 def _prompts(architecture: str) -> dict[str, Tensor]:
-    """Embeddings of each row, those of a prompt repeated."""
+    """Embeddings of each row; the rows of a prompt have the same ones."""
     generator = torch.Generator().manual_seed(5)
     return {
         name: torch.randn(PROMPTS, *shape, generator=generator).repeat_interleave(SAMPLES, 0)

@@ -348,9 +348,7 @@ def test_nft_trains_on_every_sample_with_its_optimality() -> None:
     assert rows["optimality"].tolist() == [0.0, 0.5, 1.0, 0.5]
     assert rows["clean_latents"].shape == (4, 2, 2, 2) and len(set(rows["draw_seeds"].tolist())) == 4
     other_seed = batch(config, scored([1.0, 5.0, 3.0, 5.0]), seed=2)
-    assert not set(other_seed["draw_seeds"].tolist()) & set(rows["draw_seeds"].tolist()), (
-        "each step has noise of its own"
-    )
+    assert not set(other_seed["draw_seeds"].tolist()) & set(rows["draw_seeds"].tolist()), "each step has its own noise"
     assert arguments(config, step=7) == {"step": 7, "schedule": None, "interval": 1, "timestep_fraction": None}
     assert arguments(load(NFT, "algorithm.timestep_fraction=0.5"), step=7)["timestep_fraction"] == 0.5
 

@@ -188,7 +188,7 @@ def test_dpo_measures_the_pairs_with_a_preference_only(model_folder: Path) -> No
 
 
 def test_dpo_trains_when_both_samples_of_a_pair_are_the_same(model_folder: Path) -> None:
-    """Of a prompt whose samples have equal rewards: ranks load the sample once."""
+    """A prompt's samples may have equal rewards: ranks then load the sample once."""
     data = compared() | {"preferred": torch.tensor([0.0, 1.0])}
     same = torch.tensor([[0, 0], [2, 3]])
     stored = SharedRows(data["clean_latents"].flatten(0, 1), same)

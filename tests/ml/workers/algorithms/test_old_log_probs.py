@@ -82,7 +82,7 @@ def test_in_bypass_mode_the_ratio_is_to_the_engine(model_folder: Path) -> None:
 
 @pytest.mark.parametrize("bypass", [False, True])
 def test_a_rejected_sample_teaches_nothing(model_folder: Path, bypass: bool) -> None:
-    """Of the differences OFF only 0.9 is outside of the logarithms of 0.5 and 2."""
+    """In OFF, only 0.9 is not between the logarithms of 0.5 and 2."""
     rejecting, without = (make(model_folder) for _ in range(2))
     criterion = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"}
     metrics = rejecting.update(batch(rejecting), **SAMPLER, bypass_mode=bypass, **criterion)

@@ -91,7 +91,7 @@ class Case:
 
     @property
     def learning_rate(self) -> float:
-        """Gradients of an adapter are small here, except for those of DPO."""
+        """Gradients of an adapter are small here, except with DPO."""
         return 0.2 if self.adapter and self.model == SD3 and self.loss_mode != "diffusion_dpo" else 5e-3
 
 
@@ -317,7 +317,7 @@ def check_metrics(case: Case, one: list[dict[str, float]], ranks: list[list[dict
     [(name, ranks) for name, case in CASES.items() for ranks, _ in zip((2, 4), case.fsdp, strict=False)],
 )
 def test_ranks_take_the_updates_of_one_process(on_ranks: Any, alone: Any, name: str, ranks: int) -> None:
-    """Weights to 0.2% of what the largest one moved, metrics to 0.5%."""
+    """Weights to 0.2% of the largest change of a weight, metrics to 0.5%."""
     case = CASES[name]
     one = alone(name)
     every = [found[name] for found in on_ranks[ranks]]

@@ -1,6 +1,6 @@
 """The typed settings are made from the reference's sections: a name works, has no effect, or is refused.
 
-The sections are those of docs/figures/reference-settings.tsv: all defaults, and every value that a recipe sets.
+The sections are from docs/figures/reference-settings.tsv: all defaults, and every value that a recipe sets.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ SECTIONS = {
     "rollout.algo": config.DiffusionRolloutAlgoConfig,
     "rollout.val_kwargs": config.DiffusionSamplingConfig,
 }
-# Of a checkpoint's folder or module that a value names, and of verl's types, whose sections name them with `_target_`.
+# Values of settings that name a checkpoint's folder.
 GIVEN = {"model": {"path": str(MODEL)}}
+# verl's types by section; the sections name them with `_target_`.
 VERLS = {
     "agent": "AgentLoopConfig",
     "checkpoint_engine": "CheckpointEngineConfig",
@@ -104,7 +105,7 @@ def test_the_reference_defaults_of_a_section_make_its_type(section: str) -> None
     assert type(plain) is type(typed)
 
 
-# The names of `diffusion_loss` are those of several types; the defaults above have all of them.
+# `diffusion_loss` has the names of several types; the defaults above have all of them.
 @pytest.mark.parametrize("section", [name for name in SECTIONS if name != "actor.diffusion_loss"])
 def test_every_name_of_a_section_is_a_field_of_its_type(section: str) -> None:
     known = {field.name for field in fields(SECTIONS[section])}
