@@ -23,5 +23,5 @@ def write(files: dict[Path, str]) -> None:
 
 
 def stale(files: dict[Path, str]) -> list[Path]:
-    """Those of the files that are missing or have another text."""
+    """The files that are missing or have another text."""
     return [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]

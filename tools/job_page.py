@@ -19,15 +19,15 @@ All fields of a job, with types and defaults. `kubectl explain diffusionrljob.sp
 and `drl validate` refuse what breaks a rule between fields, and print the rule.
 
 The same file runs on one machine (`drl run job.yaml`) and on a cluster (`kubectl apply -f job.yaml`). In a local run,
-fields marked "Cluster only", and those of suspension, deadlines, retries and clean-up, have no effect. `drl validate`
-prints every problem with its line, `drl validate --cluster` also what the operator would refuse or warn of, and
-`drl render --cluster` prints the objects that the operator applies.
+fields marked "Cluster only", and the fields of suspension, deadlines, retries and clean-up, have no effect.
+`drl validate` prints every problem with its line, `drl validate --cluster` also what the operator would refuse or warn
+of, and `drl render --cluster` prints the objects that the operator applies.
 
 `null` means that a field is absent. Relative paths start at the folder of the file in a local run, and at
 `spec.runtime.workingDir` in a pod.
 
-Changes of `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines take effect at once. Those of the number
-of rollout and reward pods, and of what only these pods are made of, change the pods of the running attempt
+Changes of `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines take effect at once. Changes of the
+number of rollout and reward pods, and of fields that only these pods use, change the pods of the running attempt
 ([pools.md](../guides/pools.md#replicas-that-come-and-go)). All others are for the next attempt, which follows at once
 if the trainer does not run yet. `managedBy` and `model.base` cannot change. After the end of the job, only
 `ttlSecondsAfterFinished` and `cleanupPolicy` can change.
@@ -57,7 +57,7 @@ def text() -> str:
 
 
 def _groups(node: Schema, at: str) -> Iterator[tuple[str, str]]:
-    """Path and list of a group of fields, then those of each field with fields of its own."""
+    """Path and list of a group of fields, then of each group inside it."""
     lines = []
     inner = []
     required = node.get("required", ())

@@ -41,8 +41,8 @@ TRAINER = """
 ## Trainer and rollout
 
 Port `metrics` (8080) of a job's pods, where Ray exports the metrics of all processes of a node; scraped by the job's
-own PodMonitor (`spec.observability.podMonitor.enabled`). Besides the labels below, each series has labels of Ray's
-own, such as `WorkerId`, which differs between processes, and those of the PodMonitor: `namespace`, `pod`,
+own PodMonitor (`spec.observability.podMonitor.enabled`). Besides the labels below, each series has Ray's own
+labels, such as `WorkerId`, which differs between processes, and the PodMonitor's labels: `namespace`, `pod`,
 `diffusionrl_job` (the job's name), `attempt` and `ray_node_type`. A new attempt has new pods, so its counters start
 at 0. A counter has no series before its first value above 0. Gauges are exported every 10 seconds, and end with their
 process. Ray asks for no token on this port, and no metric has prompts or other text of a run.
@@ -50,7 +50,7 @@ process. Ray asks for no token on this port, and no metric has prompts or other 
 RAY = """
 ## Ray
 
-Ray exports [many metrics of its own](https://docs.ray.io/en/latest/ray-observability/reference/system-metrics.html) on
+Ray exports [many system metrics](https://docs.ray.io/en/latest/ray-observability/reference/system-metrics.html) on
 the same port. The dashboard of a job uses these:
 """
 

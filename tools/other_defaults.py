@@ -29,7 +29,7 @@ class OtherDefault:
     """A setting with another default here.
 
     Attributes:
-        there: the reference's, as text. here: those of this trainer; several if they depend on the algorithm.
+        there: the reference's, as text. here: this trainer's; several if they depend on the algorithm.
     """
 
     name: str
@@ -57,7 +57,7 @@ def _here(config: DictConfig, name: str, there: str) -> str | None:
     own = rule.name if isinstance(rule, Renamed) else name
     text = settings_page.default_here(config, own)
     if text is None and rule is None and own.startswith(EVALUATIONS) and there not in NO_VALUE:
-        return f"${{{own.replace(EVALUATIONS, SAMPLES)}}}"  # the group has no defaults of its own
+        return f"${{{own.replace(EVALUATIONS, SAMPLES)}}}"  # the group itself has no defaults
     return text
 
 

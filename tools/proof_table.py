@@ -1,4 +1,4 @@
-"""The table of what has been proved of each example and recipe, in examples/README.md.
+"""The table of tests that each example and recipe has passed, in examples/README.md.
 
 Examples and recipes are read from the tests that train them, dates from the records of tests and benchmarks.
 """
@@ -58,7 +58,7 @@ def render() -> str:
 
 
 def _test_row(level: str, of: str, path: str, hardware: str = CPU) -> Iterator[str]:
-    """A row whose date is that of the test of this path that passed longest ago."""
+    """A row, dated by the least recent pass among the tests at this path."""
     dates = [found["at"][:10] for name, found in PASSED.items() if name.startswith(path)]
     yield f"| {level} | {of} | `pytest {path}` | {hardware} | {min(dates)} |"
 

@@ -27,7 +27,7 @@ HEADER = """\
 
 For users of verl-omni: all {total} settings of its trainer, and what becomes of each here. Written by `make crds`
 from the trainer's configuration and `verl_omni/settings_schema/reference_settings.yaml`; tests compare every line with
-what the trainer does. Names and defaults of the reference are those of verl-omni of September 2026.
+what the trainer does. Names and defaults of the reference are from verl-omni of September 2026.
 
 | what happens to a value | settings |
 | --- | ---: |

@@ -192,9 +192,7 @@ def test_every_command_names_the_right_that_is_missing(
             verb, resource = right.split()
             line = said.stderr.splitlines()[-1]
             assert (said.exit_code, f'cannot {verb} resource "{resource}"' in line) == (1, True), (command, said.output)
-            assert line.endswith("ask for this right: docs/reference/cli.md has those of each command (Rights)"), (
-                command
-            )
+            assert line.endswith("ask for this right: docs/reference/cli.md lists each command's rights"), command
     assert user("why", "red").stdout.startswith("red is Running")
     assert user("why", "blue").stderr.startswith("no job 'blue' in namespace")
     api.patch(f"{job.own_path}/status", {"status": {"state": "Succeeded", "conditions": [ended]}})

@@ -131,7 +131,7 @@ class Progress(LenientModel):
         default=None, description="Samples generated in this attempt, since its trainer last started."
     )
     unscored_samples: Count | None = Field(
-        default=None, description="Those of the samples that could not be scored; absent without any."
+        default=None, description="Samples that could not be scored; absent without any."
     )
     images_folder: Short | None = Field(
         default=None, description="Newest folder of held-out images and previews, in the run folder."

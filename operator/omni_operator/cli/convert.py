@@ -100,7 +100,7 @@ def _left_open(call: TrainerCall, texts: Sequence[str]) -> Iterator[str]:
         if any(name in text for text in texts):
             yield f"{what}, and stays in the job as it is: replace it"
         elif any(name in each for each in of_name[-1:]):
-            yield f"{what}, and is left out of the job's name: give each run a name of its own"
+            yield f"{what}, and is left out of the job's name: give each run its own name"
 
 
 def _texts(node: object) -> Iterator[str]:

@@ -27,7 +27,7 @@ PROMPTS = {"train": "prompts.jsonl", "validation": "heldout.jsonl"}
 TEXTS = ("Open", "Second Chance", "Slow Down", "Summer Sale", "The Long Road", "Fresh Bread")
 SCENES = {"train": ("a shop sign that says", "a birthday cake with the words"), "validation": ("a book cover titled",)}
 INPUT_IMAGE = "input.png"
-# Folders by the names of the families: those of their examples' models, or of the folders.
+# Folders by the names of the families: an example's model gives the name, or else the folder.
 FAMILIES = {each.example.name if each.example else folder.replace("_", "-"): folder for folder, each in FOLDERS.items()}
 
 
@@ -170,7 +170,7 @@ def _job(family: str, name: str, scorer: dict[str, Any], model: str | None) -> s
     header = f"# Made by `drl init {family}`. Every field: docs/reference/job.md\n"
     if begun_with != folder:
         header += (
-            f"# The settings are those of a recipe for {FOLDERS[begun_with].models}, and not tuned for this model.\n"
+            f"# The settings come from a recipe for {FOLDERS[begun_with].models}, and are not tuned for this model.\n"
         )
     return header + text.getvalue()
 

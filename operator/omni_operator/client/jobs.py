@@ -368,7 +368,7 @@ def _installed() -> Iterator[None]:
     except KindAbsent as error:
         raise KindAbsent(
             f"the cluster has no DiffusionRLJob in {JOBS.api_version}: the operator is not installed, or the version "
-            "of its jobs is not that of drl (docs/operate/install.md)"
+            "of its jobs differs from drl's (docs/operate/install.md)"
         ) from error
 
 

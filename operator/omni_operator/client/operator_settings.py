@@ -70,6 +70,6 @@ def select_settings(deployments: Iterable[Mapping[str, Any]], namespace: str) ->
         raise AmbiguousOperator(f"{len(candidates)} Deployments may be the operator of namespace {namespace}: {names}")
     for name, found in candidates.items():
         if isinstance(found, SettingsError):
-            raise SettingsUnreadable(f"the version of Deployment {name} is not that of drl: {found}") from found
+            raise SettingsUnreadable(f"the version of Deployment {name} differs from drl's: {found}") from found
         return found
     raise SettingsUnreadable(f"no Deployment with the label {SELECTOR} watches namespace {namespace}")

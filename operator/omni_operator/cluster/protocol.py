@@ -32,8 +32,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """A change of the number of pods of the worker group `group`, at a place in the spec of a RayCluster, or in
-    that of a RayJob.
+    """A new number of pods for the worker group `group`, at a place in the spec of a RayCluster or RayJob.
 
     Attributes:
         old: the present number; 0: any.

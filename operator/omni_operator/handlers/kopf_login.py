@@ -75,7 +75,7 @@ def new_session(info: ConnectionInfo) -> kopf.AiohttpSession:
 
 
 class ShallowResponse(aiohttp.ClientResponse):
-    """A response whose JSON, also that of each line, has at most `DEPTH` levels."""
+    """A response whose JSON has at most `DEPTH` levels, as a whole and on each line."""
 
     @override
     async def start(self, connection: Any) -> aiohttp.ClientResponse:

@@ -215,7 +215,7 @@ def register_start_and_stop(
 async def _operate(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], restart: asyncio.Event) -> None:
     """Run kopf until a signal or `restart` ends it.
 
-    kopf also ends when a watch fails for a reason that it does not know. Then everything is observed anew.
+    kopf also ends when a watch fails for a reason that it does not know. Then everything is observed again.
     """
     try:
         await kopf.operator(
@@ -227,7 +227,7 @@ async def _operate(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...],
             stop_flag=restart,
         )
     except Exception:
-        log.exception("the watch of jobs failed; observing everything anew in %.0f s", RESTART_PAUSE)
+        log.exception("the watch of jobs failed; observing everything again in %.0f s", RESTART_PAUSE)
         await asyncio.sleep(RESTART_PAUSE)
         restart.set()
 

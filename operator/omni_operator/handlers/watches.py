@@ -119,7 +119,7 @@ class Watches:
             if self.cache.is_newer(kind, alive, version, namespace):
                 log.warning(
                     "%s: a list has older objects than before: etcd was restored from an older snapshot; observing "
-                    "everything anew",
+                    "everything again",
                     kind.plural,
                 )
                 self.restored()

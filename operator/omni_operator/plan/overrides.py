@@ -255,7 +255,7 @@ def _pool_of_scorer(spec: Spec, scorer: Scorer, layout: RunLayout) -> Settings:
 
 
 def _scorers(scorers: Sequence[Scorer]) -> Settings:
-    """A single required scorer is set directly; several, or one that may fail or has a pool, need that of several."""
+    """A single required scorer is set directly; others need the reward manager of several scorers."""
     if len(scorers) == 1 and scorers[0].required and not scorers[0].pool:
         scorer = scorers[0]
         if scorer.function is None:

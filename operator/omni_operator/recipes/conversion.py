@@ -242,7 +242,7 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         if value is not None or name == "trainer.max_actor_ckpt_to_keep":
             made.put(FIELDS[name].removeprefix("spec."), CONVERSIONS[name](value))
     elif name == RESUMED and value is not None:
-        raise Refusal("a job starts from checkpoints of its own run folder; write spec.checkpoint.resume")
+        raise Refusal("a job starts from checkpoints in its run folder; write spec.checkpoint.resume")
     elif name == DEVICE and value not in ("cuda", "gpu", "npu", "cpu", None):
         raise Refusal(f"{value} is not supported; write cuda or npu")
     elif name in SWITCHES and value not in (True, False, None):
@@ -277,7 +277,7 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
 
 
 def _registered(name: str) -> tuple[Any, ...]:
-    """What this project registers of what a setting names; nothing for other settings."""
+    """Values of a setting that this project registers by name; none for other settings."""
     if name == ARCHITECTURE:
         return tuple(sorted(FAMILIES))
     return (default_of(name),) if name == AGENT_LOOP else ()
@@ -357,7 +357,7 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
         scorer = {"name": "reward", "function": {"path": path, "name": function or "compute_score"}}
         made.put("reward.scorers", [scorer | ({"settings": arguments} if arguments else {})])
     elif builtin in ("http", "http_batch"):
-        raise Refusal(f"{builtin} has a field of its own; write spec.reward.scorers with http.url")
+        raise Refusal(f"{builtin} has its own field; write spec.reward.scorers with http.url")
     elif builtin:
         made.put("reward.scorers", [{"name": builtin} | ({"settings": settings} if settings else {})])
     elif made.offline:  # pairs need no scorer; a job has one, which is not called without held-out prompts

@@ -84,7 +84,7 @@ def variables_set_by(words: Sequence[str]) -> Iterator[str]:
         option, is_joined, value = word.partition("=")
         text = value if is_joined else following
         if option == "--runtime-env":
-            yield f"those of {text.replace(MARK, '')}"
+            yield f"all in {text.replace(MARK, '')}"
         elif option == "--runtime-env-json":
             with contextlib.suppress(ValueError, AttributeError):  # a variable of the script, or a mistake
                 yield from json.loads(text).get("env_vars", {})

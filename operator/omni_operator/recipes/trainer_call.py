@@ -55,9 +55,7 @@ def read_script(text: str, find: FindScript = lambda path, caller: None) -> Trai
     if not script.calls:
         started = f"the script does not start {MODULE}"
         if line := _line_that_names("main_diffusion", text):
-            started += (
-                f"; line {line} names it, but in a text or where it does not run: copy it into a script of its own"
-            )
+            started += f"; line {line} names it, but in a text or where it does not run: copy it into a separate script"
         raise RecipeError(started + "".join(f"; {path}, which it calls, was not found" for path in script.not_found))
     calls = list(dict.fromkeys(map(tuple, script.calls)))
     if len(calls) > 1:

@@ -61,7 +61,7 @@ async def ask_for_pods(cluster: Cluster, namespace: str, step: AskForPods, now: 
 async def reserve_quota(cluster: Cluster, namespace: str, step: ReserveQuota) -> Body | None:
     """Change the number of pods of a worker group of a RayJob; return the RayJob afterwards, None if it is unchanged.
 
-    That of an attempt that waits is changed only if Kueue has tried its Workload and found no room.
+    If the attempt waits, the number is changed only after Kueue has tried the Workload and found no room.
 
     Raises:
         Conflict: the RayJob, or its worker group, is not the one that the step was decided for.

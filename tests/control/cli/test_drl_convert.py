@@ -90,8 +90,8 @@ def test_what_is_not_in_the_job_is_not_said_to_stay_there() -> None:
     assert done.exit_code == 0, done.stderr
     assert read_job(done.stdout, "job").job.metadata.name == "sd3"
     assert done.stderr.splitlines() == [
-        "note: $(date +%F) is known only when the script runs, and is left out of the job's name: give each run a name "
-        "of its own",
+        "note: $(date +%F) is known only when the script runs, and is left out of the job's name: give each run "
+        "its own name",
         "note: left out, because they have no effect here: actor_rollout_ref.rollout.layered_summon=True, "
         "trainer.default_local_dir=$HOME/checkpoints",
     ]

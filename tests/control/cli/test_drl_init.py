@@ -77,7 +77,7 @@ def test_a_family_without_an_example_gets_its_own_model_and_says_whose_settings_
     assert spec.model.base in family_sizes(FAMILIES[family]).RELEASED
     assert {name: getattr(spec.rollout.pipeline, name) for name in own.pipeline} == own.pipeline
     text = (folder / "job.yaml").read_text()
-    assert "# The settings are those of a recipe for Stable Diffusion 3 and 3.5, and not tuned for this model." in text
+    assert "# The settings come from a recipe for Stable Diffusion 3 and 3.5, and are not tuned for this model." in text
 
 
 def test_a_new_folder_is_offered_without_further_changes(folder: Path) -> None:

@@ -98,7 +98,7 @@ def test_on_one_machine_it_has_the_accelerators_of_all_its_pods(make_job: MakeJo
         (("spec.rollout.placement=Separate", "spec.rollout.batchesAhead=1"), "is Colocated: must be Separate with"),
         (
             ("spec.reward.model.placement=Separate", "spec.reward.model.accelerator={vendor: Mock, count: 1}"),
-            "is Mock: must be that of spec.trainer.accelerator",
+            "is Mock: must be the vendor of spec.trainer.accelerator",
         ),
         ((f"spec.algorithm.overrides=[{RM}.enable=true]",), "spec.reward.model"),
     ],

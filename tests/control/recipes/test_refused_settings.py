@@ -22,7 +22,7 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
         (f"{ACTOR}.diffusion_loss.loss_mode=ppo", "ppo is not supported; algorithms are awm, "),
         ("algorithm.adv_estimator=gae", "gae is not supported; write flow_grpo or dance_grpo or mix_grpo"),
         (f"{ROLLOUT}.name=sglang", "sglang is not supported; write vllm_omni"),
-        ("trainer.resume_from_path=/x/step_000060", "a job starts from checkpoints of its own run folder"),
+        ("trainer.resume_from_path=/x/step_000060", "a job starts from checkpoints in its run folder"),
         ("trainer.resume_mode=resume_path", "resume_path is not supported; write auto or enable or disable"),
         (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not a range [first, end]"),
         ("data.train_batch_size=$N", "$N is not a number"),

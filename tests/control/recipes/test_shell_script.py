@@ -443,8 +443,8 @@ def test_environment_variables_of_the_trainer_are_named() -> None:
     [
         ("env NCCL_DEBUG=INFO HF_HOME=/x", ("NCCL_DEBUG", "HF_HOME")),
         ("A=1 env -u B C=2", ("C", "A")),
-        ("ray job submit --runtime-env=verl/trainer/runtime_env.yaml --", ("those of verl/trainer/runtime_env.yaml",)),
-        ("ray job submit --runtime-env $ENV_FILE --", ("those of $ENV_FILE",)),
+        ("ray job submit --runtime-env=verl/trainer/runtime_env.yaml --", ("all in verl/trainer/runtime_env.yaml",)),
+        ("ray job submit --runtime-env $ENV_FILE --", ("all in $ENV_FILE",)),
         ("""ray job submit --runtime-env-json='{"env_vars": {"X_1": "1"}, "pip": []}' --working-dir . --""", ("X_1",)),
         ('ray job submit --runtime-env-json "$JSON" --', ()),
         ("ray job submit --runtime-env-json '[]' --", ()),

@@ -106,7 +106,7 @@ UNAVAILABLE = {
     "choice": "it compares the answers of a language model, and no model here is trained on texts",
     "imagebind": "no working package fits the locked torchvision, and the license of the weights excludes commercial "
     "use",
-    "videoalign_native": "its options may differ from those of `videoalign`; write that one, with `template_path` and "
+    "videoalign_native": "its options may differ from `videoalign`'s; write `videoalign`, with `template_path` and "
     "`video_fps`",
 }
 ADVICE = "serve it yourself and use the scorer http, or write a function of your own (docs/reference/rewards.md)"

@@ -102,7 +102,7 @@ JUDGE_QUEUED = ExportedMetric(
     "omni_reward_requests_queued",
     "gauge",
     "",
-    "Largest number of requests that a judge with accelerators of its own had not answered yet, in the last 5 seconds.",
+    "Largest number of requests that a judge with separate accelerators had not answered yet, in the last 5 seconds.",
 )
 SERVED = ExportedMetric(
     "omni_weight_version_served",

@@ -25,7 +25,7 @@ DEEPEST = 64  # levels; pod templates, the deepest part of a job, have about 15
 LARGEST_SIZE = 2_000_000
 LARGEST_BITS = 1023  # size of an integer: as in the largest float; Python cannot print more than 4,300 digits
 TAG = "tag:yaml.org,2002:"  # beginning of the tags that YAML defines, written `!!`
-TEXTS = ("timestamp", "value")  # kinds that are texts; the second is that of `=`
+TEXTS = ("timestamp", "value")  # kinds that are texts; the second is the kind of `=`
 KINDS = (*TEXTS, "str", "null", "bool", "int", "float", "map", "seq", "merge", "!")
 # Texts without quotes that are booleans, besides true and false.
 WORDS = {"y": True, "yes": True, "on": True, "n": False, "no": False, "off": False}

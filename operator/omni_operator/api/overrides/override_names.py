@@ -156,7 +156,7 @@ def find_repeated(given: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, 
 
 
 def _settings_in(name: str, value: str) -> Iterator[str]:
-    """The settings that an override sets: those of a mapping, each by its full name."""
+    """Full names of the settings that an override sets; several if its value is a mapping."""
     mapping = read_value(value)
     if not isinstance(mapping, dict) or not mapping:
         yield name

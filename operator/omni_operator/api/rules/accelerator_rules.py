@@ -9,17 +9,17 @@ ENGINES = (
     "must be all accelerators of the trainer (spec.trainer.replicas x spec.trainer.accelerator.count) divided by "
     "spec.rollout.engine.tensorParallelSize: engines and trainer share them"
 )
-ENGINE_IN_POD = "must divide the accelerators of a rollout pod, because those of an engine must be in one pod"
+ENGINE_IN_POD = "must divide the accelerators of a rollout pod, because an engine's accelerators must be in one pod"
 NOT_WITH_TRAINER = (
-    "must be that of spec.trainer.accelerator, or NVIDIA next to Ascend: all pools compute on accelerators, or all on "
-    "the CPU"
+    "must be the vendor of spec.trainer.accelerator, or NVIDIA next to Ascend: all pools compute on accelerators, or "
+    "all on the CPU"
 )
 SCORER_VENDOR = (
-    "a pool's accelerator.vendor must be that of spec.trainer.accelerator, or NVIDIA next to Ascend; a pool without "
+    "a pool's accelerator.vendor must be spec.trainer.accelerator.vendor, or NVIDIA next to Ascend; a pool without "
     "accelerator runs on the CPU"
 )
 TOKEN_NEEDED = "must be Token with spec.rollout.placement Separate: trainer and replicas prove by it who they are"
-JUDGE_IN_POD = "must divide the accelerators of a reward pod, because those of a replica must be in one pod"
+JUDGE_IN_POD = "must divide the accelerators of a reward pod, because a replica's accelerators must be in one pod"
 JUDGE_ON_ALL = "must divide all accelerators of the trainer, which the judge uses with placement Colocated"
 JUDGE_AHEAD = "must be Separate with spec.rollout.batchesAhead: the trainer is busy while samples are scored"
 UNEVEN = "x spec.rollout.samplesPerPrompt must be a multiple of"

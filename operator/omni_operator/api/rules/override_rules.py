@@ -80,7 +80,7 @@ def _as_in_the_trainer(
 
 def _resumed(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if given.get(RESUMED) is not None:
-        yield RESUMED, "is not read: a job starts from checkpoints of its own run folder (spec.checkpoint.resume)"
+        yield RESUMED, "is not read: a job starts from checkpoints in its run folder (spec.checkpoint.resume)"
 
 
 def _ranks(given: dict[str, Any], trainer: Trainer) -> Iterator[tuple[str, str]]:
@@ -122,7 +122,7 @@ def _pools(given: dict[str, Any], rollout: Rollout) -> Iterator[tuple[str, str]]
         yield BACKEND, "naive is for engines on the trainer's accelerators; remove it"
     for name in (f"{ROLLOUT}.free_cache_engine", SLEEP):
         if given.get(name) is True:
-            yield name, "an engine in pods of its own (spec.rollout.placement Separate) never sleeps; remove it"
+            yield name, "an engine in rollout pods (spec.rollout.placement Separate) never sleeps; remove it"
 
 
 def _ahead(given: dict[str, Any], rollout: Rollout) -> Iterator[tuple[str, str]]:

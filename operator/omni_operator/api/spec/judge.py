@@ -31,7 +31,7 @@ class JudgeModel(StrictModel):
     placement: Literal["Colocated", "Separate"] = Field(
         default="Colocated",
         description="Colocated: on the trainer's accelerators, where it sleeps but for the scoring of a batch. "
-        "Separate: in reward pods, on accelerators of its own, where it scores while samples are generated.",
+        "Separate: in reward pods, on their accelerators, where it scores while samples are generated.",
     )
     replicas: int = Field(
         default=1,
@@ -51,7 +51,7 @@ class JudgeModel(StrictModel):
         "an attempt runs. Default: one at a time. Separate and cluster only.",
     )
     accelerator: Accelerator | None = Field(
-        default=None, description="Accelerators of one reward pod. Default: those of the trainer. Separate only."
+        default=None, description="Accelerators of one reward pod. Default: the trainer's. Separate only."
     )
     resources: Resources | None = Field(
         default=None,

@@ -40,19 +40,19 @@ class Lora(StrictModel):
         "targetModules; the base stays the reference of a KL loss. Default: a new adapter.",
     )
     rank: int | None = Field(
-        default=None, ge=1, le=MOST_RANK, description=f"Rank of the adapter. Default: {NEW_RANK}, or that of startFrom."
+        default=None, ge=1, le=MOST_RANK, description=f"Rank of the adapter. Default: {NEW_RANK}, or startFrom's."
     )
     alpha: int | None = Field(
         default=None,
         ge=1,
         le=65536,
-        description=f"Scale of the adapter: its output x alpha / rank. Default: {NEW_ALPHA}, or that of startFrom.",
+        description=f"Scale of the adapter: its output x alpha / rank. Default: {NEW_ALPHA}, or startFrom's.",
     )
     target_modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=(),
         max_length=64,
         description="Suffixes of the linear layers to adapt, e.g. attn.to_q, or all-linear alone: all that the engine "
-        "can adapt. Default: the attention layers of the model's family, or those of startFrom.",
+        "can adapt. Default: the attention layers of the model's family, or startFrom's.",
     )
 
     cel = (

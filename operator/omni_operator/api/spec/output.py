@@ -85,7 +85,7 @@ class Output(StrictModel):
     deadline_seconds: Annotated[int, Field(ge=10, le=86_400)] = Field(
         default=default_of("trainer.output.deadline_s"),
         description="Seconds that sending may take, with retries. After it, a checkpoint's results give a warning, and "
-        "those of the end fail the attempt; they stay in the run folder.",
+        "final results fail the attempt; they stay in the run folder.",
     )
 
     cel = (

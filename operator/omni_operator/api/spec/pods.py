@@ -76,7 +76,7 @@ class Accelerator(StrictModel):
         "huawei.com/Ascend910, unless the operator is configured otherwise. Cluster only.",
     )
     runtime_class_name: ObjectName | None = Field(
-        default=None, description="RuntimeClass of the pods. Default: that of the preset. Cluster only."
+        default=None, description="RuntimeClass of the pods. Default: the preset's. Cluster only."
     )
     preset: Preset | None = Field(
         default=None,

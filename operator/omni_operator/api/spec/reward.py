@@ -104,7 +104,7 @@ class Http(StrictModel):
     )
     protocol: Literal["JSON", "Pickle"] = Field(
         default="JSON",
-        description="JSON; or Pickle, that of the reference's HTTP scorer and of deepgen_rl, for images only. "
+        description="JSON; or Pickle, as in the reference's HTTP scorer and deepgen_rl, for images only. "
         "Unpickling can run code, so an answer that has more than plain values and numpy's arrays is refused.",
     )
 

@@ -241,7 +241,7 @@ class Rollout(StrictModel):
         "drainSeconds change while an attempt runs. Default: one at a time. Separate and cluster only.",
     )
     accelerator: Accelerator | None = Field(
-        default=None, description="Accelerators of one rollout pod. Default: those of the trainer. Separate only."
+        default=None, description="Accelerators of one rollout pod. Default: the trainer's. Separate only."
     )
     resources: Resources | None = Field(
         default=None,

@@ -26,8 +26,8 @@ class ScorerPool(StrictModel):
     )
     python: Line | None = Field(
         default=None,
-        description="Python interpreter of the processes, such as that of a virtual environment; relative paths start "
-        "at this file's folder. Default: that of the image, or of the local run. See docs/reference/rewards.md.",
+        description="Python interpreter of the processes, such as a virtual environment's; relative paths start "
+        "at this file's folder. Default: the image's, or the local run's. See docs/reference/rewards.md.",
     )
     resources: Resources | None = Field(
         default=None,

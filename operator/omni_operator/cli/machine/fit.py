@@ -45,7 +45,7 @@ def fit(
         Device | None,
         typer.Option(
             "--device",
-            help="Accelerator to check for. Default: that of this machine; without any, this machine's memory.",
+            help="Accelerator to check for. Default: this machine's; without any, the machine's memory.",
         ),
     ] = None,
     rollout_device: Annotated[

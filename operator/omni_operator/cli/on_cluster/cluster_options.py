@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(help="Name of the job.", metavar="NAME")]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace; default: that of the context.", metavar="NAME")
+    str | None, typer.Option("--namespace", "-n", help="Namespace; default: the context's.", metavar="NAME")
 ]
 Context = Annotated[
     str | None, typer.Option("--context", help="Context of the kubeconfig; default: the current one.", metavar="NAME")
@@ -35,14 +35,14 @@ Image = Annotated[
     str | None,
     typer.Option(
         "--image",
-        help="Image of the pod that reads the claim; default: that of the job, else the operator's.",
+        help="Image of the pod that reads the claim; default: the job's, else the operator's.",
         metavar="IMAGE",
         callback=check_image,
     ),
 ]
 RUNS = "runs"  # the default of `drl run --runs`
 LACKS_RIGHT = " cannot "  # User "x" cannot list resource "pods" in ...
-RIGHTS = "ask for this right: docs/reference/cli.md has those of each command (Rights)"
+RIGHTS = "ask for this right: docs/reference/cli.md lists each command's rights"
 
 
 @contextmanager

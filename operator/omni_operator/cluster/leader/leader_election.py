@@ -262,7 +262,7 @@ class LeaderElection:
         if (version := version_of(answer["metadata"])) < newest:
             raise EtcdRestored(
                 f"Lease {self.namespace}/{self.name} has version {version}, and had {newest} before: etcd was restored "
-                "from an older snapshot; observing everything anew"
+                "from an older snapshot; observing everything again"
             )
 
     def _see(self, lease: Body) -> None:

@@ -1,6 +1,6 @@
 """PURE: mistakes in a pod that schemas accept, so that the API server finds them only when KubeRay creates the pods.
 
-The rules are those of Kubernetes (`pkg/apis/core/validation`) that authors of jobs break most. A pod that breaks
+The rules are from Kubernetes (`pkg/apis/core/validation`), the ones that authors of jobs break most. A pod that breaks
 another one is refused then, and the job has the reason `PodsRefused`. One is stricter: Kubernetes takes a negative
 grace period for one second, in which no trainer saves a checkpoint.
 """

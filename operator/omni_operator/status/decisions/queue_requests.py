@@ -91,7 +91,7 @@ def describe_admission(size: PoolSize | None) -> str:
 def follow_pods(
     facts: JobFacts, attempt: Attempt, changes: tuple[ScaleGroup, ...]
 ) -> tuple[ScaleGroup | ReserveQuota, ...]:
-    """Changes of worker groups, with those of the quota: it is requested before pods are added, and returned when the
+    """Changes of worker groups and of the quota, which is requested before pods are added and returned when the
     removed ones are gone.
     """
     rayjob = attempt.rayjob

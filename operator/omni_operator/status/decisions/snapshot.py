@@ -27,7 +27,7 @@ class Snapshot:
         attempt: the newest attempt.
         listening: time since which this process accepts reports.
         refused_spec: why no attempt may start with the spec; empty if one may.
-        unreadable_spec: errors of a spec that says nothing of what becomes of an attempt; empty for others.
+        unreadable_spec: errors of a spec that cannot be parsed into a job; empty for others.
     """
 
     facts: JobFacts

@@ -287,7 +287,7 @@ class ObservedPod:
 
     @property
     def obstacle(self) -> tuple[str, str] | None:
-        """Reason and message of what a user has to correct before the pod starts, such as a missing Secret or claim."""
+        """Reason and message of a mistake that keeps the pod from starting, such as a missing Secret or claim."""
         for wait in self.waiting:
             if wait.reason == CONFIG_ERROR:
                 text = f"pod {self.name}, container {wait.container}: {wait.message}; correct it and the pod starts"

@@ -115,8 +115,8 @@ WAITING = {
         shown=("Ready=False", "event"),
         meaning="KubeRay cannot create pods: they are invalid, or a policy or webhook refuses them.",
         look="kubectl describe rayclusters",
-        action="Correct what the message names, in the job or in the policy. Fields are those of the pod, in which "
-        "`containers[0]` is Ray's.",
+        action="Correct what the message names, in the job or in the policy. Fields in the message are the "
+        "pod's; `containers[0]` is Ray's.",
     ),
     "HeadNotReady": Reason(
         shown=("Ready=False",),
@@ -227,7 +227,7 @@ FAILURES = {
     ),
     "ApplicationError": Reason(
         shown=_FAILED,
-        meaning="The trainer ended with an error that has no reason of its own.",
+        meaning="The trainer ended with an error that no other reason covers.",
         look=LOG,
         action="Read the message; it is the trainer's error.",
     ),
@@ -314,7 +314,7 @@ WARNINGS = {
     ),
     "ResumedWithChanges": Reason(
         shown=("warning",),
-        meaning="The run folder has a checkpoint of a run with other settings of what is learned, such as another "
+        meaning="The run folder has a checkpoint of a run with other training settings, such as another "
         "reward or learning rate. The run continues from it; the message has both values.",
         look=STATUS,
         action="Nothing, if intended. Otherwise use another name, or `spec.checkpoint.resume: Never`.",

@@ -144,7 +144,7 @@ def test_every_name_of_a_section_is_a_field_of_its_type(section: str) -> None:
         ("rollout.val_kwargs", {"pipeline": {"heigth": 8}}, "heigth"),
         ("actor", {"strategy": "veomni"}, "Unknown strategy: 'veomni'"),
         ("actor", {"veomni_config": {"param_offload": True}}, "the engine VeOmni is not supported"),
-        ("model", {"config_path": "/a/path"}, "the settings of a model are those of its folder"),
+        ("model", {"config_path": "/a/path"}, "a model's settings are read from its folder"),
         ("rollout.pipeline", {"aspect_ratio": "16:9"}, "no supported model family reads it"),
     ],
 )
