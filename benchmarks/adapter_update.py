@@ -229,7 +229,7 @@ def against_files(trainer: Trainer, disk: Path, tmpfs: Path, repeats: int) -> li
 
 
 def by_parts(trainer: Trainer, repeats: int) -> list[dict[str, Any]]:
-    """A row per number of parts: time over that of one update, and whether the image is the same."""
+    """A row per number of parts: time relative to one update, and whether the image is the same."""
     import torch
 
     whole = adapter(PARTS_RANK)

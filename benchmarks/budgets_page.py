@@ -11,7 +11,7 @@ COLUMNS = ["Figure", "Value"]
 
 
 def scale(runs: list[Run]) -> str:
-    """Of an operator with thousands of jobs."""
+    """Table of an operator with thousands of jobs."""
     run = runs[0]
     jobs = f"{run['jobs']:,}"
     deleted = f"{run['deleted']:,}"
@@ -56,7 +56,7 @@ def scale(runs: list[Run]) -> str:
 
 
 def fairness(runs: list[Run]) -> str:
-    """Of one namespace while another one gets many jobs."""
+    """Table of one namespace while another one gets many jobs."""
     run = runs[0]
     return formatting.table(
         ["Figure", "Without the burst", "During it"],
@@ -93,7 +93,7 @@ def _caused(run: Run, unit: str, by: str = "server") -> float:
 
 
 def creation(runs: list[Run]) -> str:
-    """Of jobs that are created at once, against forced applies."""
+    """Table of jobs that are created at once, compared with forced applies."""
     run = runs[0]
     naive_cpu = _caused(run, "cpu_ms", "naive_server")
     naive_mib = _caused(run, "mib", "naive_server")
@@ -126,7 +126,7 @@ def creation(runs: list[Run]) -> str:
 
 
 def cache_memory(runs: list[Run]) -> str:
-    """Of the cache alone."""
+    """Table of the memory of the cache alone."""
     run = runs[0]
     return formatting.table(
         ["Resident memory", "MiB"],

@@ -2,11 +2,11 @@
 
     python benchmarks/fan_out.py [--repeats N] [--out FILE]
 
-One sender, rank 0 of a trainer, sends the same update to 1, 2, 4 and 8 receivers, each in a process of its own, over
+One sender, rank 0 of a trainer, sends the same update to 1, 2, 4 and 8 receivers, each in a separate process, over
 the loopback interface: with handshake, digests of every tensor, and confirmations. The baseline, in the same turn, is
 one TCP connection without any of this: the same number of bytes as one receiver gets, sent from one buffer into
 another, both allocated before. The variants take turns; the first turn is not counted. The CPU time of all processes
-for a received byte, over that of the baseline, says what other work on the machine cannot change.
+for a received byte, relative to the baseline, does not depend on other work on the machine.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ BFLOAT16 = ("bfloat16", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bfloat
 CHECKPOINTING = ("checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=true")
 FIRST = "sd3"
 SIZES = [f"{ROLLOUT}.pipeline.height=512", f"{ROLLOUT}.pipeline.width=512"]
-FRAMES = f"{ROLLOUT}.pipeline.num_frames=5"  # of a video; its other dimensions are those of an image
+FRAMES = f"{ROLLOUT}.pipeline.num_frames=5"  # of a video; its other dimensions are an image's
 
 
 def variants(family: str) -> list[list[tuple[str, str]]]:

@@ -105,7 +105,7 @@ def seconds_per_step(generation_s: float, update_s: float, *overrides: str) -> f
 
 
 def ideal(generation_s: float, update_s: float) -> float:
-    """The shortest time of the asynchronous loop over that of the synchronous one: its first batch overlaps nothing."""
+    """Shortest time of the asynchronous loop relative to the synchronous one: its first batch overlaps nothing."""
     longer = max(generation_s, update_s)
     # Before the first update only its own batch, then the longer of both; after the last batch, only the update.
     return (generation_s + longer * (STEPS - 1) + update_s) / (STEPS * (generation_s + update_s))

@@ -26,7 +26,7 @@ ATTENTION = (
 ALL_WEIGHTS = ("spec.model.lora.enabled=false", "spec.trainer.learningRate=0.002")
 KL = f"{ACTOR}.use_kl_loss=true"
 NFT = ("spec.algorithm.name=DiffusionNFT", "spec.rollout.sampler.noiseLevel=0")
-# Kilobytes and a difference of channels: the range of the first is several times that of the second.
+# Kilobytes and a difference of channels: the first has a range several times as wide as the second.
 TWO_SCORERS = ("spec.reward.scorers=[{name: color, settings: {color: red}}, {name: jpeg}]",)
 
 

@@ -5,11 +5,11 @@
 All jobs are submitted at once, and each turn ends when every job has its RayJob and its status. No KubeRay runs. For
 comparison, after the operator has ended, as many jobs are submitted again, and each gets what an operator writes that
 reconciles by forced server-side apply: finalizer, ConfigMap, Service, NetworkPolicy, RayJob and status, six applies.
-The API server's time is that of everything it does meanwhile, watches and controllers too, without what it takes in as
-long a time when nothing happens. What it allocates is counted the same way, and less noisy. What the submission of as
-many jobs takes while no operator runs is measured last, and the ratios are of the rest. What was created is read from
-the audit log, so that the benchmark has no watch. The API server's CPU profile of the first 30 seconds of the last turn
-goes to a file, which `go tool pprof` reads.
+The API server's time covers everything it does meanwhile, also watches and controllers, less its time in an idle period
+of the same length. Its allocations are counted the same way, and are less noisy. The submission of as many jobs while
+no operator runs is measured last, and the ratios are of the rest. Created objects are read from the audit log, so that
+the benchmark has no watch. The API server's CPU profile of the first 30 seconds of the last turn goes to a file, which
+`go tool pprof` reads.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def head_service(name: str, owner: dict[str, Any]) -> dict[str, Any]:
 def apply_by_force(plane: ControlPlane, client: httpx2.Client, names: list[str], idle: Idle) -> dict[str, float]:
     """The API server's figures for a job whose objects are applied with force, from its submission on."""
     settings = plan.ClusterSettings(image="rollout:1")
-    status = client.get(JOBS, params={"limit": "1"}).json()["items"][0]["status"]  # that of a job of the operator
+    status = client.get(JOBS, params={"limit": "1"}).json()["items"][0]["status"]  # from a job of the operator
     server = ServerUse(plane, client, idle)
     submit(client, names)
 

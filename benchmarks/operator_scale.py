@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/operator_scale.py [--jobs 5000] [--deleted 1000] [--out FILE]
 
-The jobs have their RayJobs and no pods: no KubeRay runs. Memory is that of the operator's process when it is idle.
+The jobs have their RayJobs and no pods: no KubeRay runs. Memory is measured while the operator's process is idle.
 """
 
 from __future__ import annotations

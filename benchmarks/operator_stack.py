@@ -26,7 +26,7 @@ JOBS = "/apis/diffusionrl.io/v1alpha1/namespaces/default/diffusionrljobs"
 RAYJOBS = "/apis/ray.io/v1/namespaces/default/rayjobs"
 RAYJOB_OF = "diffusionrl.io/job"
 TICKS = os.sysconf("SC_CLK_TCK")
-# Of an operator without periodic work.
+# Settings of an operator without periodic work.
 QUIET: dict[str, Any] = {"RESYNC_SECONDS": "86400", "PRUNE_SECONDS": "86400"}
 
 

@@ -31,7 +31,7 @@ class RecordingClient(DirectClient):
         self.requests: list[dict[str, Any]] = []
 
     async def generate(self, request_id: str, **request: Any) -> Any:
-        """Send a request; the signature is that of verl's client."""
+        """Send a request; the signature is verl's client's."""
         self.requests.append(request)
         return await super().generate(request_id, **request)
 

@@ -2,8 +2,8 @@
 
     python benchmarks/plain_loop.py JOB.json
 
-`peers.py` writes the job (`PeerJob`) and compares the trainer with this program. The job's mathematics are those of the
-trainer: CPS steps in the first part of the schedule, group advantages, one optimizer step of a whole batch.
+`peers.py` writes the job (`PeerJob`) and compares the trainer with this program. The job's mathematics are the
+trainer's: CPS steps in the first part of the schedule, group advantages, one optimizer step of a whole batch.
 """
 
 from __future__ import annotations

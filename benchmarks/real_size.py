@@ -7,12 +7,12 @@ model is written once, to the user's cache. Engine, weight update and trainer ar
 attention and feed-forward layers, activation checkpointing, guidance.
 
 - On the CPU, the text encoders have the widths that the transformer expects, and one or two random layers; one step of
-  two samples of 256 x 256. Memory is the sum over all processes of what no file backs: the weights are read from mapped
-  files, whose pages the kernel may drop.
+  two samples of 256 x 256. Memory is the sum over all processes without file-backed pages: the weights are read from
+  mapped files, whose pages the kernel may drop.
 - With `--gpu`, on one NVIDIA GPU, the text encoders are complete, too; some steps of 32 samples of 512 x 512. Memory is
   what the driver says is used, less what was used before.
 
-The peak of each phase is compared with that of `drl fit`.
+The peak of each phase is compared with the estimate of `drl fit`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def make_model(folder: Path, layers: int, *, complete: bool) -> None:
         torch.nn.init.normal_(transformer.proj_out.weight, std=0.02)  # diffusers initializes it to zero
         transformer.save_pretrained(partial / "transformer")
         del transformer
-        # Of its `config.json`, what determines no shape.
+        # The values of its `config.json` that determine no shape.
         vae = {**components["vae"][1], "scaling_factor": 1.5305, "shift_factor": 0.0609}
         AutoencoderKL.from_config(vae).save_pretrained(partial / "vae")
         encoders = [_encoder(*components[name]) for name in ENCODERS] if complete else []
@@ -244,7 +244,7 @@ def train(model: Path, out: Path, scale: Scale) -> None:
         requests = RunRequests(lambda: False)
         main_diffusion.build_loop(run.config, stack, made, prompts, None, requests).fit(None)
         bound = None
-        if scale is CPU:  # elsewhere, the worker has a process of its own
+        if scale is CPU:  # elsewhere, the worker has its own process
             (server,) = run.stack.servers.server_handles
             ray.get(server.__ray_call__.remote(add_worker_method))
             (bound,) = ray.get(server.collective_rpc.remote("bound_modules"))

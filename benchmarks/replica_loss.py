@@ -47,7 +47,7 @@ class Loss:
 
     Attributes:
         lost, joined, sample: times of the kill, of the event of the replica that joined, and of its first sample.
-        start_s, sync_s: those of the event.
+        start_s, sync_s: fields of the event.
         node_s: seconds from the kill until the new node was part of the Ray cluster.
         failed_starts: starts of replicas that failed in between.
     """

@@ -48,7 +48,7 @@ def arguments(document: str | None, name: str, repeats: int) -> argparse.Argumen
 
 
 def results_file(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Path:
-    """The file of raw data; by default that of a benchmark with the option `--gpu` has a name of its own."""
+    """The file of raw data. By default, a benchmark with the option `--gpu` writes to a file with another name."""
     out: Path = chosen.out
     return out.with_stem(f"{out.stem}_gpu") if chosen.gpu and out == parser.get_default("out") else out
 

@@ -3,7 +3,7 @@
     python benchmarks/scoring.py [--repeats N] [--out FILE]
 
 The agent loop generates with an engine that answers at once, and the reward managers run in its process, so the time is
-that of queueing and scoring. The deadline of a score is far below the time that most samples wait.
+spent on queueing and scoring. The deadline of a score is far below the time that most samples wait.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class DirectClient:
         self._next = itertools.cycle(servers)
 
     async def generate(self, request_id: str, **request: Any) -> Any:
-        """Send a request; the signature is that of verl's client."""
+        """Send a request; the signature is verl's client's."""
         return await next(self._next).generate.remote(request_id=request_id, **request)
 
 
@@ -65,7 +65,7 @@ class Running:
         return DiffusionAgentLoopWorker(config, DirectClient(servers))
 
     def unscored(self) -> Any:
-        """An agent loop like that of the stack, without reward workers."""
+        """An agent loop like the stack's, without reward workers."""
         from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
         from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 

@@ -334,7 +334,7 @@ OVERLAP_TARGET = 1.1
 
 
 def generation_ahead(data: Data) -> Section:
-    """Steps of the asynchronous loop over those of the synchronous one."""
+    """Time of the asynchronous loop's steps relative to the synchronous loop's."""
     rows: Rows = data["runs"]
     worst = max(row["ratio"] / row["ideal"] for row in rows)
     met = worst <= OVERLAP_TARGET
@@ -411,7 +411,7 @@ SEEDS_FOR_STALENESS = 3
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of at least two values."""
+    """Standard error of the mean of at least two values."""
     return statistics.stdev(values) / math.sqrt(len(values))
 
 

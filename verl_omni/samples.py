@@ -47,7 +47,7 @@ class SampleRequest:
     seed: int | None = None
     """Seed of the sample; None: derived from the seed of the batch and the place in it."""
     keeps_picture: bool = False
-    """Whether the pixels come back in `ScoredSamples.pictures`, also where those of the batch do not."""
+    """Whether the pixels come back in `ScoredSamples.pictures`, also if the batch's other pixels do not."""
 
 
 @dataclass(frozen=True, slots=True)

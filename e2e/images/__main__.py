@@ -18,7 +18,7 @@ def main() -> int:
     """Build the requested images; the exit status."""
     by_folder = {image.folder: image for image in ALL}
     parser = argparse.ArgumentParser(prog="python -m e2e.images", description="Build images from the working tree.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(by_folder)}; default: those of tests")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(by_folder)}; default: the test images")
     parser.add_argument("--base", help="image to build on, instead of the Dockerfile's own")
     parser.add_argument("--kept", type=Path, default=cache() / "archives", help="folder of builds")
     parser.add_argument("--export", type=Path, metavar="FOLDER", help="write each image as an archive into this folder")

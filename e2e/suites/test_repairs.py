@@ -162,7 +162,7 @@ def test_a_template_that_the_api_server_refuses_is_named_with_field_and_value_an
         said = job.await_condition("Ready", "False", "PodsRefused")["message"]
         assert 'spec.containers[0].imagePullPolicy: Unsupported value: "always"' in said
         why = run_drl(managed.kubeconfig, "why", job.name, f"--namespace={namespace}").output
-        # Of Ray's container and of KubeRay's init container, whose image it is; retries have events of their own.
+        # For Ray's container and for KubeRay's init container, which has Ray's image; retries have other events.
         assert why.count('Unsupported value: "always"') == 2
         assert "What to do: correct what the message names" in why
         api.patch(job.own_path, {"spec": {"trainer": {"podTemplate": pulled("Always")}}})

@@ -29,7 +29,7 @@ OBEYS_PART = {"pipeline": {"steps": 10}}
 
 @pytest.fixture(scope="module", params=[False, True], ids=["changed-fields", "all-fields"])
 def checks_all(request: pytest.FixtureRequest) -> bool:
-    """Whether the API server also checks what is not changed, at each write, as that of Kubernetes 1.29 does."""
+    """Whether the API server also checks unchanged fields at each write, as Kubernetes 1.29's does."""
     return bool(request.param)
 
 

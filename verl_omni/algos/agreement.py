@@ -144,9 +144,9 @@ def check_velocities(
     size = metrics["rollout_corr/velocity_size_diff"]
     if not abs(size) <= size_tolerance:
         raise VelocityMismatch(
-            f"velocities of the trainer are {abs(size):.3g} {'larger' if size > 0 else 'smaller'} than those of the "
-            f"engine on average, more than {size_tolerance:g} ({SIZE_SHARE:g} of trainer.max_velocity_difference, if "
-            "that is given); rounding does not do that: do both use the same weights and guidance?"
+            f"the trainer's velocities are {abs(size):.3g} {'larger' if size > 0 else 'smaller'} than the engine's "
+            f"on average, more than {size_tolerance:g} ({SIZE_SHARE:g} of trainer.max_velocity_difference, if that is "
+            "given); rounding does not do that: do both use the same weights and guidance?"
         )
     return metrics
 

@@ -16,7 +16,7 @@ ARGUMENTS = ("enable_lora", "max_loras", "max_lora_rank", "fully_sharded_loras",
 
 
 def apply(engine_args: dict[str, Any]) -> None:
-    """Take vLLM's arguments of LoRA out of those of `AsyncOmni`, for the stages that this process starts."""
+    """Remove vLLM's LoRA arguments from `AsyncOmni`'s, and apply them to the stages that this process starts."""
     require("vllm-omni", TESTED, "stage_lora")
     from vllm_omni.engine import stage_init_utils, stage_runtime
 

@@ -63,7 +63,7 @@ def part_of(arguments: Any) -> tuple[int, int] | None:
 
 
 def call_params(call: str, size: int) -> list[dict[str, Any]]:
-    """Sampling parameters to add to those of the requests of a call, in the order in which they are sent."""
+    """Additional sampling parameters for each request of a call, in the order in which the requests are sent."""
     return [{CALL: (call, number == size - 1)} for number in range(size)]
 
 

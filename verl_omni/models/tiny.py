@@ -1,4 +1,4 @@
-"""Makers of the tiny random models for tests: those of the model families, and a judge.
+"""Makers of tiny random models for tests: one for each model family, and one for a judge.
 
 A maker, `make(path, seed=0)`, writes a model offline in its library's layout, deterministic by seed. It has the
 scheduler of its released model.

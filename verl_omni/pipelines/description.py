@@ -16,7 +16,7 @@ Component = tuple[str, Mapping[str, Any]]  # class name, configuration
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Import paths of what trains the models of one architecture.
+    """Import paths of the code that trains the models of one architecture.
 
     Attributes:
         pipeline: `module:Class` of the engine's pipeline. The module also has `get_post_process_func`, the factory of
@@ -108,7 +108,7 @@ class FamilySizes(Protocol):
         RELEASED: released models, by Hugging Face model id, whose memory `drl fit` estimates offline. `drl init` writes
             the first one into a job.
         MEASURED: a transformer that is large enough for its layers, and not its embeddings, to need the memory.
-        WIDE: changes of its configuration for an accelerator, to layers as wide as those of a released model.
+        WIDE: changes of its configuration for an accelerator, to layers as wide as a released model's.
     """
 
     RELEASED: Mapping[str, ReleasedModel]

@@ -41,7 +41,7 @@ def encoder_digest(model: Path, environment: Mapping[str, str]) -> str:
 
     Args:
         model: folder in diffusers' layout.
-        environment: names and values of what else embeddings depend on, such as versions of libraries.
+        environment: names and values of everything else that embeddings depend on, such as versions of libraries.
     """
     files = sorted(
         path for part in model.iterdir() if _PARTS.fullmatch(part.name) for path in part.rglob("*") if path.is_file()

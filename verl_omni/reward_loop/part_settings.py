@@ -22,7 +22,7 @@ class ScorerPool:
         nnodes: number of nodes, or without `node_resource` of parts of one.
         n_gpus_per_node: processes on each, each with an accelerator; 0: one without.
         node_resource: custom Ray resource of the nodes; None: any node.
-        ray_resource: Ray resource of the accelerators; None: that of the trainer's.
+        ray_resource: Ray resource of the accelerators; None: the trainer's.
         python: path of the processes' interpreter; None: the node's.
     """
 
@@ -109,7 +109,7 @@ def ray_resource_problem(resource: object) -> str | None:
     """Message about an invalid Ray resource of a pool's accelerators; None if it is valid."""
     if resource in (None, *RAY_RESOURCES):
         return None
-    return f"must be {', '.join(RAY_RESOURCES)}, or null for that of the trainer: {resource}"
+    return f"must be {', '.join(RAY_RESOURCES)}, or null for the trainer's: {resource}"
 
 
 def only_evaluates(given: Mapping[str, Any]) -> bool:

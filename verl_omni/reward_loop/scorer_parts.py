@@ -57,7 +57,7 @@ def load_scorer(key: str, settings: Mapping[str, Any], device: str | None = None
     """The scorer of a part; loading a user's file runs it.
 
     Args:
-        device: value of the setting `device` if the scorer has it; None: that of the part.
+        device: value of the setting `device` if the scorer has it; None: the part's own.
 
     Raises:
         ValueError: the scorer does not exist, or does not take its settings.

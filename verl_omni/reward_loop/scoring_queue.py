@@ -38,8 +38,8 @@ class ScoringQueue:
     A scorer that takes lists is called once at a time, with all samples that wait, up to `batch_size`; it never waits
     for more. If such a call fails, each of its samples is scored alone, so that one which cannot be scored fails no
     other; but not after an error that is due to no sample (`OF_NO_SAMPLE`). Other scorers get one sample a call, and
-    several calls run at a time; those of a plain function once one takes longer than `WAITING_SECONDS`, or `SLOW_CALLS`
-    longer than `QUICK_SECONDS`.
+    several calls run at a time. Calls of a plain function run one at a time until one takes longer than
+    `WAITING_SECONDS`, or `SLOW_CALLS` in a row longer than `QUICK_SECONDS`.
 
     A scorer that takes groups gets whole groups, at least one, and a group is scored alone instead of a sample.
 
@@ -80,9 +80,9 @@ class ScoringQueue:
         self._width = 1 if self._threads else self._limit  # calls that may run at a time for now
         self._slow_calls = 0  # the last ones, in a row, while one runs at a time
         self._deadline = deadline_seconds
-        # Samples that are scored in the same call: those of a group, otherwise one.
+        # Samples that are scored in the same call: a whole group, otherwise one sample.
         self._waiting: deque[list[Waiting]] = deque()
-        self._alone: deque[list[Waiting]] = deque()  # those of calls that failed
+        self._alone: deque[list[Waiting]] = deque()  # samples of calls that failed
         self._incomplete: dict[str, list[Waiting]] = {}  # groups of which samples are missing
         self._calls: set[asyncio.Task[None]] = set()
 

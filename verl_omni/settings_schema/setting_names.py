@@ -34,7 +34,7 @@ def describe_unknown(name: str, known: Collection[str]) -> str:
         if group not in known and (target := copied_group(group)):
             return f"unknown setting; write {target}"
     of_samples = (each for each in known if each.startswith((f"{ROLLOUT}.pipeline.", f"{ROLLOUT}.algo.")))
-    # Of evaluations, whose groups are empty by default.
+    # The settings of evaluations: their groups are empty by default.
     of_evaluations = (f"{ROLLOUT}.val_kwargs.{each.removeprefix(f'{ROLLOUT}.')}" for each in of_samples)
     near = nearest_setting(name, [*known, *of_evaluations])
     return "unknown setting" + (f"; did you mean {near}?" if near else "")

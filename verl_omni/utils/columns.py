@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-# Of a sample, set by the client of the rollout servers only: how often it was lost with its replica, and aborted.
+# How often a sample was lost with its replica, and aborted. Only the client of the rollout servers sets these.
 TIMES_LOST = "times_lost"
 TIMES_ABORTED = "times_aborted"
 

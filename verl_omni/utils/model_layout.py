@@ -26,7 +26,7 @@ _FILE = re.compile(
 _FILE_INDEX = re.compile(
     r"(?P<stem>diffusion_pytorch_model|model)\.safetensors\.index(\.(?P<variant>[A-Za-z0-9_]+))?\.json"
 )
-_POINTER = b"version https://git-lfs"  # beginning of what Git LFS leaves in place of a file
+_POINTER = b"version https://git-lfs"  # beginning of the pointer that Git LFS leaves in place of a file
 CONVERT = (
     "python3 -c \"from diffusers import DiffusionPipeline as P; P.from_pretrained('FOLDER').save_pretrained('NEW')\""
 )

@@ -44,7 +44,7 @@ class PackedTensors:
         """Copies of the tensors of a row, by name.
 
         Args:
-            loaded: tensors that are already copied, to which those of this row are added: rows share them.
+            loaded: tensors that are already copied; this row's are added to them: rows share them.
         """
         copies = {} if loaded is None else loaded
         tensors = {}

@@ -69,7 +69,7 @@ class FullUpdate:
             return
         self.started = True
         loaded = set(self._pipeline.load_weights(iter([(name, tensor) for _, name, tensor in accepted])))
-        # Of a fused parameter, a loader may report only the parts of it that are in this bucket.
+        # A loader may report only the parts of a fused parameter that are in this bucket.
         if ignored := [sent for sent, name, _ in accepted if name not in loaded and self._parameter(sent) - loaded]:
             raise IncompleteUpdate(f"the pipeline ignored {summarize_names(ignored)}")
 

@@ -141,7 +141,7 @@ def test_rounding_of_deep_guided_models_passes_and_an_error_of_1_percent_does_no
     found = check(engine)
     assert found["rollout_corr/velocity_rel_diff"] > 0.04, "0.05 to 0.09, by the processor"
     for wrong in (1.01, 0.99):
-        with pytest.raises(agreement.VelocityMismatch, match=r"of the trainer are 0\.0.* than those of the engine"):
+        with pytest.raises(agreement.VelocityMismatch, match=r"the trainer's velocities are 0\.0.* than the engine's"):
             check(wrong * engine)
     noise = torch.randn(engine.shape, generator=torch.Generator().manual_seed(1)) * engine.std()
     with pytest.raises(agreement.VelocityMismatch, match="differ by"):

@@ -29,7 +29,7 @@ def phase_threads(cpus: int, ranks: int, *, overlapping: bool) -> int:
 
 
 def shared_threads(threads: int) -> int:
-    """Threads of engine and trainer each while both compute, of those of a phase that has the machine alone. PURE."""
+    """PURE: threads for engine and trainer each while both compute; `threads` are for a phase that computes alone."""
     return max(1, threads // 2)
 
 

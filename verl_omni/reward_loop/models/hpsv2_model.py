@@ -1,7 +1,7 @@
 """HPS v2, a CLIP model that was trained on people's choices between images of a prompt (arXiv:2306.09341).
 
 The released file has the names of open_clip; a test compares the scores with the package hpsv2 1.2.0. The model itself
-is transformers' CLIP, whose configuration and tokenizer are those of the model that it was trained from.
+is transformers' CLIP, with the configuration and tokenizer of the model that it was trained from.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ EPSILON = 1e-6  # of the image encoder's norms
 # Mean and standard deviation of the head's outputs, which the package has with the released weights.
 MEAN = 0.16717362830052426
 DEVIATION = 1.0333394966054072
-# Mean and standard deviation of pixels, by channel: those of CLIP.
+# Mean and standard deviation of pixels, by channel, as in CLIP.
 PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
 PIXEL_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 # Names of the released file -> names here, in this order.

@@ -107,7 +107,7 @@ def rename(name: str) -> str:
 def hidden_states(model: Any, inputs: Mapping[str, Tensor], seen: tuple[Tensor, ...], placeholder: int) -> Tensor:
     """Last hidden states [B, tokens, width], after the final norm.
 
-    The positions are those of a text, 0, 1, 2, ..., also for the cells of images and videos: published reward models
+    Positions are 0, 1, 2, ..., as in a text, also for the cells of images and videos: published reward models
     call the language model without positions, so they were trained with these.
 
     Args:

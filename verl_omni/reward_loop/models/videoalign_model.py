@@ -2,7 +2,7 @@
 
 The model is shown some frames of a video, and a text that names three criteria, each followed by a special token. The
 hidden states at the three tokens go through a linear layer without bias, and the results are standardized. Facts of the
-published model and its checkpoint are those of github.com/KwaiVGI/VideoAlign at 219ab9d (MIT). The wording of the text
+published model and its checkpoint come from github.com/KwaiVGI/VideoAlign at 219ab9d (MIT). The wording of the text
 belongs to the weights, and is read from a file of that repository.
 """
 
@@ -188,7 +188,7 @@ def _load_adapter(model: Any, adapter: Mapping[str, Tensor], file: Path) -> None
     """Load the weights of the adapter that `add_adapter` has added.
 
     Raises:
-        ValueError: they are not those of `adapter`, or have other shapes.
+        ValueError: the model's adapter has weights with other names or shapes than `adapter`.
     """
     expected = {name: each.shape for name, each in model.state_dict().items() if ".lora_" in name}
     shapes = {name: each.shape for name, each in adapter.items()}

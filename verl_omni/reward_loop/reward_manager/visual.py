@@ -146,7 +146,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         return as_pixels(response)
 
     def _requested(self, *, validate: bool) -> dict[str, Any]:
-        """Sampling parameters of the samples, read once: OmegaConf parses a value anew at each access."""
+        """Sampling parameters of the samples, read once: OmegaConf parses a value at each access."""
         if validate not in self._sampling:
             groups = ("pipeline", "val_kwargs.pipeline") if validate else ("pipeline",)
             requested: dict[str, Any] = {"output_type": "image"}

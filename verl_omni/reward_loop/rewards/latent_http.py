@@ -57,7 +57,7 @@ def compute_score(
     if not solution_image.is_floating_point():
         raise ValueError(
             f"the scorer latent_http takes latents, and got {solution_image.dtype} pixels; write "
-            "actor_rollout_ref.rollout.pipeline.output_type=latent, and both as that of val_kwargs.pipeline"
+            "actor_rollout_ref.rollout.pipeline.output_type=latent, and val_kwargs.pipeline.output_type=both"
         )
     values = solution_image.detach().float().cpu().contiguous().numpy().astype("<f4")
     body = {

@@ -1,4 +1,4 @@
-"""`ScorerProcess`: the Ray actor that runs one scorer, on an accelerator and with a Python environment of its own."""
+"""`ScorerProcess`: the Ray actor that runs one scorer in its own Python environment, on an accelerator or the CPU."""
 
 from __future__ import annotations
 

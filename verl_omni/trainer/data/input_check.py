@@ -1,6 +1,6 @@
 """The trainer's first check of a job's model, adapter and prompts, for `drl validate`.
 
-`file_problems` imports no ML library. `model_problems` loads tokenizers, and is a program of its own:
+`file_problems` imports no ML library. `model_problems` loads tokenizers, and runs as a separate program:
 
     python3 -m verl_omni.trainer.data.input_check REQUEST
 

@@ -1,6 +1,6 @@
 """Command line: `python -m verl_omni.trainer.device_checks --device cuda model` prints a line of JSON for each check.
 
-Each part is a process of its own: the engine gets a device that no other process uses.
+Each part runs in a separate process: the engine gets a device that no other process uses.
 """
 
 from __future__ import annotations

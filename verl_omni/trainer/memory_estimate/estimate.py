@@ -254,7 +254,7 @@ def awake(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> dict[st
 
 
 def encodes_apart(setup: Setup, engine: EngineMemory) -> bool:
-    """Whether prompts are encoded in a phase of its own, in which text encoders come from CPU memory."""
+    """Whether prompts are encoded in a separate phase, in which text encoders come from CPU memory."""
     return setup.accelerator and setup.generation is not None and engine.offloaded > 0
 
 

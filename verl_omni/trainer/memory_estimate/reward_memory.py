@@ -88,8 +88,8 @@ PUBLIC[hpsv2.INPUTS] = PUBLIC[pickscore.WEIGHTS]  # PickScore was trained from i
 CLIP_DEFAULTS = {"pickscore": pickscore.WEIGHTS, "clip_score": clip_score.WEIGHTS, "aesthetic": aesthetic.WEIGHTS}
 DETECTOR_INPUT = (800, 800)  # pixels of a square image, as the detector's processor enlarges it
 QUESTION_TOKENS = 512  # upper bound for HPSv3's question with a prompt
-# Of VideoReward: the rank of the published adapter, of all linear layers of the language model; of a video, frames of 8
-# seconds, pixels of a frame, and an upper bound for the text with a prompt.
+# VideoReward: the rank of the published adapter, which all linear layers of the language model have; frames of an
+# 8-second video, pixels of a frame, and an upper bound for the text with a prompt.
 ADAPTER_RANK = 64
 VIDEO_FRAMES = 16
 VIDEO_PIXELS = 200704
@@ -192,7 +192,7 @@ def _of_qwen2vl(config: Any, dtype: torch.dtype, batch: int, tokens: int, rank: 
 
 
 def _of_image_reward(batch: int) -> RewardMemory:
-    """Of the released sizes, which a file of weights does not have in a configuration."""
+    """Memory of ImageReward in its released sizes, which no configuration in a file of weights gives."""
 
     def run(model: Any) -> None:
         seen = model["vision"](pixel_values=torch.empty(batch, 3, *[model["vision"].config.image_size] * 2))
@@ -205,7 +205,7 @@ def _of_image_reward(batch: int) -> RewardMemory:
 
 
 def _of_detector(config: Any) -> RewardMemory:
-    """Of one image, which its processor enlarges to the sizes of DETECTOR_INPUT."""
+    """Memory of a detector for one image, which its processor enlarges to DETECTOR_INPUT."""
     return _of_model(config, torch.float32, lambda model: model(pixel_values=torch.empty(1, 3, *DETECTOR_INPUT)))
 
 

@@ -2,7 +2,7 @@
 
 A reward says nothing about what its scorer does not look at. A policy trained on recognized text, for example, may turn
 all backgrounds black while the text gets easier to read. The statistics of the pixels, averaged over several steps, are
-compared with the first steps of the same run, so no statistic has a good value of its own.
+compared with the first steps of the same run, because no value of a statistic is good in itself.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _message(averages: RecentAverages, names: list[str]) -> str:
     reward = averages.average(REWARD)
     scored = "" if reward is None else f" The reward went from {averages.first[REWARD]:.3g} to {reward:.3g} meanwhile."
     return (
-        f"The training images differ strongly from those of the first {WINDOW} steps: {changes}.{scored} If that is "
-        f"not what the reward asks for, the policy exploits its scorer: look at the images in the report. {ADVICE} Or "
-        "add a scorer that sees the fault."
+        f"The training images differ strongly from the images of the first {WINDOW} steps: {changes}.{scored} If that "
+        "is not what the reward asks for, the policy exploits its scorer: look at the images in the report. "
+        f"{ADVICE} Or add a scorer that sees the fault."
     )

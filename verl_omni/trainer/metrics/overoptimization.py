@@ -32,7 +32,7 @@ class HeldOutState:
     """Evaluations of one held-out scorer.
 
     Attributes:
-        step: that of the evaluation in which the scorer was best. score, reward: of that evaluation.
+        step, score, reward: in the evaluation in which the scorer was best.
         falls: the last evaluations in a row in which the scorer was lower, and the trained reward higher, than then.
     """
 
@@ -46,8 +46,8 @@ def observe(state: HeldOutState, scorer: str, metrics: Mapping[str, float | None
     """The state after the metrics of a step, and the text of a warning at the first fall in a row.
 
     Args:
-        scorer: its key in `reward.reward_functions`. Steps without its standard error, which needs two samples, and
-            without that of the reward, do not count.
+        scorer: its key in `reward.reward_functions`. Steps without its standard error, which needs two samples, or
+            without the reward's, do not count.
     """
     score = _mean(metrics, f"val/reward/{scorer}")
     reward = _mean(metrics, "val/reward")

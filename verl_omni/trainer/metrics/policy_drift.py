@@ -36,7 +36,7 @@ class Sign:
 
 
 def _kl(other: str) -> Sign:
-    """Of a step, in nats for each element: (mean - other mean)^2 / (2 std^2) is 0.5 at a distance of one std."""
+    """KL divergence of a step, in nats per element: (mean - other mean)^2 / (2 std^2), 0.5 at one std."""
     text = (
         f"The policy is far from {other}: the KL divergence of a step is {{value:.3g}} in the last {{steps}} steps; at "
         "{limit:g} the means differ by the standard deviation of the sampler's noise."

@@ -99,7 +99,7 @@ def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str,
     count = len(scored(scores))
     found: dict[str, float] = {}
     for name, value in metrics.items():
-        # An extra that is called `reward` keeps its whole name: the shorter one is that of the reward itself.
+        # An extra that is called `reward` keeps its whole name: the shorter one names the reward itself.
         is_extra = name.count("/") > 2 and name.rpartition("/")[0] != "val/reward/reward"
         shown = name.replace("val/reward/", "val/") if is_extra else name
         if not name.endswith("/std"):

@@ -19,7 +19,7 @@ class StepRecorder:
 
     Args:
         total: steps of the run.
-        warnings: those of the run; None: without scorers of evaluations only.
+        warnings: the run's warnings; None: the run has no scorers that only evaluate.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m verl_omni.trainer.output.trained_model", description=main.__doc__)
     parser.add_argument("checkpoint", type=Path, help="a folder step_NNNNNN of a run that trains all weights")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
-    parser.add_argument("--model", type=Path, help="folder of the run's model; default: that of the checkpoint")
+    parser.add_argument("--model", type=Path, help="folder of the run's model; default: the checkpoint's")
     parser.add_argument("--average", action="store_true", help="the moving average (actor.ema_decay)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the files; default: bfloat16")
     options = parser.parse_args(arguments)

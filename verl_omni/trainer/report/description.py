@@ -101,7 +101,7 @@ def _samples(settings: Mapping[str, Any]) -> str:
 
 
 def _evaluation_pipeline(settings: Mapping[str, Any]) -> Any:
-    """The pipeline's settings in evaluations, which override those of the training."""
+    """The pipeline's settings in evaluations, which override the training's."""
     evaluation = get(settings, f"{ROLLOUT}.val_kwargs.pipeline") or {}
     shared = get(settings, f"{ROLLOUT}.pipeline") or {}
     return {**shared, **{name: value for name, value in evaluation.items() if value is not None}}

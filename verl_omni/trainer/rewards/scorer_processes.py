@@ -84,7 +84,7 @@ def check_interpreter(setting: str, python: str) -> None:
 def _start(config: DictConfig, key: str, pool: ScorerPool, offered: dict[str, Any]) -> list[Any]:
     reward = config.reward
     library = config.actor_rollout_ref.model.external_lib
-    # Those of the pool's pods, which Ray overwrites with the driver's.
+    # Environment variables of the pool's pods, which Ray overwrites with the driver's.
     variables = pool_accelerators(pool.ray_resource).environment if pool.accelerators else {"VERL_PLATFORM": "cpu"}
     options = scorer_devices.pool_options(pool, str(get_resource_name()), variables)
     process = ray.remote(max_restarts=RESTARTS, max_task_retries=RESTARTS)(ScorerProcess)

@@ -76,7 +76,7 @@ def _digest(path: Path) -> str | None:
             files = sorted(
                 file
                 for file in path.rglob("*")
-                # Not those of a folder such as `.cache`, in which `hf download` writes times.
+                # No files in a folder such as `.cache`, in which `hf download` writes times.
                 if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
             )
             if len(files) > MOST_FILES:

@@ -47,7 +47,7 @@ def _shared(config: DictConfig, model: DictConfig) -> Iterator[str]:
     if async_settings.batches_ahead(config):
         yield (
             f"{MODEL}.enable_resource_pool: the trainer updates while the next batch is generated and scored, so the "
-            "judge needs accelerators of its own; write true"
+            "judge needs dedicated accelerators; write true"
         )
 
 
@@ -83,8 +83,8 @@ def _check_replicas(config: DictConfig, model: DictConfig) -> None:
     if not model.enable_resource_pool and ranks % size:
         raise ValueError(
             f"{MODEL}.rollout.tensor_model_parallel_size: the trainer's {ranks} accelerators are no multiple of the "
-            f"{size} of a replica; write {MODEL}.rollout.tensor_model_parallel_size=1, or give the judge accelerators "
-            f"of its own with {MODEL}.enable_resource_pool=true"
+            f"{size} of a replica; write {MODEL}.rollout.tensor_model_parallel_size=1, or give the judge dedicated "
+            f"accelerators with {MODEL}.enable_resource_pool=true"
         )
 
 
@@ -146,7 +146,7 @@ def modules(config: DictConfig) -> list[str]:
 
 
 def describe(config: DictConfig) -> str:
-    """Description of what is started, for the output of a run."""
+    """Description of the judge's replicas, for the output of a run."""
     size = replica_size(config.reward.reward_model.rollout)
     where = "the trainer's" if shared(config) else "its own"
     return f"{replicas(config)} x {size} of {where} accelerators"

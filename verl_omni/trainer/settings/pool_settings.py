@@ -55,7 +55,7 @@ def _standalone(rollout: DictConfig) -> Iterator[str]:
 
 
 def fill_in(rollout: DictConfig, *, has_accelerator: bool) -> None:
-    """Replace null in the settings that depend on `rollout.nnodes`, and in those of sleep on the accelerator."""
+    """Replace null in the settings that depend on `rollout.nnodes`, and in the settings of accelerator sleep."""
     standalone = rollout.nnodes > 0
     if rollout.checkpoint_engine.backend in (None, *VERL_BACKENDS):
         rollout.checkpoint_engine.backend = NETWORK if standalone else COLOCATED

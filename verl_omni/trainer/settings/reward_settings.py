@@ -209,7 +209,7 @@ def _of_function(
     if isinstance(given, Mapping) and given.get("device") == TRAINER:
         yield (
             f"{where}.{inside}device: only scorers of this package share the trainer's accelerators, whose memory they "
-            "free after a batch; write cpu, or cuda for an accelerator of its own"
+            "free after a batch; write cpu, or cuda for a dedicated accelerator"
         )
     try:
         signature = _signature(path, name)

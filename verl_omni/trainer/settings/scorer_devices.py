@@ -71,7 +71,7 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     names = ", ".join(shared)
     if own := devices(config.reward):
         yield (
-            f"{names}: a reward worker has accelerators of its own ({', '.join(own)}), or shares the trainer's; write "
+            f"{names}: a reward worker has dedicated accelerators ({', '.join(own)}), or shares the trainer's; write "
             f"{TRAINER} for all of them, or for none"
         )
     if async_settings.batches_ahead(config):
@@ -109,14 +109,14 @@ def describe(reward: DictConfig, device: str) -> str | None:
     for name, given in named.items():
         if pool := pool_of(given):
             where = f"{device}, an accelerator for each" if pool.accelerators else "cpu"
-            found.append(f"{name} in {pool.processes} processes of its own on {where}")
+            found.append(f"{name} in {pool.processes} dedicated processes on {where}")
             continue
         if (own := given.get("device") or ("cpu" if has_setting(name, "device") else None)) is None:
             continue
         if own == TRAINER:
             found.append(f"{name} on the trainer's {device}, once a batch is generated")
         elif _ACCELERATOR.fullmatch(str(own)):
-            found.append(f"{name} on {own}, an accelerator of its own")
+            found.append(f"{name} on {own}, a dedicated accelerator")
         else:
             advice = "" if device == "cpu" else f"; its setting device={TRAINER} would share the trainer's {device}"
             found.append(f"{name} on {own}{advice}")
@@ -182,7 +182,7 @@ def pooled_accelerators(reward: DictConfig, accelerator: str | None = None) -> i
     """Accelerators of scorers' pools.
 
     Args:
-        accelerator: as Ray counts them, only those of this kind, which is the trainer's; None: all.
+        accelerator: Ray's name of the trainer's accelerators: only these are counted; None: all.
     """
     pools = pools_of(reward.reward_functions).values()
     return sum(pool.accelerators for pool in pools if accelerator is None or pool.ray_resource in (None, accelerator))

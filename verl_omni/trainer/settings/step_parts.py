@@ -23,7 +23,7 @@ class StepParts:
     """How a step's samples are divided."""
 
     sizes: list[int]
-    """Samples of each part, which are those of whole prompts; a single part: generation, then update."""
+    """Number of samples of each part, always of whole prompts; a single part: generation, then update."""
     reason: str
     """Why there is one part; empty if there are more."""
 

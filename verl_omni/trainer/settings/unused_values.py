@@ -116,7 +116,7 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
     for name in given:
         rule = find_rule(name)
         if isinstance(rule, Copied) and of_training_without_steps(config, name) and rule.name in given:
-            yield name, f"training does not run the sampler; {rule.name} is that of the samples"
+            yield name, f"training does not run the sampler; {rule.name} applies to the samples"
     yield from _of_engine(settings, given)
     yield from _of_no_noise(settings.rollout, given)
     yield from _unread_guidance(settings, given)

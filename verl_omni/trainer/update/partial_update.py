@@ -23,7 +23,7 @@ class PartialUpdate:
     """Has the trainer accumulate gradients of parts of a step, and take the optimizer step with the last one.
 
     The standard deviation of the batch, by which advantages may be divided, is known with the last part. Until then
-    they are divided by that of the first part, and then all gradients are multiplied by the quotient.
+    they are divided by the first part's, and then all gradients are multiplied by the quotient.
 
     Args:
         train: has the trainer's rank train on rows, with arguments of `DiffusionActor.update_part`; returns metrics.
@@ -73,8 +73,8 @@ class PartialUpdate:
 
         Returns:
             The metrics of the ranks, and in `timing_s/update` how long parts have been trained on since the last one
-            was generated; None if the rows that were sent are not those of the batch: the caller trains on all of it,
-            and what was accumulated is dropped.
+            was generated; None if the rows that were sent differ from the batch's: the caller trains on the whole
+            batch, and the accumulated gradients are dropped.
         """
         late = max(0.0, time.perf_counter() - self._began - samples.seconds)
         scores = samples.scores

@@ -137,7 +137,7 @@ IDLE_SECONDS = ExportedMetric(
 OF_A_STORE = (OUTPUT_STEP, OUTPUT_FAILURES)
 OF_STANDALONE_REPLICAS = (REPLICAS, REPLICAS_ADDED, REPLICAS_REMOVED, REPLICAS_LOST, QUEUED)
 OF_A_JUDGE = (JUDGE_QUEUED,)
-# Counters that have no series until the first of what they count.
+# Counters that have no series until they first count something.
 OF_FAULTS = (SKIPPED_STEPS, CONSTANT_PROMPTS, SAMPLES_LOST, REQUESTS_ABORTED)
 TRAINER = (
     STEP,

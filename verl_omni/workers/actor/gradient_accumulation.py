@@ -21,7 +21,7 @@ class GradientAccumulation:
 
     Args:
         rows: rows of the mini-batch of this rank.
-        micro: rows of a micro-batch; None: those of a part.
+        micro: rows of a micro-batch; None: all rows of a part.
         every_row: whether rows without a gradient are computed too: several ranks must run the same collectives.
         before_pass: called before each pass, with whether it is the last one.
     """

@@ -29,7 +29,7 @@ class OutputGroup:
     tensors: PackedTensors
     """The tensors of each output; none for those that are sent whole."""
     others: list[Any]
-    """Of each output the fields that are no tensors, as a dict; or the output itself, if it is no `DiffusionOutput`."""
+    """Each output's fields that are no tensors, as a dict; or the output itself, if it is no `DiffusionOutput`."""
 
     @classmethod
     def of(cls, outputs: Sequence[Numbered]) -> OutputGroup:

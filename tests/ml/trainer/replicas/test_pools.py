@@ -38,7 +38,7 @@ def filled_in(*overrides: str) -> Any:
         ([f"{ROLLOUT}.ray_resource=NPU"], f"ray_resource: is not read with {ROLLOUT}.nnodes=0"),
         (
             [*POOL, f"{ROLLOUT}.ray_resource=npu"],
-            "ray_resource: must be GPU, NPU, or null for that of the trainer: npu",
+            "ray_resource: must be GPU, NPU, or null for the trainer's: npu",
         ),
         ([f"{ROLLOUT}.min_replicas=1"], f"min_replicas: is not read with {ROLLOUT}.nnodes=0"),
         ([*POOL, f"{ROLLOUT}.checkpoint_engine.backend=naive"], "naive is for engines on the trainer's accelerators"),

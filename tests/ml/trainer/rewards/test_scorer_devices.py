@@ -45,14 +45,14 @@ def load(*overrides: str) -> Any:
         (["reward.scorer=jpeg"], None),
         (["reward.scorer=pickscore"], "pickscore on cpu; its setting device=trainer would share the trainer's cuda"),
         (["reward.scorer=hpsv3", SHARED], "hpsv3 on the trainer's cuda, once a batch is generated"),
-        (["reward.scorer=hpsv3", "reward.scorer_kwargs.device=cuda:0"], "hpsv3 on cuda:0, an accelerator of its own"),
+        (["reward.scorer=hpsv3", "reward.scorer_kwargs.device=cuda:0"], "hpsv3 on cuda:0, a dedicated accelerator"),
         (
             [SEVERAL, "reward.reward_functions={a: {name: clip_score, device: trainer}, jpeg: {}}"],
             "clip_score on the trainer's cuda, once a batch is generated",
         ),
         (
             [f"{FUNCTION}.path=f.py", f"+{FUNCTION}.reward_kwargs.device=cuda"],
-            "compute_score on cuda, an accelerator of its own",
+            "compute_score on cuda, a dedicated accelerator",
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_a_run_says_where_its_scorers_run(overrides: list[str], where: str | Non
                 SEVERAL,
                 "reward.reward_functions={a: {name: clip_score, device: trainer}, b: {name: hpsv3, device: cuda}}",
             ],
-            "reward.reward_functions.a.device: a reward worker has accelerators of its own (reward.reward_functions.b.",
+            "reward.reward_functions.a.device: a reward worker has dedicated accelerators (reward.reward_functions.b.",
         ),
     ],
 )

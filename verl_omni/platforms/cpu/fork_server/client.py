@@ -1,7 +1,7 @@
-"""Program that Ray starts for each worker, in the place of its own `setup_worker.py`: `client.py SCRIPT ARGUMENTS...`.
+"""Program that Ray starts for each worker instead of Ray's `setup_worker.py`: `client.py SCRIPT ARGUMENTS...`.
 
 It asks the fork server to run SCRIPT in a fork. It imports little, because its start-up time is the time to save. If
-the server is gone, or the worker has a Python of its own, Ray's program does the work.
+the server is gone, or the worker has another Python interpreter, Ray's program does the work.
 """
 
 import array

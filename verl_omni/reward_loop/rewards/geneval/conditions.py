@@ -1,6 +1,6 @@
 """PURE: GenEval's conditions of an image, and which of them hold for the objects that a detector found.
 
-The thresholds and the order of the checks are those of the benchmark's program.
+The thresholds and the order of the checks are the same as in the benchmark's program.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Included(BaseModel):
     name: str = Field(alias="class")
     count: int = Field(ge=1)
     color: Color | None = None
-    # Of these objects to those of the condition with that number.
+    # Where these objects are relative to the objects of the condition with that number.
     position: tuple[Relation, int] | None = None
 
 

@@ -110,7 +110,7 @@ async def test_several_images_of_a_prompt_are_one_request_each(client: Any) -> N
         ({"guidance_scale": math.nan}, "guidance_scale"),
         ({"generator_device": "mps"}, "generator_device must be cpu, not 'mps'"),
         ({"prompt": "\ud800"}, "surrogates not allowed"),
-        ({"lora": {"name": "mine", "path": "/mine", "int_id": 123}}, "123 of a LoRA adapter is that of the policy"),
+        ({"lora": {"name": "mine", "path": "/mine", "int_id": 123}}, "adapter id 123 is reserved for the policy"),
         ({"lora": {"name": "mine", "path": "/missing"}}, "no LoRA adapter at '/missing' on the server's machine"),
         ({"lora": {"name": "mine", "path": "hub/adapter"}}, "no LoRA adapter at 'hub/adapter'"),
         ({"lora": {"name": "mine", "path": "~nosuchuser/a"}}, "no LoRA adapter at"),

@@ -48,7 +48,7 @@ class RequestGathering:
 
     @contextmanager
     def row(self) -> Iterator[None]:
-        """Announce a row, whose requests are sent together with those of other rows."""
+        """Announce a row, whose requests are sent together with other rows' requests."""
         self._rows += 1
         try:
             yield

@@ -177,7 +177,7 @@ def _check_adapter(lora_request: Any) -> None:
     another folder's where a client gives both one id.
     """
     if lora_request.lora_int_id == VLLM_LORA_INT_ID:
-        raise ValueError(f"the id {VLLM_LORA_INT_ID} of a LoRA adapter is that of the policy: choose another one")
+        raise ValueError(f"the LoRA adapter id {VLLM_LORA_INT_ID} is reserved for the policy: choose another one")
     # Not the name of one on a hub: the engine would download it while other requests and the training wait.
     path = os.path.expanduser(lora_request.lora_path)  # leaves any text as it is that names no user's folder
     try:

@@ -65,7 +65,7 @@ class ModelMode:
         raise NotImplementedError
 
     def call_params(self, call: str, size: int) -> list[dict[str, Any]]:
-        """Sampling parameters to add to those of the requests of a call of the server, in their order."""
+        """Additional sampling parameters for each request of a call of the server, in the requests' order."""
         return [{}] * size
 
     def to_output(self, result: Any, params: Params, global_steps: int | None) -> DiffusionOutput | TokenOutput:

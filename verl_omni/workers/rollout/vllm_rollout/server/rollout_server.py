@@ -258,7 +258,7 @@ class vLLMOmniHttpServer(EngineControlServer):
 def _divided(
     arguments: Mapping[str, Any], more_params: Mapping[str, Any]
 ) -> tuple[RolloutRequest, dict[str, Any], str, int]:
-    """Arguments of `_generate` from those of `generate`, with further sampling parameters."""
+    """Arguments of `_generate`, from the arguments of `generate` and further sampling parameters."""
     prompt = {name: value for name, value in arguments.items() if name not in NO_PROMPT}
     params = {**arguments["sampling_params"], **more_params}
     return RolloutRequest(**prompt), params, arguments["request_id"], arguments.get("priority", 0)
