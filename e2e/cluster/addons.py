@@ -99,10 +99,10 @@ def apply(kubectl: Kubectl, manifests: Sequence[str]) -> None:
 
 def await_available(kubectl: Kubectl, deployments: Sequence[tuple[str, str]]) -> None:
     """Wait until each deployment, a (namespace, name), is available."""
-    for place, name in deployments:
+    for space, name in deployments:
         timeout = f"--timeout={deadlines.ADDONS_READY:g}s"
         kubectl(
-            "rollout", "status", f"--namespace={place}", f"deployment/{name}", timeout, deadline=deadlines.ADDONS_READY
+            "rollout", "status", f"--namespace={space}", f"deployment/{name}", timeout, deadline=deadlines.ADDONS_READY
         )
 
 

@@ -112,7 +112,7 @@ class AuditLog:
         """
 
         def probe() -> Counter[tuple[str, str]] | None:
-            found = self.counts(user_agent=user_agent, user=user, namespace=namespace, since=since)
-            return found if expected <= found else None
+            counts = self.counts(user_agent=user_agent, user=user, namespace=namespace, since=since)
+            return counts if expected <= counts else None
 
         return deadlines.wait_until(f"{dict(expected)} in the audit log", deadlines.AUDIT_SETTLED, probe)

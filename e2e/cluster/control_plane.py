@@ -97,8 +97,8 @@ class ControlPlane:
 
             def ready() -> bool:
                 self.daemons.check()
-                found = {item["metadata"]["name"] for item in api.get("/api/v1/nodes")["items"] if is_ready(item)}
-                return set(nodes) <= found
+                ready_nodes = {item["metadata"]["name"] for item in api.get("/api/v1/nodes")["items"] if is_ready(item)}
+                return set(nodes) <= ready_nodes
 
             deadlines.wait_until(f"nodes {sorted(nodes)} to be Ready", deadlines.NODES_READY, ready)
 

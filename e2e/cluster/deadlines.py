@@ -38,9 +38,9 @@ def wait_until(what: str, deadline: float, probe: Callable[[], T | None]) -> T:
     """
     end = time.monotonic() + deadline
     while True:
-        found = probe()
-        if found is not None and found is not False:
-            return found
+        value = probe()
+        if value is not None and value is not False:
+            return value
         if time.monotonic() >= end:
             raise DeadlinePassed(f"waited {deadline:g} s for {what}")
         time.sleep(PAUSE)
@@ -59,13 +59,13 @@ def wait_for_progress(what: str, most: int, steps: Callable[[], float], probe: C
     first = last = steps()
     end = time.monotonic() + NO_PROGRESS
     while True:
-        found = probe()
-        if found is not None and found is not False:
-            return found
+        value = probe()
+        if value is not None and value is not False:
+            return value
         if last - first >= most:
             raise DeadlinePassed(f"waited {most} steps for {what}")
-        if (made := steps()) != last:
-            last = made
+        if (count := steps()) != last:
+            last = count
             end = time.monotonic() + NO_PROGRESS
         elif time.monotonic() >= end:
             raise DeadlinePassed(f"waited for {what}, and nothing happened for {NO_PROGRESS:g} s")

@@ -76,7 +76,7 @@ def layout(
         stored[digest] = data
         return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(data)}
 
-    packed = [store(types[1], each) for each in layers]
+    packed = [store(types[1], content) for content in layers]
     manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": store(types[0], config), "layers": packed}
     top = store(MANIFEST, json.dumps(manifest).encode())
     named = {NAMED: name, REFERENCE: name.rpartition(":")[2]}
@@ -126,21 +126,21 @@ def names(archive: Path) -> list[str]:
     Raises:
         ClusterError: it cannot be read, or names none.
     """
-    found: list[str] = []
+    tags: list[str] = []
     try:
         with tarfile.open(archive) as file:
             inside = set(file.getnames())
             if "manifest.json" in inside:
-                found += [name for item in read(file, "manifest.json") for name in item["RepoTags"] or ()]
+                tags += [name for item in read(file, "manifest.json") for name in item["RepoTags"] or ()]
             if "index.json" in inside:
                 described = [item.get("annotations", {}) for item in read(file, "index.json")["manifests"]]
-                found += [item[NAMED] for item in described if NAMED in item]
-                found += [item[REFERENCE] for item in described if NAMED not in item and REFERENCE in item]
+                tags += [item[NAMED] for item in described if NAMED in item]
+                tags += [item[REFERENCE] for item in described if NAMED not in item and REFERENCE in item]
     except (OSError, tarfile.TarError) as error:
         raise ClusterError(f"{archive} is no image archive: {error}") from error
-    if not found:
+    if not tags:
         raise ClusterError(f"{archive} names no image")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(tags))
 
 
 def read(archive: tarfile.TarFile, name: str) -> Any:

@@ -41,8 +41,8 @@ class LayeredImage:
     @property
     def settings(self) -> dict[str, Any]:
         """The part of the configuration that says how the image runs: User, Env, Entrypoint and so on."""
-        found: dict[str, Any] = json.loads(self.config)["config"]
-        return found
+        run_settings: dict[str, Any] = json.loads(self.config)["config"]
+        return run_settings
 
     @property
     def chain(self) -> list[str]:
@@ -74,10 +74,10 @@ def writable(mounts: str) -> Path:
     Raises:
         ClusterError: there is none.
     """
-    found = WRITABLE.search(mounts)
-    if found is None:
+    match = WRITABLE.search(mounts)
+    if match is None:
         raise ClusterError(f"containerd names no writable folder of a snapshot: {mounts.strip()}")
-    return Path(found[1])
+    return Path(match[1])
 
 
 def take(

@@ -19,7 +19,7 @@ def free_ports(count: int, chance: random.Random) -> list[int]:
     Raises:
         ClusterError: none was found in 200 tries each.
     """
-    found: list[int] = []
+    ports: list[int] = []
     with ExitStack() as held:
         for _ in range(count):
             for _ in range(TRIES):
@@ -29,8 +29,8 @@ def free_ports(count: int, chance: random.Random) -> list[int]:
                     listener.bind(("127.0.0.1", port))
                 except OSError:
                     continue
-                found.append(port)
+                ports.append(port)
                 break
             else:
                 raise ClusterError(f"no free port on the loopback between {RANGE.start} and {RANGE.stop}")
-    return found
+    return ports

@@ -109,9 +109,9 @@ class Tools:
 
 def sources(folder: Path) -> list[Path]:
     """The files that determine a module's build, without the files of nested modules."""
-    found = [path for path in folder.rglob("*") if path.name in {"go.mod", "go.sum"} or path.suffix == ".go"]
-    inner = {path.parent for path in found if path.name == "go.mod"} - {folder}
-    return sorted(path for path in found if not inner & set(path.parents))
+    files = [path for path in folder.rglob("*") if path.name in {"go.mod", "go.sum"} or path.suffix == ".go"]
+    inner = {path.parent for path in files if path.name == "go.mod"} - {folder}
+    return sorted(path for path in files if not inner & set(path.parents))
 
 
 @cache_results
@@ -129,10 +129,10 @@ def version(module: str, go_mod: str) -> str:
     Raises:
         BuildFailed: the go.mod does not name it.
     """
-    found = re.search(rf"^\s*(?:require )?{re.escape(module)} (v\S+)", go_mod, re.MULTILINE)
-    if found is None:
+    requirement = re.search(rf"^\s*(?:require )?{re.escape(module)} (v\S+)", go_mod, re.MULTILINE)
+    if requirement is None:
         raise BuildFailed(f"go.mod does not require {module}")
-    return found[1]
+    return requirement[1]
 
 
 def stamp(kubernetes: str) -> str:
@@ -255,14 +255,14 @@ def compile_program(command: list[str], module: Path, name: str, variables: Mapp
     timer = threading.Timer(deadlines.BUILD_PROGRAM, process.kill)
     timer.start()
     lines: list[str] = []
-    started = said = time.monotonic()
+    started = reported = time.monotonic()
     try:
         assert process.stderr is not None
         for line in process.stderr:
             lines.append(line.rstrip())
-            if time.monotonic() - said > SAY_EVERY_S:
-                said = time.monotonic()
-                say(f"  {name}: {len(lines)} packages compiled, {said - started:.0f} s")
+            if time.monotonic() - reported > SAY_EVERY_S:
+                reported = time.monotonic()
+                say(f"  {name}: {len(lines)} packages compiled, {reported - started:.0f} s")
         code = process.wait()
     finally:
         timer.cancel()

@@ -79,8 +79,8 @@ def inside(namespaces: Iterable[str]) -> list[Identity]:
 def prepare_folders(record: Path, mount_points: Iterable[str] = MOUNT_POINTS) -> None:
     """Make the mount points that nodes need and write down which were not there before."""
     points = tuple(mount_points)
-    made = [path for path in (*points, str(NETNS)) if not Path(path).exists()]
-    record.write_text(json.dumps(made), encoding="utf-8")
+    missing = [path for path in (*points, str(NETNS)) if not Path(path).exists()]
+    record.write_text(json.dumps(missing), encoding="utf-8")
     for path in points:
         Path(path).mkdir(parents=True, exist_ok=True)
 
@@ -91,12 +91,12 @@ def give_back_folders(record: Path, others: Iterable[Path] = ()) -> None:
     Nodes of another cluster mount over the same folders, and would lose those mounts: its record, one of `others`,
     inherits the duty.
     """
-    made = json.loads(record.read_text(encoding="utf-8")) if record.exists() else []
+    folders = json.loads(record.read_text(encoding="utf-8")) if record.exists() else []
     for heir in others:
-        inherited = {*json.loads(heir.read_text(encoding="utf-8")), *made}
+        inherited = {*json.loads(heir.read_text(encoding="utf-8")), *folders}
         heir.write_text(json.dumps(sorted(inherited)), encoding="utf-8")
         return
-    for path in map(Path, made):
+    for path in map(Path, folders):
         if not path.is_dir() or any(path.iterdir()):
             continue
         # `ip netns` mounts its folder on itself, which only the list of mounts tells.

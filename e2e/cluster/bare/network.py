@@ -91,9 +91,9 @@ def links_up(network: Network, names: Sequence[str]) -> list[list[str]]:
             ["ip", "route", "add", network.pods_of(number), "via", network.address(number)],
         ]
         commands += [
-            [*inside, "route", "add", network.pods_of(other), "via", network.address(other)]
-            for other in numbers
-            if other != number
+            [*inside, "route", "add", network.pods_of(neighbor), "via", network.address(neighbor)]
+            for neighbor in numbers
+            if neighbor != number
         ]
     # Every node knows every service: the first one answers for the machine itself.
     return [*commands, ["ip", "route", "add", network.services, "via", network.address(1)]]
@@ -110,12 +110,12 @@ def links_down(network: Network, links: Iterable[str], namespaces: Iterable[str]
 
 def collisions(network: Network, routes: Iterable[Mapping[str, Any]]) -> list[str]:
     """Routes of the machine, as `ip -json route` lists them, that share addresses with this network."""
-    own = [IPv4Network(item) for item in network.ranges]
-    found = []
+    ranges = [IPv4Network(item) for item in network.ranges]
+    overlapping = []
     for route in routes:
         target = str(route.get("dst", ""))
         if target == "default" or route.get("dev") == network.bridge or not target[:1].isdigit():
             continue
-        if any(IPv4Network(target, strict=False).overlaps(item) for item in own):
-            found.append(target)
-    return found
+        if any(IPv4Network(target, strict=False).overlaps(item) for item in ranges):
+            overlapping.append(target)
+    return overlapping

@@ -199,11 +199,11 @@ class BareCluster:
 
     def logs(self) -> dict[str, str]:
         daemons = Daemons(self.folder, bound=False)
-        found = {path.stem: daemons.tail(path.stem) for path in sorted(daemons.logs.glob("*.log"))}
+        tails = {path.stem: daemons.tail(path.stem) for path in sorted(daemons.logs.glob("*.log"))}
         for path in sorted((self.folder / "nodes").glob("*/output/*.log")):
             text = path.read_text(encoding="utf-8", errors="replace")
-            found[f"{path.parents[1].name}/{path.stem}"] = "\n".join(text.splitlines()[-15:])
-        return found
+            tails[f"{path.parents[1].name}/{path.stem}"] = "\n".join(text.splitlines()[-15:])
+        return tails
 
     def delete(self) -> None:
         with self._alone():
@@ -226,8 +226,10 @@ class BareCluster:
         for command in links_down(self.network, links, namespaces):
             run(command)
         machine.remove_cgroups(f"{self.network.bridge}-")
-        own = self.folder / "folders.json"
-        machine.give_back_folders(own, [path for path in self.folder.parent.glob("*/folders.json") if path != own])
+        record = self.folder / "folders.json"
+        machine.give_back_folders(
+            record, [path for path in self.folder.parent.glob("*/folders.json") if path != record]
+        )
         if self.folder.exists():
             run(["rm", "-rf", "--one-file-system", str(self.folder)], deadline=deadlines.IMPORT_IMAGE)
 
@@ -330,5 +332,5 @@ class BareCluster:
 
     def _refuse_collisions(self) -> None:
         routes = json.loads(run(["ip", "-json", "-4", "route"]) or "[]")
-        if found := collisions(self.network, routes):
-            raise ClusterError(f"addresses of the cluster are in use on this machine: {', '.join(found)}")
+        if taken := collisions(self.network, routes):
+            raise ClusterError(f"addresses of the cluster are in use on this machine: {', '.join(taken)}")

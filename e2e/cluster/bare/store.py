@@ -77,8 +77,8 @@ class Known:
         self.path = path
 
     def read(self) -> dict[str, str]:
-        found: dict[str, str] = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
-        return found
+        digests: dict[str, str] = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        return digests
 
     def add(self, image: NodeImage) -> None:
         """Record an image, or all images of an archive."""
@@ -143,9 +143,9 @@ class ImageStore:
         """Give a node its own copy of the store. Both have to be on one file system."""
         run(["cp", "--archive", "--link", str(self.root), str(target)], deadline=deadlines.IMPORT_IMAGE)
         for database in sorted(self.root.rglob("*.db")):
-            own = target / database.relative_to(self.root)
-            own.unlink()
-            shutil.copy2(database, own)
+            copied = target / database.relative_to(self.root)
+            copied.unlink()
+            shutil.copy2(database, copied)
         shutil.copy2(self.known.path, known.path)
 
 

@@ -97,11 +97,11 @@ class Container:
 
 def parse(inspected: str) -> list[Container]:
     """Containers as `inspect` of Docker or podman describes them. PURE."""
-    found = []
+    containers = []
     for item in json.loads(inspected):
         mounts = item.get("Mounts") or []
         var = [Path(mount["Source"]) for mount in mounts if mount["Destination"] == "/var"]
-        found.append(
+        containers.append(
             Container(
                 id=item["Id"],
                 name=item["Name"].lstrip("/"),
@@ -112,7 +112,7 @@ def parse(inspected: str) -> list[Container]:
                 var=var[0] if var else None,
             )
         )
-    return found
+    return containers
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def ensure(engine: Engine, tools: Tools, say: Say) -> str:
             "ENV container=podman",
         ]
         say("  giving it to podman")
-        pack(root, engine.command("import", "--quiet", *(f"--change={one}" for one in settings), "-", wanted))
+        pack(root, engine.command("import", "--quiet", *(f"--change={setting}" for setting in settings), "-", wanted))
     for old in listed:
         engine.run("rmi", "--force", old, deadline=deadlines.IMPORT_IMAGE)
     return wanted
@@ -215,7 +215,7 @@ def write_images(names: Iterable[str], root: Path, tools: Tools, target: Path) -
             "architecture": architecture(),
             "os": "linux",
             "config": {"Env": ["PATH=/usr/local/bin:/usr/sbin:/usr/bin"], "WorkingDir": "/", **run_as},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(each).hexdigest()}" for each in layers]},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(data).hexdigest()}" for data in layers]},
         }
         blobs, index = layout(name, json.dumps(described).encode(), layers)
         stored |= blobs
@@ -231,7 +231,7 @@ def iptables(root: Path) -> bytes:
     libraries = sorted({f"/{match.lstrip('/')}" for match in re.findall(r"(/\S+) \(0x", linked)})
     files = {path.lstrip("/"): (root / path.lstrip("/")).read_bytes() for path in [*inside, *libraries]}
     names = ("iptables", "iptables-save", "iptables-restore")
-    both = [each for name in names for each in (name, name.replace("ip", "ip6", 1))]
+    both = [link for name in names for link in (name, name.replace("ip", "ip6", 1))]
     return layer(files, {f"usr/sbin/{name}": "xtables-nft-multi" for name in both})
 
 

@@ -156,8 +156,8 @@ class KindCluster:
             )
         self._kind(settings.load_command(tools, self.name, infrastructure(tools, INFRASTRUCTURE)))
         names = settings.worker_names(self.name, len(nodes))
-        own = [NodeSpec(name, node.devices) for name, node in zip(names, nodes, strict=True)]
-        addons.add_devices(self.kubectl, own)
+        named = [NodeSpec(name, node.devices) for name, node in zip(names, nodes, strict=True)]
+        addons.add_devices(self.kubectl, named)
         manifests = [addons.kuberay(self.kubectl, tools.kuberay)]
         if image is not None:
             manifests.insert(0, addons.coredns(settings.DNS))
@@ -234,13 +234,13 @@ class KindCluster:
 
     def logs(self) -> dict[str, str]:
         """The last lines of each node's services; of a node that has ended, of its container."""
-        found = {}
+        output = {}
         for node in self._containers():
             try:
-                found[node.name] = self.engine.inside(node.id, "journalctl", "--no-pager", "--lines=30")
+                output[node.name] = self.engine.inside(node.id, "journalctl", "--no-pager", "--lines=30")
             except CommandFailed:
-                found[node.name] = self.engine.run("logs", "--tail=30", node.id)
-        return found
+                output[node.name] = self.engine.run("logs", "--tail=30", node.id)
+        return output
 
     def delete(self) -> None:
         # Without the folder nothing was begun, and no container engine is looked for.
@@ -273,5 +273,5 @@ class KindCluster:
 
     def _workers(self) -> list[Container]:
         """Nodes that run pods, in their order."""
-        found = [container for container in self._containers() if "-worker" in container.name]
-        return sorted(found, key=lambda node: (len(node.name), node.name))
+        workers = [container for container in self._containers() if "-worker" in container.name]
+        return sorted(workers, key=lambda node: (len(node.name), node.name))
