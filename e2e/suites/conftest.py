@@ -25,15 +25,15 @@ def installed(plane: ControlPlane) -> ControlPlane:
 @pytest.fixture(scope="module")
 def running(installed: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
     """An operator for the tests of a file."""
-    with operator(installed, tmp_path_factory.mktemp("operator"), CANARY_SECONDS="600", RETRY_SECONDS="0.1") as made:
-        yield made
+    with operator(installed, tmp_path_factory.mktemp("operator"), CANARY_SECONDS="600", RETRY_SECONDS="0.1") as started:
+        yield started
 
 
 @pytest.fixture
 def api(installed: ControlPlane) -> Iterator[Api]:
     """A user of the control plane."""
-    with installed.api() as made:
-        yield made
+    with installed.api() as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -36,10 +36,10 @@ def test_what_a_webhook_adds_to_children_stays_and_disturbs_no_job(
             finalizers = sorted({*meta.get("finalizers", ()), "example.com/audit"})
             patch.append({"op": "add", "path": "/metadata/finalizers", "value": finalizers})
             groups = body["spec"].get("rayClusterSpec", {}).get("workerGroupSpecs", ())
-            for place, group in enumerate(groups):
+            for number, group in enumerate(groups):
                 containers = group["template"]["spec"]["containers"]
-                if not any(one["name"] == "proxy" for one in containers):
-                    at = f"/spec/rayClusterSpec/workerGroupSpecs/{place}/template/spec/containers/-"
+                if not any(container["name"] == "proxy" for container in containers):
+                    at = f"/spec/rayClusterSpec/workerGroupSpecs/{number}/template/spec/containers/-"
                     patch.append({"op": "add", "path": at, "value": {"name": "proxy", "image": "proxy:1"}})
         if resource == "networkpolicies":
             patch.append({"op": "add", "path": "/spec/ingress", "value": []})
@@ -50,7 +50,7 @@ def test_what_a_webhook_adds_to_children_stays_and_disturbs_no_job(
     with altering_webhook(installed, api, namespace, ["rayjobs", "networkpolicies"], add):
         job.start()
         containers = job.await_attempt(1)["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
-        assert "proxy" in {one["name"] for one in containers["containers"]}
+        assert "proxy" in {container["name"] for container in containers["containers"]}
         time.sleep(WATCHED_SECONDS)
         counts = written(installed, mark)
         assert (counts["create", "networkpolicies"], counts["create", "rayjobs"]) == (1, 1)
@@ -102,9 +102,9 @@ def test_another_value_of_managed_by_disturbs_neither_jobs_nor_probes(
 
     job = JobOnPlane(api, namespace)
     resources = ["rayjobs", "rayclusters", "networkpolicies", "pods", "leases"]
-    own = {"NAMESPACE": namespace, "NAMESPACES": namespace, "CANARY_SECONDS": "1", "CANARY_DEADLINE_SECONDS": "6"}
+    settings = {"NAMESPACE": namespace, "NAMESPACES": namespace, "CANARY_SECONDS": "1", "CANARY_DEADLINE_SECONDS": "6"}
     with altering_webhook(installed, api, namespace, resources, replace):
-        with operator(installed, tmp_path, **own) as running:
+        with operator(installed, tmp_path, **settings) as running:
             job.start()
             labels = job.await_attempt(1)["metadata"]["labels"]
             assert labels["app.kubernetes.io/managed-by"] == "platform"

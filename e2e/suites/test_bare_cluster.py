@@ -37,13 +37,13 @@ def api(plane: ControlPlane) -> Iterator[Api]:
 
 
 def test_every_node_is_ready_with_its_devices(api: Api) -> None:
-    found = {item["metadata"]["name"]: item for item in api.get("/api/v1/nodes")["items"]}
-    assert set(found) == {node.name for node in NODES}
+    nodes = {item["metadata"]["name"]: item for item in api.get("/api/v1/nodes")["items"]}
+    assert set(nodes) == {node.name for node in NODES}
     for node in NODES:
-        assert is_ready(found[node.name])
-        offered = found[node.name]["status"]["allocatable"]
+        assert is_ready(nodes[node.name])
+        offered = nodes[node.name]["status"]["allocatable"]
         assert {name: int(offered[name]) for name in node.devices} == dict(node.devices)
-        assert found[node.name]["metadata"]["labels"].items() >= node.labels.items()
+        assert nodes[node.name]["metadata"]["labels"].items() >= node.labels.items()
 
 
 @pytest.mark.parametrize(("device", "node"), [(device, node.name) for node in NODES for device in node.devices])
@@ -96,13 +96,13 @@ def test_services_are_resolved_by_name_and_reached_from_the_machine(bare: BareCl
     # UDP may lose the first packet.
     for _ in range(3):
         try:
-            found = query(asked, bare.network.dns)
+            addresses = query(asked, bare.network.dns)
             break
         except TimeoutError:
             continue
     else:
         pytest.fail("the name server does not answer")
-    assert found == [service["spec"]["clusterIP"]]
+    assert addresses == [service["spec"]["clusterIP"]]
 
 
 def test_logs_of_a_pod_are_read_through_the_api_server(plane: ControlPlane) -> None:

@@ -44,8 +44,8 @@ def own(empty: ControlPlane) -> ControlPlane:
 
 @pytest.fixture
 def api(own: ControlPlane) -> Iterator[Api]:
-    with own.api() as made:
-        yield made
+    with own.api() as client:
+        yield client
 
 
 def run_helm(program: Path, plane: ControlPlane, *arguments: str) -> str:
@@ -128,7 +128,10 @@ def test_in_some_namespaces_its_operator_is_denied_nothing_there_and_all_elsewhe
         ("no", ("list", "diffusionrljobs.diffusionrl.io", "--namespace=default")),
         ("no", ("get", "secrets", "--namespace=one")),
         ("no", ("create", "pods/exec", "--namespace=one")),
-        *((said, ("patch", f"leases.coordination.k8s.io/{lease}", f"--namespace={SYSTEM}")) for lease, said in LEASES),
+        *(
+            (permitted, ("patch", f"leases.coordination.k8s.io/{lease}", f"--namespace={SYSTEM}"))
+            for lease, permitted in LEASES
+        ),
         ("no", ("create", "roles.rbac.authorization.k8s.io", "--namespace=one")),
     ):
         assert answer([*kubectl, "auth", "can-i", *question]) == allowed, question
@@ -188,8 +191,8 @@ def test_uninstalling_leaves_jobs_and_installing_again_takes_them_up(
     with as_its_account(own, api, tmp_path):
         job = JobOnPlane(api, "default")
         job.start()
-    said = run_helm(program, own, "uninstall", "omni", "--wait")
-    assert "[CustomResourceDefinition] diffusionrljobs.diffusionrl.io" in said
+    output = run_helm(program, own, "uninstall", "omni", "--wait")
+    assert "[CustomResourceDefinition] diffusionrljobs.diffusionrl.io" in output
     for path in (
         DEPLOYMENT,
         f"{RBAC}/clusterroles/{NAME}-{SYSTEM}",

@@ -35,8 +35,8 @@ NAMESPACED = ("--set=watch.namespaces={omni-system}", "--set=reports.enabled=fal
 
 @pytest.fixture
 def api(empty: ControlPlane) -> Iterator[Api]:
-    with empty.api() as made:
-        yield made
+    with empty.api() as client:
+        yield client
 
 
 def run_helm(program: Path, kubeconfig: Path, *arguments: str) -> str:

@@ -38,22 +38,22 @@ def listed(part: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Sequenc
 
 def nested(flat: Mapping[str, Any]) -> Values:
     """Values by path as Helm takes them."""
-    made: Values = {}
+    values: Values = {}
     for path, value in flat.items():
         *parents, name = path.split(".")
-        part = made
+        part = values
         for parent in parents:
             part = part.setdefault(parent, {})
         part[name] = value
-    return made
+    return values
 
 
 def settings(bodies: list[Values]) -> dict[str, str]:
     """Variables of the operator's container, without their prefix."""
     (deployment,) = (body for body in bodies if body["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    found = {item["name"].removeprefix("OMNI_OPERATOR_"): item["value"] for item in container["env"] if "value" in item}
-    return {name: value for name, value in found.items() if name not in OF_THE_TEST}
+    env = {item["name"].removeprefix("OMNI_OPERATOR_"): item["value"] for item in container["env"] if "value" in item}
+    return {name: value for name, value in env.items() if name not in OF_THE_TEST}
 
 
 def test_the_operator_starts_with_every_value_that_the_schema_lists(
@@ -66,10 +66,10 @@ def test_the_operator_starts_with_every_value_that_the_schema_lists(
     assert policy == names - {"serviceAccounts", "secrets", "hostPorts", "hostPaths"}
     assert {*choices} > {"log.format", "replicas", "image.pullPolicy", "enabled", "reports.enabled"}
     for number in range(max(map(len, choices.values()))):
-        values = nested({path: given[number % len(given)] for path, given in choices.items()})
+        values = nested({path: allowed[number % len(allowed)] for path, allowed in choices.items()})
         file = tmp_path / "values.json"
         file.write_text(json.dumps(values))
-        given = settings(helm.rendered(program, f"--values={file}"))
-        assert json.loads(given["POD_POLICY"]) == values["jobs"]["podPolicy"]
-        with operator(installed, tmp_path, **given) as running:
+        variables = settings(helm.rendered(program, f"--values={file}"))
+        assert json.loads(variables["POD_POLICY"]) == values["jobs"]["podPolicy"]
+        with operator(installed, tmp_path, **variables) as running:
             assert running.page("/healthz").status_code == 200, values

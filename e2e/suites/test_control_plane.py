@@ -29,10 +29,10 @@ def test_kubectl_and_the_api_agree_on_the_version(plane: ControlPlane) -> None:
 
 def test_fake_nodes_offer_their_devices(plane: ControlPlane) -> None:
     with plane.api() as api:
-        found = {item["metadata"]["name"]: item["status"]["allocatable"] for item in api.get("/api/v1/nodes")["items"]}
-    assert found["gpu-0"]["nvidia.com/gpu"] == "8"
-    assert found["npu-0"]["huawei.com/Ascend910"] == "8"
-    assert found["other-0"]["example.com/tpu"] == "4"
+        nodes = {item["metadata"]["name"]: item["status"]["allocatable"] for item in api.get("/api/v1/nodes")["items"]}
+    assert nodes["gpu-0"]["nvidia.com/gpu"] == "8"
+    assert nodes["npu-0"]["huawei.com/Ascend910"] == "8"
+    assert nodes["other-0"]["example.com/tpu"] == "4"
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_a_namespace_that_a_killed_test_left_is_made_again_and_empty(plane: Cont
 def test_the_audit_log_counts_every_call_of_a_client_once(plane: ControlPlane, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     mark = plane.audit.mark()
-    with plane.api("counted/1.0") as api, plane.api("other/1.0") as other:
+    with plane.api("counted/1.0") as api, plane.api("other/1.0") as other_client:
         api.post(path, {"metadata": {"name": "a"}, "data": {"key": "value"}})
         for _ in range(3):
             api.get(f"{path}/a")
-        other.get(path)
+        other_client.get(path)
         api.get(path, labelSelector="no=thing")
         api.patch(f"{path}/a", {"data": {"key": "other"}})
         applied = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "b"}}
@@ -105,9 +105,9 @@ def test_another_identity_may_do_what_roles_allow(plane: ControlPlane, namespace
 
 
 def test_nothing_is_left_when_it_ends(tmp_path: Path) -> None:
-    with control_plane({"only": {"nvidia.com/gpu": 1}}, parent=tmp_path) as own:
-        identities = own.daemons.recorded()
-        server = own.layout.server
+    with control_plane({"only": {"nvidia.com/gpu": 1}}, parent=tmp_path) as plane:
+        identities = plane.daemons.recorded()
+        server = plane.layout.server
         assert {item.name for item in identities} == {
             "etcd",
             "kube-apiserver",

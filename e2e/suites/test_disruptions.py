@@ -24,13 +24,13 @@ BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 
 def ready_pods(api: Api, job: JobOnPlane) -> list[dict[str, Any]] | None:
     """The head and the trainer pod, once both are ready."""
-    found = [pod for pod in api.get(PODS)["items"] if pod["metadata"]["labels"].get("diffusionrl.io/job") == job.name]
-    return found if len(found) == 2 and all(map(is_ready, found)) else None
+    pods = [pod for pod in api.get(PODS)["items"] if pod["metadata"]["labels"].get("diffusionrl.io/job") == job.name]
+    return pods if len(pods) == 2 and all(map(is_ready, pods)) else None
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
     conditions = pod.get("status", {}).get("conditions", ())
-    return any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
+    return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
 
 def evict(api: Api, pod: dict[str, Any]) -> int:
@@ -45,10 +45,11 @@ def evict(api: Api, pod: dict[str, Any]) -> int:
 
 def protects(api: Api) -> bool:
     """Whether Kubernetes has counted the pods of the only budget."""
-    found = [one.get("status", {}) for one in api.get(BUDGETS)["items"]]
-    return [(one.get("expectedPods"), one.get("currentHealthy"), one.get("disruptionsAllowed")) for one in found] == [
-        (2, 2, 0)
-    ]
+    statuses = [budget.get("status", {}) for budget in api.get(BUDGETS)["items"]]
+    return [
+        (status.get("expectedPods"), status.get("currentHealthy"), status.get("disruptionsAllowed"))
+        for status in statuses
+    ] == [(2, 2, 0)]
 
 
 def test_head_and_trainer_pods_are_not_evicted_unless_the_job_allows_it(tmp_path: Path) -> None:

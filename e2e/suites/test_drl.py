@@ -86,12 +86,12 @@ def test_a_job_is_created_once_and_another_one_of_its_name_is_refused(
     assert (third["created"], third["job"]["metadata"]["uid"]) == (False, first["job"]["metadata"]["uid"])
     drl("suspend", "red")
     assert "nothing was created" in drl("submit", job_file).stdout, "a suspended job is the same job"
-    other = drl("submit", job_file, "--set=spec.trainer.totalSteps=20", "--set=spec.seed=7")
-    assert (other.exit_code, other.stdout) == (2, "")
-    assert "differs in spec.seed (0 there, 7 here), spec.trainer.totalSteps (10 there, 20 here)" in other.stderr
-    assert "--set metadata.name=NAME" in other.stderr
+    differing = drl("submit", job_file, "--set=spec.trainer.totalSteps=20", "--set=spec.seed=7")
+    assert (differing.exit_code, differing.stdout) == (2, "")
+    assert "differs in spec.seed (0 there, 7 here), spec.trainer.totalSteps (10 there, 20 here)" in differing.stderr
+    assert "--set metadata.name=NAME" in differing.stderr
     assert drl("submit", job_file, "--set=metadata.name=blue", "--set=spec.seed=7").exit_code == 0
-    assert [found["metadata"]["name"] for found in api.get(JobOnPlane(api, namespace).path)["items"]] == ["blue", "red"]
+    assert [item["metadata"]["name"] for item in api.get(JobOnPlane(api, namespace).path)["items"]] == ["blue", "red"]
 
 
 def test_a_job_is_checked_before_it_is_created(
@@ -99,8 +99,8 @@ def test_a_job_is_checked_before_it_is_created(
 ) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(JOB.replace("totalSteps", "totalStep"))
-    said = drl("submit", wrong)
-    assert (said.exit_code, f"{wrong}:8: spec.trainer.totalStep: unknown field" in said.stderr) == (2, True)
+    checked = drl("submit", wrong)
+    assert (checked.exit_code, f"{wrong}:8: spec.trainer.totalStep: unknown field" in checked.stderr) == (2, True)
     refused = drl("submit", job_file, "-n", "other", "--set=metadata.namespace=team")
     assert (refused.exit_code, refused.stderr) == (
         2,
@@ -133,12 +133,12 @@ def test_the_policy_of_the_operator_is_read_where_the_user_may(
         namespace=namespace,
     )
     api.post(f"/apis/apps/v1/namespaces/{namespace}/deployments", deployment)
-    given = "--set=spec.runtime.serviceAccountName=admin"
-    unread = drl("submit", job_file, given, "--dry-run")
+    account = "--set=spec.runtime.serviceAccountName=admin"
+    unread = drl("submit", job_file, account, "--dry-run")
     assert unread.exit_code == 0
     assert "checked without the operator's policy" in unread.stderr
     admin = Drl(installed.kubeconfig, drl.plugin)
-    read = admin("submit", job_file, given, "--dry-run", "-n", namespace)
+    read = admin("submit", job_file, account, "--dry-run", "-n", namespace)
     assert read.exit_code == 2
     assert (
         read.stderr.startswith(f"{job_file}: spec.runtime.serviceAccountName: ") or "serviceAccountName" in read.stderr
@@ -188,24 +188,24 @@ def test_every_command_names_the_right_that_is_missing(
         for command, lacking in LACKING.items():
             if not (right := lacking[column]):
                 continue
-            said = user(*(job_file if word == "JOB" else word for word in command))
+            done = user(*(job_file if word == "JOB" else word for word in command))
             verb, resource = right.split()
-            line = said.stderr.splitlines()[-1]
-            assert (said.exit_code, f'cannot {verb} resource "{resource}"' in line) == (1, True), (command, said.output)
+            line = done.stderr.splitlines()[-1]
+            assert (done.exit_code, f'cannot {verb} resource "{resource}"' in line) == (1, True), (command, done.output)
             assert line.endswith("ask for this right: docs/reference/cli.md lists each command's rights"), command
     assert user("why", "red").stdout.startswith("red is Running")
     assert user("why", "blue").stderr.startswith("no job 'blue' in namespace")
     api.patch(f"{job.own_path}/status", {"status": {"state": "Succeeded", "conditions": [ended]}})
     watched = user("watch", "red", "--plain")
     assert (watched.exit_code, "events are not shown: " in watched.stderr) == (0, True), watched.output
-    assert [found["metadata"]["name"] for found in api.get(job.path)["items"]] == ["red"]
+    assert [item["metadata"]["name"] for item in api.get(job.path)["items"]] == ["red"]
 
 
 def test_an_exec_plugin_that_fails_is_an_unusable_kubeconfig(drl: Drl) -> None:
     drl.plugin.fail()
-    said = drl("why", "red")
-    assert said.exit_code == 2
-    assert said.stderr.splitlines()[-1].startswith(
+    failed = drl("why", "red")
+    assert failed.exit_code == 2
+    assert failed.stderr.splitlines()[-1].startswith(
         "cannot use the kubeconfig: user 'e2e' has no credentials in it for 'https://"
     )
 
@@ -230,10 +230,10 @@ def test_why_names_a_pod_that_no_node_can_run_and_the_right_that_is_missing(
         },
     )
     deadlines.wait_until("the scheduler's verdict", JOB_SEEN, lambda: "Unschedulable: " in drl("why", "red").stdout)
-    said = drl("why", "red").stdout
-    assert f"Pod {job.attempt(1)}-x1-big (created " in said
-    assert "Insufficient nvidia.com/gpu" in said
-    assert "Not read" not in said
+    why = drl("why", "red").stdout
+    assert f"Pod {job.attempt(1)}-x1-big (created " in why
+    assert "Insufficient nvidia.com/gpu" in why
+    assert "Not read" not in why
     rules = [{"apiGroups": ["diffusionrl.io"], "resources": ["diffusionrljobs"], "verbs": ["get", "list"]}]
     roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     api.post(f"{roles}/roles", {"metadata": {"name": "jobs-only"}, "rules": rules})
@@ -269,8 +269,8 @@ def test_a_job_whose_claim_no_storage_class_serves_says_so(
             },
         },
     )
-    said = job.await_condition("Ready", "False", "ClaimNotBound")["message"]
-    assert "unbound immediate PersistentVolumeClaims" in said
+    message = job.await_condition("Ready", "False", "ClaimNotBound")["message"]
+    assert "unbound immediate PersistentVolumeClaims" in message
     why = drl("why", "red").stdout
     assert ("storageclass" in why, "Ask for less" in why) == (True, False), why
 

@@ -48,12 +48,12 @@ async def test_an_error_is_one_condition_beside_the_others(installed: ControlPla
         with pytest.raises(DefinitionOutdated):
             await cluster.apply_status(JOBS, api.get(job.own_path), {**status, "newer": 1})
         await errors.show(key, api.get(job.own_path), ZeroDivisionError("naïve \ud800" + "é" * 2000), utc_now())
-        found = find_condition(api.get(job.own_path))
-        assert found is not None
-        assert (found["reason"], found["message"][:5], len(found["message"])) == ("ZeroDivisionError", "naïve", 1024)
+        shown = find_condition(api.get(job.own_path))
+        assert shown is not None
+        assert (shown["reason"], shown["message"][:5], len(shown["message"])) == ("ZeroDivisionError", "naïve", 1024)
         await cluster.apply_status(JOBS, api.get(job.own_path), {**status, "attempts": 2})
         written = api.get(job.own_path)
-        assert find_condition(written) == found, "a status write keeps it"
+        assert find_condition(written) == shown, "a status write keeps it"
         await errors.clear(key, written)
         assert job.status() == {"attempts": 2, "conditions": [ready], **UNSEEN}
     assert job.await_events("ReconcileError") == ["ReconcileError"]

@@ -28,8 +28,8 @@ documents = load(DOCUMENTS)
 @pytest.fixture(scope="module")
 def api(plane: ControlPlane) -> Iterator[Api]:
     install(plane, kuberay=False)
-    with plane.api("e2e-verdicts") as made:
-        yield made
+    with plane.api("e2e-verdicts") as client:
+        yield client
 
 
 def accepted_by_models(document: dict[str, Any]) -> bool:
@@ -55,26 +55,26 @@ def accepted_by_server(api: Api, document: dict[str, Any]) -> tuple[bool, str]:
 def test_fixed_documents(api: Api) -> None:
     cases = documents.cases()
     verdicts = [(accepted_by_models(case), accepted_by_server(api, case), case) for case in cases]
-    assert [(case, said) for models, (server, said), case in verdicts if models != server] == []
+    assert [(case, message) for models, (server, message), case in verdicts if models != server] == []
     accepted = sum(models for models, _, _ in verdicts)
     assert 20 <= accepted <= len(cases) - 20, "both verdicts are there"
 
 
 def test_drl_validate_and_the_cluster_agree_on_random_documents(api: Api) -> None:
-    found, accepted = compare(api, random_jobs(seed=1, count=RANDOM))
-    assert found == []
+    differences, accepted = compare(api, random_jobs(seed=1, count=RANDOM))
+    assert differences == []
     assert RANDOM / 10 < accepted < RANDOM * 9 / 10, "both verdicts are there"
 
 
 def test_a_rule_of_the_crd_has_a_message(api: Api) -> None:
-    _, said = accepted_by_server(api, {**documents.SMALLEST, "spec": {**documents.SMALLEST["spec"], "backoffLimit": 1}})
-    assert "checkpoint" in said
+    _, text = accepted_by_server(api, {**documents.SMALLEST, "spec": {**documents.SMALLEST["spec"], "backoffLimit": 1}})
+    assert "checkpoint" in text
 
 
 def test_one_answer_names_all_broken_rules_with_the_paths_of_their_fields(api: Api) -> None:
     """Also those that the API server evaluates as one."""
     wrong = {"backoffLimit": 1, "rollout": {"samplesPerPrompt": 1, "drainSeconds": 1, "minReplicas": 1, "replicas": 2}}
-    _, said = accepted_by_server(api, {**documents.SMALLEST, "spec": {**documents.SMALLEST["spec"], **wrong}})
+    _, message = accepted_by_server(api, {**documents.SMALLEST, "spec": {**documents.SMALLEST["spec"], **wrong}})
     for field, text in (
         ("backoffLimit", "needs spec.checkpoint.claimName"),
         ("rollout.replicas", "must be all accelerators"),
@@ -82,5 +82,5 @@ def test_one_answer_names_all_broken_rules_with_the_paths_of_their_fields(api: A
         ("rollout.drainSeconds", "must not be given"),
         ("rollout.minReplicas", "must not be given"),
     ):
-        assert f"spec.{field}: {text}" in said
-    assert "trainer.batch" not in said
+        assert f"spec.{field}: {text}" in message
+    assert "trainer.batch" not in message

@@ -35,7 +35,7 @@ def traces(cluster: KindCluster) -> dict[str, set[str]]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadlines.COMMAND, check=True)
         return set(done.stdout.splitlines())
 
-    found = {
+    left = {
         "processes": processes_naming(*places),
         "mounts": {
             line.split()[4]
@@ -60,7 +60,7 @@ def traces(cluster: KindCluster) -> dict[str, set[str]]:
         "networks": set(podman.run("network", "ls", "--format={{.Name}}").split()),
     }
     podman.release()
-    return found
+    return left
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def test_a_start_that_was_killed_is_removed_by_the_next(first: KindCluster) -> N
             starting.send_signal(signal.SIGKILL)
     (half,) = first.engine.containers(first.name)
     first.create(())
-    (whole,) = first.engine.containers(first.name)
-    assert whole.id != half.id
+    (complete,) = first.engine.containers(first.name)
+    assert complete.id != half.id
     assert first.kubectl("get", "--raw=/readyz") == "ok"
     first.delete()
     assert traces(first) == before
@@ -134,7 +134,7 @@ def test_a_node_that_was_started_again_is_replaced_and_a_running_cluster_is_not(
     assert first.engine.containers(first.name) == [node]
     first.engine.run("restart", node.id)
     first.create(())
-    assert node.id not in {found.id for found in first.engine.containers(first.name)}
+    assert node.id not in {container.id for container in first.engine.containers(first.name)}
 
 
 def test_a_cluster_of_another_program_with_the_same_name_is_left_alone(first: KindCluster) -> None:
@@ -147,7 +147,7 @@ def test_a_cluster_of_another_program_with_the_same_name_is_left_alone(first: Ki
             first.create(())
         first.folder.mkdir(exist_ok=True)
         first.delete()
-        assert [found.id for found in podman.containers(first.name) if found.running] == [foreign]
+        assert [container.id for container in podman.containers(first.name) if container.running] == [foreign]
     finally:
         podman.run("rm", "--force", foreign)
         podman.release()

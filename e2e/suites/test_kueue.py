@@ -79,8 +79,8 @@ def end(*jobs: JobOnPlane) -> None:
 
 def cluster_of(job: JobOnPlane) -> list[str]:
     """Names of the RayClusters of a job."""
-    found = job.api.get(job.ray("rayclusters"))["items"]
-    return [item["metadata"]["name"] for item in found if item["metadata"]["name"].startswith(f"{job.name}-")]
+    clusters = job.api.get(job.ray("rayclusters"))["items"]
+    return [item["metadata"]["name"] for item in clusters if item["metadata"]["name"].startswith(f"{job.name}-")]
 
 
 def await_state(job: JobOnPlane, state: str) -> dict[str, Any]:
@@ -103,8 +103,8 @@ def test_a_job_is_one_workload_waits_for_quota_is_preempted_and_returns(queued: 
             "Kueue's reason",
             lambda found: "insufficient unused quota" in condition(found, "Admitted").get("message", ""),
         )
-        said = run_drl(queued.kubeconfig, "why", "second", "--namespace=default")
-        assert said.exit_code == 0 and "insufficient unused quota" in said.output
+        why = run_drl(queued.kubeconfig, "why", "second", "--namespace=default")
+        assert why.exit_code == 0 and "insufficient unused quota" in why.output
         assert not cluster_of(second)
 
         urgent = submit(api, "urgent", priority="urgent")
@@ -166,7 +166,7 @@ def test_a_queue_admits_all_pools_as_one_workload_and_their_numbers_stay(queued:
         for condition_type in ("RolloutsScaled", "RewardsScaled"):
             job.await_condition(condition_type, "False", "InQueue")
         groups = api.get(job.ray("rayclusters", name))["spec"]["workerGroupSpecs"]
-        numbers = [(one["groupName"], one["minReplicas"], one["maxReplicas"]) for one in groups]
+        numbers = [(group["groupName"], group["minReplicas"], group["maxReplicas"]) for group in groups]
         assert numbers == [("trainer", 1, 1), ("rollout", 2, 2), ("reward", 2, 2)]
         end(job)
 
@@ -181,7 +181,9 @@ def numbers_of(job: JobOnPlane) -> dict[str, Any]:
     """Rollout pods of a job, by what has their number."""
     (workload,) = workloads_of(job)
     (cluster,) = cluster_of(job)
-    groups = {one["groupName"]: one for one in job.api.get(job.ray("rayclusters", cluster))["spec"]["workerGroupSpecs"]}
+    groups = {
+        group["groupName"]: group for group in job.api.get(job.ray("rayclusters", cluster))["spec"]["workerGroupSpecs"]
+    }
     (nodes,) = re.findall(r"rollout\.nnodes=(\d+)", job.await_attempt(1)["spec"]["entrypoint"])
     return {
         "Workload": {part["name"]: part["count"] for part in workload["spec"]["podSets"]}["rollout"],
@@ -251,7 +253,7 @@ def test_a_namespace_with_a_default_queue_keeps_the_pods_that_were_admitted(queu
         job.await_status("the training", lambda found: found.get("state") == "Running")
         api.patch(f"{job.own_path}/scale", {"spec": {"replicas": 4}})
         job.await_condition("Updated", "False", "NextAttempt")
-        groups = {one["groupName"]: one["replicas"] for one in api.get(path)["spec"]["workerGroupSpecs"]}
+        groups = {group["groupName"]: group["replicas"] for group in api.get(path)["spec"]["workerGroupSpecs"]}
         assert groups == {"trainer": 1, "rollout": 2}
         end(job)
 
@@ -286,8 +288,8 @@ def test_a_quota_that_shrinks_takes_nothing_back_and_a_drained_queue_does(queued
         await_state(job, "Queued")
         deadlines.wait_until("its pods to be gone", PATIENCE, lambda: not cluster_of(job))
         kueue.apply(queued, queue_objects(accelerators=20))
-        for each in (job, waiting):
-            each.await_condition("Admitted", "True")
+        for resumed in (job, waiting):
+            resumed.await_condition("Admitted", "True")
         status = job.status()
         assert (status["attempts"], status.get("failures", [])) == (1, [])
         end(job, waiting)
@@ -334,8 +336,8 @@ class ElasticJob:
     def pods(self, group: str = "rollout") -> list[dict[str, Any]]:
         """Its pods of a group that are not being deleted."""
         labels = f"diffusionrl.io/job={self.job.name},ray.io/group={group}"
-        found = self.api.get("/api/v1/namespaces/default/pods", labelSelector=labels)["items"]
-        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        pods = self.api.get("/api/v1/namespaces/default/pods", labelSelector=labels)["items"]
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def scheduled(self) -> list[dict[str, Any]]:
         """Its rollout pods on a node."""
@@ -343,8 +345,8 @@ class ElasticJob:
 
     def workloads(self, *, finished: bool = False) -> list[int]:
         """Rollout pods of its Workloads."""
-        found = [item for item in workloads_of(self.job) if is_true(item, "Finished") == finished]
-        return [part["count"] for item in found for part in item["spec"]["podSets"] if part["name"] == "rollout"]
+        items = [item for item in workloads_of(self.job) if is_true(item, "Finished") == finished]
+        return [part["count"] for item in items for part in item["spec"]["podSets"] if part["name"] == "rollout"]
 
     def await_used(self, accelerators: int) -> None:
         """So many accelerators of the queue are reserved."""
@@ -358,8 +360,8 @@ class ElasticJob:
         deadlines.wait_until(f"{accelerators} accelerators to be reserved", PATIENCE, there)
 
     def condition(self) -> tuple[str, str]:
-        found = self.job.condition("RolloutsScaled")
-        return str(found["reason"]), str(found["message"])
+        scaled = self.job.condition("RolloutsScaled")
+        return str(scaled["reason"]), str(scaled["message"])
 
 
 def test_quota_follows_the_number_of_autoscaled_pods(operated: tuple[ControlPlane, RunningOperator]) -> None:

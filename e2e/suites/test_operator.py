@@ -84,7 +84,7 @@ def test_a_job_succeeds_and_its_conditions_carry_the_generation(
     assert {condition["observedGeneration"] for condition in status["conditions"]} == {1}
     assert [condition["type"] for condition in status["conditions"]] == list(CONDITION_TYPES)
     fields = api.get(job.own_path)["metadata"]["managedFields"]
-    (owned,) = [each["fieldsV1"]["f:status"] for each in fields if each.get("subresource") == "status"]
+    (owned,) = [entry["fieldsV1"]["f:status"] for entry in fields if entry.get("subresource") == "status"]
     for part, inner in owned.items():
         units = inner.values() if part == "f:conditions" else [inner]
         assert not any(units), f"{part} is no unit: the owner of each of its fields costs the API server time"

@@ -23,9 +23,9 @@ SETTINGS = {"RESYNC_SECONDS": "0.5", "RETRY_SECONDS": "5"}
 
 @pytest.fixture
 def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShiftedClock:
-    made = shifted_clock(tmp_path)
-    monkeypatch.setenv("OPERATOR_PYTHON", str(made.python))
-    return made
+    shifted = shifted_clock(tmp_path)
+    monkeypatch.setenv("OPERATOR_PYTHON", str(shifted.python))
+    return shifted
 
 
 def await_passes(running: RunningOperator, count: int) -> None:
@@ -34,7 +34,9 @@ def await_passes(running: RunningOperator, count: int) -> None:
     def made() -> float:
         families = text_string_to_metric_families(running.page("/metrics").text)
         samples = (sample for family in families for sample in family.samples)
-        return sum(one.value for one in samples if one.name == "diffusionrl_operator_reconcile_seconds_count")
+        return sum(
+            measured.value for measured in samples if measured.name == "diffusionrl_operator_reconcile_seconds_count"
+        )
 
     enough = made() + count
     deadlines.wait_until(f"{count} passes", JOB_SEEN, lambda: made() >= enough)
@@ -89,8 +91,8 @@ def test_a_clock_that_is_ten_minutes_off_changes_no_verdict_no_deadline_and_no_t
         for job in jobs:
             status = job.status()
             assert (status["attempts"], status.get("failures", [])) == (1, [])
-            for one in status["conditions"]:
-                at = datetime.fromisoformat(one["lastTransitionTime"])
+            for condition in status["conditions"]:
+                at = datetime.fromisoformat(condition["lastTransitionTime"])
                 assert abs(at - datetime.now(UTC)) < timedelta(seconds=MINUTES / 2)
 
         late = JobOnPlane(api, namespace, "late", soon)

@@ -136,15 +136,15 @@ class World:
 
     def snapshot(self) -> Snapshot:
         """Everything that the watches have delivered by now."""
-        found: Snapshot = {}
+        objects: Snapshot = {}
         for kind in KINDS:
             path = kind.path(self.namespace)
             selector = "" if kind == JOBS else SELECTOR
-            found[kind] = [
+            objects[kind] = [
                 {"apiVersion": kind.api_version, "kind": kind.kind, **body}
                 for body in self.api.get(path, labelSelector=selector)["items"]
             ]
-        return found
+        return objects
 
     async def until(self, lives: list[Life], good: Callable[[Life, Body | None, Snapshot], bool]) -> None:
         """Passes until it is good for all jobs, and then once more."""

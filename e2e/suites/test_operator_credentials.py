@@ -52,8 +52,8 @@ class Accounts:
     def print_token(self, name: str, lives: int | None = None) -> None:
         """Have the plug-in print a token of an account, which is valid as long as the account's Secret exists."""
         bound = {"apiVersion": "v1", "kind": "Secret", "name": name}
-        made = self.api.post(f"{self._core}/serviceaccounts/{name}/token", {"spec": {"boundObjectRef": bound}})
-        self.plugin.print_token(made["status"]["token"], lives)
+        request = self.api.post(f"{self._core}/serviceaccounts/{name}/token", {"spec": {"boundObjectRef": bound}})
+        self.plugin.print_token(request["status"]["token"], lives)
 
     def revoke(self, name: str) -> None:
         """Make the account's tokens invalid; the API server notices within the 10 s that it caches them."""

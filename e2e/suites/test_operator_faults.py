@@ -29,8 +29,8 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 @pytest.fixture
 def proxy(installed: ControlPlane) -> Iterator[FaultProxy]:
-    with fault_proxy(installed) as made:
-        yield made
+    with fault_proxy(installed) as started:
+        yield started
 
 
 def rayjobs(job: JobOnPlane) -> list[str]:
@@ -45,16 +45,16 @@ def test_an_operator_that_is_killed_at_a_write_leaves_the_rest_to_the_next_one(
     points = [("rayjobs", "-a01", job.submit), ("/status", "", lambda: job.run(1))]
     points.append(("rayjobs", "-a01", lambda: job.head(1, "False", "HeadPodNotFound")))
     for kind, name, act in points:
-        with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **QUICK) as made:
+        with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **QUICK) as running:
 
-            def kill(call: Call, kind: str = kind, name: str = name, pid: int = made.process.pid) -> None:
+            def kill(call: Call, kind: str = kind, name: str = name, pid: int = running.process.pid) -> None:
                 if call.writes and kind in call.path and (call.path.endswith(name) or name.encode() in call.body):
                     os.kill(pid, signal.SIGKILL)
 
             proxy.answered = kill
             act()
-            made.process.wait(JOB_SEEN)
-        assert made.process.returncode == -signal.SIGKILL
+            running.process.wait(JOB_SEEN)
+        assert running.process.returncode == -signal.SIGKILL
         proxy.answered = lambda call: None
     with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **QUICK):
         job.run(2)
@@ -70,7 +70,7 @@ def test_an_operator_that_is_killed_at_a_write_leaves_the_rest_to_the_next_one(
 def test_errors_of_the_api_server_delay_a_job(
     installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, proxy: FaultProxy, code: int, after: int
 ) -> None:
-    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **QUICK) as made:
+    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **QUICK) as running:
         seen: set[str] = set()
 
         def once(call: Call) -> tuple[int, int] | None:
@@ -85,7 +85,7 @@ def test_errors_of_the_api_server_delay_a_job(
         job.start()
         assert rayjobs(job) == [job.attempt(1)]
         assert len(proxy.refused) == len(seen) == 2
-        assert made.page("/healthz").status_code == 200
+        assert running.page("/healthz").status_code == 200
 
 
 def test_an_api_server_that_goes_away_and_comes_back(
@@ -93,21 +93,21 @@ def test_an_api_server_that_goes_away_and_comes_back(
 ) -> None:
     """Nothing restarts: the process that lost the API server continues."""
     settings = {"CANARY_SECONDS": "1", "CANARY_DEADLINE_SECONDS": "60", "LEASE_SECONDS": "5", **QUICK}
-    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **settings) as made:
+    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **settings) as running:
         job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
         job.start()
         proxy.away = True
         job.head(1, "False", "HeadPodNotFound")
-        for said in ("write failed, retry", "does not lead any more"):
+        for line in ("write failed, retry", "does not lead any more"):
             deadlines.wait_until(
-                f"the log to say {said!r}", JOB_SEEN, lambda said=said: said in made.log.read_text(encoding="utf-8")
+                f"the log to say {line!r}", JOB_SEEN, lambda line=line: line in running.log.read_text(encoding="utf-8")
             )
-        assert made.page("/healthz").status_code == 200
+        assert running.page("/healthz").status_code == 200
         assert rayjobs(job) == [job.attempt(1)], "pods keep training"
         proxy.away = False
         job.await_attempt(2)
         assert rayjobs(job) == [job.attempt(2)]
-        assert made.process.poll() is None
+        assert running.process.poll() is None
 
 
 def test_watches_that_deliver_nothing_fail_the_liveness_probe(
@@ -115,11 +115,11 @@ def test_watches_that_deliver_nothing_fail_the_liveness_probe(
 ) -> None:
     settings = {"CANARY_SECONDS": "0.5", "CANARY_DEADLINE_SECONDS": "3", "NAMESPACE": namespace, **QUICK}
     job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
-    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **settings) as made:
+    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **settings) as running:
         job.start()
         proxy.frozen = ""
-        deadlines.wait_until("/healthz to fail", JOB_SEEN, lambda: made.page("/healthz").status_code != 200)
-        assert "no watch event since" in made.page("/healthz").text
+        deadlines.wait_until("/healthz to fail", JOB_SEEN, lambda: running.page("/healthz").status_code != 200)
+        assert "no watch event since" in running.page("/healthz").text
         job.head(1, "False", "HeadPodNotFound")
     proxy.frozen = None
     with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **settings):
@@ -153,16 +153,16 @@ def test_a_silent_watch_of_one_kind_does_no_harm(
         job.await_condition("Ready", "True")
         job.end(1)
         job.await_condition("Succeeded", "True")
-    for each in (job, other):
-        status = each.status()
+    for finished in (job, other):
+        status = finished.status()
         assert (status["attempts"], status.get("failures", [])) == (1, [])
-        assert "ReconcileError" not in {found["type"] for found in status["conditions"]}
+        assert "ReconcileError" not in {condition["type"] for condition in status["conditions"]}
 
 
 def test_an_etcd_that_stops_and_goes_on_delays_jobs(
     installed: ControlPlane, api: Api, namespace: str, running: RunningOperator
 ) -> None:
-    (etcd,) = (found for found in installed.daemons.recorded() if found.name == "etcd")
+    (etcd,) = (daemon for daemon in installed.daemons.recorded() if daemon.name == "etcd")
     job, other = (JobOnPlane(api, namespace, spec={"backoffLimit": 1}, name=name) for name in ("first", "second"))
     job.start()
     other.submit()
@@ -221,8 +221,8 @@ def test_a_policy_that_denies_rayjobs_is_named_until_it_is_gone(
     deadlines.wait_until("the policy to be in force", deadlines.API_READY, denied)
     job = JobOnPlane(api, namespace)
     job.submit()
-    said = job.await_condition("Ready", "False", "ChildRefused")
-    assert "no more GPUs for you" in said["message"]
+    condition = job.await_condition("Ready", "False", "ChildRefused")
+    assert "no more GPUs for you" in condition["message"]
     api.delete(f"{root}/validatingadmissionpolicybindings/{name}")
     api.delete(f"{root}/validatingadmissionpolicies/{name}")
     job.await_attempt(1)
@@ -284,8 +284,8 @@ def test_a_webhook_that_cannot_be_called_is_named_until_it_is_gone(
     deadlines.wait_until("the webhook to be called", deadlines.API_READY, failing)
     job = JobOnPlane(api, namespace, patience=3 * JOB_SEEN)
     job.submit()
-    said = job.await_condition("Ready", "False", "ServerFailed")
-    assert told in said["message"]
+    condition = job.await_condition("Ready", "False", "ServerFailed")
+    assert told in condition["message"]
     assert job.status()["state"] == "Pending"
     job.await_events("ServerFailed")
     other.end(1)
@@ -303,8 +303,8 @@ def test_a_quota_on_rayjobs_is_named_until_there_is_room(running: RunningOperato
     )
     job = JobOnPlane(api, namespace)
     job.submit()
-    said = job.await_condition("Ready", "False", "QuotaExceeded")
-    assert "quota: none" in said["message"]
+    condition = job.await_condition("Ready", "False", "QuotaExceeded")
+    assert "quota: none" in condition["message"]
     api.delete(f"{quotas}/none")
     job.await_attempt(1)
 
@@ -333,8 +333,8 @@ def test_an_upgrade_of_kuberay_interrupts_no_job(running: RunningOperator, api: 
         job.end(1)
         job.await_condition("Succeeded", "True")
         assert api.get(job.ray("rayjobs", job.attempt(1)))["status"]["jobStatus"] == "SUCCEEDED"
-        for each in (job, later):
-            assert (each.status()["attempts"], each.status().get("failures", [])) == (1, [])
+        for succeeded in (job, later):
+            assert (succeeded.status()["attempts"], succeeded.status().get("failures", [])) == (1, [])
     finally:
         for path, definition in before.items():
             api.patch(path, {"spec": {"versions": definition["spec"]["versions"]}})

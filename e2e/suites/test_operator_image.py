@@ -36,8 +36,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unpacked]:
     except ToolMissing as error:
         leave_out(error)
         raise
-    with unpacked(built.image, tmp_path_factory.mktemp("image")) as found:
-        yield found
+    with unpacked(built.image, tmp_path_factory.mktemp("image")) as unpacked_image:
+        yield unpacked_image
 
 
 @pytest.fixture
@@ -56,26 +56,26 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
 
 def account_folder(plane: ControlPlane, folder: Path) -> Path:
     """The operator's service account as a kubelet mounts it, readable for the image's user."""
-    made = folder / "account"
-    made.mkdir()
+    account = folder / "account"
+    account.mkdir()
     path = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{NAME}/token"
     with plane.api("e2e-token") as api:
         token = api.post(path, {"spec": {}})["status"]["token"]
     authority = plane.authority.certificate.read_text()
     for name, content in (("token", token), ("ca.crt", authority), ("namespace", SYSTEM)):
-        made.joinpath(name).write_text(content)
-        made.joinpath(name).chmod(0o644)
-    for parent in (folder, *folder.parents[:2], made):
+        account.joinpath(name).write_text(content)
+        account.joinpath(name).chmod(0o644)
+    for parent in (folder, *folder.parents[:2], account):
         parent.chmod(0o755)
-    return made
+    return account
 
 
 def test_it_contains_the_locked_packages_and_no_others(image: Unpacked) -> None:
     locked = re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements" / "operator.txt").read_text(), re.MULTILINE)
     (site,) = (image.root / "opt/omni/env/lib").glob("python3.*/site-packages")
-    found = {path.name.removesuffix(".dist-info").replace("_", "-").lower() for path in site.glob("*.dist-info")}
+    packages = {path.name.removesuffix(".dist-info").replace("_", "-").lower() for path in site.glob("*.dist-info")}
     expected = {f"{name}-{version}" for name, version in locked}
-    assert {name.replace(".", "-") for name in found if not name.startswith("omni-operator-")} == {
+    assert {name.replace(".", "-") for name in packages if not name.startswith("omni-operator-")} == {
         name.replace(".", "-") for name in expected
     }
     assert (site / "omni_operator/main.py").exists()
@@ -120,11 +120,11 @@ def test_it_runs_a_job_without_writable_folders(
         "print(os.getuid(), writable, open('/proc/self/status').read().count('0000000000000000') if"
         " os.path.exists('/proc/self/status') else '')"
     )
-    said = subprocess.run(
+    printed = subprocess.run(
         [runner, "python", "-c", code], capture_output=True, text=True, timeout=deadlines.COMMAND, check=True
     )
-    assert said.stdout.split(maxsplit=1)[0] == "65532"
-    assert "[]" in said.stdout
+    assert printed.stdout.split(maxsplit=1)[0] == "65532"
+    assert "[]" in printed.stdout
     # `python -m omni_operator.main`, but in the image.
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {runner} python "$@"\n')

@@ -21,8 +21,8 @@ QUICK: dict[str, Any] = {"RETRY_SECONDS": "0.1", "CANARY_SECONDS": "1", "CANARY_
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
     """A control plane whose API server refuses `sendInitialEvents`, as servers before Kubernetes 1.32 do."""
-    with control_plane(api_flags=("--feature-gates=WatchList=false",)) as made:
-        yield made
+    with control_plane(api_flags=("--feature-gates=WatchList=false",)) as started:
+        yield started
 
 
 def test_jobs_are_listed_in_pages_and_then_watched(
@@ -47,6 +47,6 @@ def test_jobs_are_listed_in_pages_and_then_watched(
         later.await_attempt(1)
         assert again.page("/healthz").is_success
         of_kopf = installed.audit.counts(user_agent="kopf/", since=mark)
-        own = installed.audit.counts(user_agent=AGENT, since=mark)
+        requests = installed.audit.counts(user_agent=AGENT, since=mark)
     assert of_kopf["list", "diffusionrljobs"] == 2, "pages"
-    assert own["list", "rayjobs"] == 1
+    assert requests["list", "rayjobs"] == 1

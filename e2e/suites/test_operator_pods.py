@@ -38,15 +38,15 @@ def test_a_running_job_is_scaled_with_one_request(
     api.patch(scale, {"spec": {"replicas": 5}})  # as kubectl scale and a HorizontalPodAutoscaler do
     job.await_status("5 rollout pods", lambda status: status["rollout"]["desired"] == 5, JOB_SEEN)
     assert groups() == [("trainer", 1), ("rollout", 5)]
-    found = api.get(scale)
+    subresource = api.get(scale)
     selector = f"ray.io/cluster={job.attempt(1)}-x1,ray.io/group=rollout"
-    assert (found["spec"]["replicas"], found["status"]) == (5, {"replicas": 0, "selector": selector})
+    assert (subresource["spec"]["replicas"], subresource["status"]) == (5, {"replicas": 0, "selector": selector})
     assert_requests(
         installed, namespace, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1})
     )
     with pytest.raises(ApiError, match=r"must not be more than spec\.rollout\.replicas"):
         api.patch(scale, {"spec": {"replicas": 1}})
-    names = [job.add_pod(1, f"rollout-{place}", "rollout")[0] for place in range(3)]
+    names = [job.add_pod(1, f"rollout-{number}", "rollout")[0] for number in range(3)]
     mark = installed.audit.mark()
     api.patch(scale, {"spec": {"replicas": 2}})
     job.await_status("2 rollout pods", lambda status: status["rollout"]["desired"] == 2, JOB_SEEN)
@@ -86,8 +86,8 @@ def test_who_sets_the_number_of_pods_back_each_time_is_named_and_answered_seldom
         return job.condition("Updated").get("reason") == "ChangedByOthers"
 
     deadlines.wait_until("the condition", JOB_SEEN, told)
-    found = job.condition("Updated")
-    assert found["message"].startswith("field manager 'other-program' changes the number of pods of worker group")
+    updated = job.condition("Updated")
+    assert updated["message"].startswith("field manager 'other-program' changes the number of pods of worker group")
     for _ in range(50):
         told()
     corrections = [
@@ -115,10 +115,10 @@ def test_limits_of_a_worker_group_that_another_program_sets_are_put_right_with_o
 
     before = limits()
     assert before == [(1, 1, 1), (1, 3, 1024)]
-    for place, changed in ((1, {"maxReplicas": 2}), (1, {"minReplicas": 5}), (0, {"minReplicas": 2, "maxReplicas": 2})):
+    for index, changed in ((1, {"maxReplicas": 2}), (1, {"minReplicas": 5}), (0, {"minReplicas": 2, "maxReplicas": 2})):
         groups = api.get(path)["spec"]["workerGroupSpecs"]
         mark = installed.audit.mark()
-        groups[place] |= changed
+        groups[index] |= changed
         api.patch(path, {"spec": {"workerGroupSpecs": groups}}, fieldManager="other-program")
         deadlines.wait_until("the limits", JOB_SEEN, lambda: limits() == before)
         assert_requests(installed, namespace, mark, Counter({("patch", "rayclusters"): 1}))
@@ -137,11 +137,11 @@ def test_the_reward_pods_of_a_running_job_are_scaled_with_one_request(
     path = job.cluster_path(1)
 
     def group() -> dict[str, Any]:
-        found: dict[str, Any] = api.get(path)["spec"]["workerGroupSpecs"][1]
-        return found
+        group_spec: dict[str, Any] = api.get(path)["spec"]["workerGroupSpecs"][1]
+        return group_spec
 
     assert (group()["groupName"], group()["replicas"]) == ("reward", 2)
-    names = [job.add_pod(1, f"reward-{place}", "reward")[0] for place in range(2)]
+    names = [job.add_pod(1, f"reward-{number}", "reward")[0] for number in range(2)]
     for replicas, removed in ((4, None), (1, names[1:])):
         mark = installed.audit.mark()
         api.patch(job.own_path, {"spec": {"reward": {"model": {"replicas": replicas}}}})
@@ -241,9 +241,9 @@ def replace_and_roll_back(
     installed: ControlPlane, running: RunningOperator, api: Api, namespace: str, pool: str
 ) -> None:
     """Change the image of the two pods of a pool to one whose pods serve, then to one whose pods do not."""
-    own = {"placement": "Separate", "replicas": 2, "updateStrategy": {"progressDeadlineSeconds": 3}}
-    judged = {"scorers": [{"name": "judged", "builtin": "genrm_ocr"}], "model": {"base": "org/judge", **own}}
-    job = JobOnPlane(api, namespace, spec={"rollout": own} if pool == "rollout" else {"reward": judged})
+    pool_fields = {"placement": "Separate", "replicas": 2, "updateStrategy": {"progressDeadlineSeconds": 3}}
+    judged = {"scorers": [{"name": "judged", "builtin": "genrm_ocr"}], "model": {"base": "org/judge", **pool_fields}}
+    job = JobOnPlane(api, namespace, spec={"rollout": pool_fields} if pool == "rollout" else {"reward": judged})
     job.submit()
     job.run(1)
     token = job.report_token(job.add_trainer(1))
@@ -254,8 +254,8 @@ def replace_and_roll_back(
     serving: dict[str, int] = {}
 
     def group() -> dict[str, Any]:
-        found: dict[str, Any] = api.get(path)["spec"]["workerGroupSpecs"][1]
-        return found
+        group_spec: dict[str, Any] = api.get(path)["spec"]["workerGroupSpecs"][1]
+        return group_spec
 
     def edit(image: str) -> None:
         changed = {"podTemplate": {"spec": {"containers": [{"name": "ray", "image": image}]}}}
@@ -307,8 +307,8 @@ def replace_and_roll_back(
     assert group()["template"]["spec"]["containers"][0]["image"] == "image:3"
     # The pod is ready, so it takes a report of after its deadline to know that its replica does not serve.
     deadlines.wait_until("the template before", JOB_SEEN, lambda: (named(), group()["template"])[1] == template)
-    found = job.await_condition("Updated", "False", "RolledBack")
-    assert found["message"].startswith(f"{pool} pods with the current spec did not serve within 3 s")
+    updated = job.await_condition("Updated", "False", "RolledBack")
+    assert updated["message"].startswith(f"{pool} pods with the current spec did not serve within 3 s")
     assert group()["template"] == template
     sixth = replaced(fifth, 6)
     deadlines.wait_until("no pod to be replaced", JOB_SEEN, lambda: named() == set())

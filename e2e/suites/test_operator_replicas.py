@@ -87,17 +87,17 @@ class Replicas:
 
     def lease(self) -> dict[str, Any]:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
-        found: dict[str, Any] = next(
+        spec: dict[str, Any] = next(
             (item["spec"] for item in self.api.get(path)["items"] if item["metadata"]["name"] == LEASE), {}
         )
-        return found
+        return spec
 
     def leader(self, *others: str) -> str:
         """Name of the replica that leads, once one leads that is none of these."""
 
         def found() -> str | None:
             _, _, process = (self.lease().get("holderIdentity") or "").rpartition("_")
-            names = (name for name, one in self.running.items() if str(one.process.pid) == process)
+            names = (name for name, replica in self.running.items() if str(replica.process.pid) == process)
             return next((name for name in names if name not in others), None)
 
         return deadlines.wait_until("a replica to lead", JOB_SEEN, found)
@@ -178,7 +178,7 @@ def test_a_frozen_leader_writes_nothing_when_it_wakes(replicas: Replicas) -> Non
         replicas.start(name)
     first = replicas.leader()
     frozen = replicas.running.pop(first)
-    other = next(iter(replicas.running.values()))
+    standby = next(iter(replicas.running.values()))
     replicas.running[first] = frozen
     reporting = replicas.jobs("reports", 1)[0]
     reporting.start()
@@ -186,7 +186,7 @@ def test_a_frozen_leader_writes_nothing_when_it_wakes(replicas: Replicas) -> Non
 
     def accepted() -> bool:
         """A report to the replica that does not lead."""
-        url = f"http://127.0.0.1:{other.reports}/v1/reports"
+        url = f"http://127.0.0.1:{standby.reports}/v1/reports"
         step = {"event": "step", "step": 7}
         answer = httpx2.post(url, json=step, headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=30)
         return answer.status_code == httpx2.codes.OK

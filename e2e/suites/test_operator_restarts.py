@@ -133,8 +133,8 @@ def test_kuberay_can_be_installed_after_the_operator(tmp_path: Path) -> None:
         with operator(plane, tmp_path):
             job = JobOnPlane(api, "default")
             job.submit()
-            said = job.await_condition("Ready", "False", "KubeRayNotInstalled")
-            assert "install KubeRay" in said["message"]
+            condition = job.await_condition("Ready", "False", "KubeRayNotInstalled")
+            assert "install KubeRay" in condition["message"]
             api.patch(f"{job.path}/{job.name}", {"spec": {"seed": 17}})
             install(plane)
             job.run(1)

@@ -32,19 +32,19 @@ def programs() -> prometheus.Programs:
 @pytest.fixture(scope="module")
 def running(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
     install(plane)
-    with operator(plane, tmp_path_factory.mktemp("scraped")) as made:
-        yield made
+    with operator(plane, tmp_path_factory.mktemp("scraped")) as started:
+        yield started
 
 
 @pytest.fixture
 def job(plane: ControlPlane, running: RunningOperator, namespace: str) -> Iterator[JobOnPlane]:
     """A running job, so that every metric family of jobs has series."""
     with plane.api() as api:
-        made = JobOnPlane(api, namespace)
-        made.submit()
-        made.run(1)
-        made.await_condition("Ready", "True")
-        yield made
+        submitted = JobOnPlane(api, namespace)
+        submitted.submit()
+        submitted.run(1)
+        submitted.await_condition("Ready", "True")
+        yield submitted
 
 
 def test_promtool_reports_no_problems(programs: prometheus.Programs, running: RunningOperator, job: JobOnPlane) -> None:

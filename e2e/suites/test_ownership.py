@@ -45,8 +45,8 @@ def test_a_job_neither_changes_nor_deletes_objects_that_have_its_names(
     before = [api.get(path) for path in paths]
     job = JobOnPlane(api, namespace)
     job.submit()
-    said = job.await_condition("Admitted", "False", "NameTaken")
-    assert "NetworkPolicy red exists and does not belong to this job" in said["message"]
+    condition = job.await_condition("Admitted", "False", "NameTaken")
+    assert "NetworkPolicy red exists and does not belong to this job" in condition["message"]
     assert [api.get(path) for path in paths] == before
     job.await_events("NameTaken")
     # Each name in turn: the job continues when the object of the last one is gone.

@@ -54,12 +54,12 @@ def api(plane: ControlPlane) -> Iterator[Api]:
     """A client, and a namespace that enforces `restricted` and has two service accounts."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-    with plane.api("e2e-pod-security") as made:
-        made.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": labels}})
-        made.post(accounts, {"metadata": {"name": "other"}})
-        deadlines.wait_until("the service account", deadlines.API_READY, lambda: not made.gone(f"{accounts}/default"))
-        yield made
-        made.delete(f"/api/v1/namespaces/{NAMESPACE}")
+    with plane.api("e2e-pod-security") as client:
+        client.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": labels}})
+        client.post(accounts, {"metadata": {"name": "other"}})
+        deadlines.wait_until("the service account", deadlines.API_READY, lambda: not client.gone(f"{accounts}/default"))
+        yield client
+        client.delete(f"/api/v1/namespaces/{NAMESPACE}")
 
 
 def pods(job: DiffusionRLJob) -> Iterator[dict[str, Any]]:
@@ -87,8 +87,10 @@ def in_the_namespace(path: Path) -> DiffusionRLJob:
     scheduling = job.spec.scheduling.model_copy(update={"priority_class_name": None})
     accelerator = job.spec.trainer.accelerator.model_copy(update={"preset": None})
     trainer = job.spec.trainer.model_copy(update={"accelerator": accelerator})
-    own = job.spec.rollout.accelerator
-    rollout = job.spec.rollout.model_copy(update={"accelerator": own and own.model_copy(update={"preset": None})})
+    accelerators = job.spec.rollout.accelerator
+    rollout = job.spec.rollout.model_copy(
+        update={"accelerator": accelerators and accelerators.model_copy(update={"preset": None})}
+    )
     judge = job.spec.reward.model
     if judge is not None and judge.accelerator is not None:
         judge = judge.model_copy(update={"accelerator": judge.accelerator.model_copy(update={"preset": None})})
@@ -112,8 +114,8 @@ def test_the_default_policy_is_never_laxer_than_restricted(api: Api) -> None:
     tables = (lifted, templates.NEVER, stricter, templates.ALLOWED)
     for name, template in itertools.chain.from_iterable(table.items() for table in tables):
         job = read_job(JOB, "job.yaml", [f"spec.trainer.podTemplate={json.dumps(template)}"]).job
-        ours = [f"{found.at}: {found.text}" for found in plan.find_refusals(job, SETTINGS)]
-        theirs = [said for pod in pods(job) if (said := verdict(api, pod))]
+        ours = [f"{refusal.at}: {refusal.text}" for refusal in plan.find_refusals(job, SETTINGS)]
+        theirs = [reason for pod in pods(job) if (reason := verdict(api, pod))]
         if bool(ours) != bool(theirs):
             differ[name] = (ours, theirs)
     assert {name for name, (ours, _) in differ.items() if not ours} == set(), differ
@@ -129,27 +131,27 @@ def test_a_limit_range_gives_pods_of_jobs_their_limits_and_refuses_what_is_large
         "max": {"nvidia.com/gpu": "4"},
         "defaultRequest": {"cpu": "1", "memory": "1Gi"},
     }
-    found: dict[str, list[str]] = {"given": [], "refused": []}
+    outcomes: dict[str, list[str]] = {"given": [], "refused": []}
 
     def admit_all() -> bool:
         """Whether the API server has seen the limits."""
-        found["given"] = []
-        found["refused"] = []
-        for pod in (made for file in JOBS for made in pods(in_the_namespace(file))):
+        outcomes["given"] = []
+        outcomes["refused"] = []
+        for pod in (body for file in JOBS for body in pods(in_the_namespace(file))):
             try:
                 admitted = api.post(f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All", pod)
             except ApiError as error:
-                found["refused"].append(str(error))
+                outcomes["refused"].append(str(error))
                 continue
             for before, after in zip(pod["spec"]["containers"], admitted["spec"]["containers"], strict=True):
                 if "memory" not in before.get("resources", {}).get("limits", {}):
-                    found["given"].append(after["resources"].get("limits", {}).get("memory", "none"))
-        return bool(found["refused"])
+                    outcomes["given"].append(after["resources"].get("limits", {}).get("memory", "none"))
+        return bool(outcomes["refused"])
 
     api.post(path, {"metadata": {"name": "of-the-admin"}, "spec": {"limits": [limits]}})
     try:
         deadlines.wait_until("the limits to hold", deadlines.API_READY, admit_all)
     finally:
         api.delete(f"{path}/of-the-admin")
-    assert {*found["given"]} == {"900Gi"}
-    assert [text for text in found["refused"] if "maximum nvidia.com/gpu usage per Container is 4" not in text] == []
+    assert {*outcomes["given"]} == {"900Gi"}
+    assert [text for text in outcomes["refused"] if "maximum nvidia.com/gpu usage per Container is 4" not in text] == []

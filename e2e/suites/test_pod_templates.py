@@ -94,8 +94,8 @@ mistakes = load(Path(__file__).parents[2] / "tests" / "control" / "plan" / "pod_
 def api(plane: ControlPlane) -> Iterator[Api]:
     install(plane)
     plane.await_account("default")
-    with plane.api("e2e-pod-templates") as made:
-        yield made
+    with plane.api("e2e-pod-templates") as client:
+        yield client
 
 
 def refusal(api: Api, rayjob: dict[str, Any]) -> str | None:
@@ -125,7 +125,7 @@ def test_both_verdicts_on_random_templates_are_the_same(api: Api) -> None:
         ours = list(find_errors(template, complete=True))
         theirs = refusal(api, rayjob)
         verdicts.append((bool(ours), bool(theirs), ours, theirs, template))
-    assert [found for found in verdicts if found[0] != found[1]] == []
+    assert [verdict for verdict in verdicts if verdict[0] != verdict[1]] == []
     assert COUNT / 5 < sum(ours for ours, *_ in verdicts) < COUNT * 4 / 5, "both verdicts are there"
 
 
@@ -157,15 +157,15 @@ def test_a_job_that_is_accepted_gives_a_rayjob_that_is_accepted(api: Api) -> Non
 def refused_pods(api: Api, job: DiffusionRLJob) -> list[str]:
     """Why the API server refuses pods that KubeRay would make of the job's RayJob."""
     cluster = plan.render_objects(job, 1, SETTINGS)[-1]["spec"]["rayClusterSpec"]
-    found = []
+    messages = []
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         body = {"metadata": {"name": "a-pod"}, "spec": group["template"]["spec"]}
         try:
             api.post("/api/v1/namespaces/default/pods?dryRun=All&fieldValidation=Strict", body)
         except ApiError as error:
             assert error.code in (400, 403, 422), f"neither accepted nor refused: {error}"
-            found.append(str(error))
-    return found
+            messages.append(str(error))
+    return messages
 
 
 def with_trainer(fields: dict[str, Any]) -> DiffusionRLJob:
@@ -182,7 +182,7 @@ def test_mistakes_that_the_operator_names_are_mistakes_to_the_api_server(api: Ap
         )
     }
     # The API server takes a negative grace period for one second, in which no trainer saves a checkpoint.
-    differ = {name: found for name, found in verdicts.items() if found[0] != bool(found[1])}
+    differ = {name: verdict for name, verdict in verdicts.items() if verdict[0] != bool(verdict[1])}
     assert differ == {"a negative grace period": (True, [])}
     assert {name for name, (ours, _) in verdicts.items() if ours} == set(mistakes.MISTAKES)
 
@@ -198,7 +198,7 @@ def test_no_pod_is_refused_that_the_api_server_accepts(api: Api) -> None:
             job = with_trainer({"podTemplate": template})
         except JobError:
             continue
-        if ours := [found for found in find_invalid_pods(job, SETTINGS) if found.at[-1] != GRACE]:
+        if ours := [invalid for invalid in find_invalid_pods(job, SETTINGS) if invalid.at[-1] != GRACE]:
             refused += 1
             assert refused_pods(api, job) != [], (ours, template)
     assert refused > COUNT / 10

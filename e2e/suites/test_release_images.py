@@ -33,8 +33,10 @@ def test_the_operators_image_has_in_a_registry_the_digest_and_labels_of_the_rele
     assert (name, f"oci-archive:{tmp_path / file}") == (NAME, archive)
     with registry.registry(tmp_path) as address:
         run([skopeo, "copy", "--dest-tls-verify=false", archive, f"docker://{address}/{NAME}"], deadline=COPY_S)
-        found = httpx2.get(f"http://{address}/v2/omni-operator/manifests/{VERSION}", headers=MANIFEST, trust_env=False)
-        assert found.headers["Docker-Content-Digest"] == digest
+        manifest = httpx2.get(
+            f"http://{address}/v2/omni-operator/manifests/{VERSION}", headers=MANIFEST, trust_env=False
+        )
+        assert manifest.headers["Docker-Content-Digest"] == digest
         pulled = f"docker://{address}/omni-operator@{digest}"
         described = json.loads(run([skopeo, "inspect", "--tls-verify=false", pulled], deadline=COPY_S))
         again = tmp_path / "again.tar"

@@ -45,17 +45,17 @@ def own_namespace(plane: ControlPlane, api: Api, name: str) -> str:
 
 
 def pods(job: JobOnPlane) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = job.api.get(f"/api/v1/namespaces/{job.namespace}/pods")["items"]
-    return found
+    items: list[dict[str, Any]] = job.api.get(f"/api/v1/namespaces/{job.namespace}/pods")["items"]
+    return items
 
 
 def await_pods(job: JobOnPlane, attempt: int) -> list[dict[str, Any]]:
     """The head and the trainer pod of an attempt, ready."""
 
     def there() -> list[dict[str, Any]] | None:
-        found = [pod for pod in pods(job) if pod["metadata"]["name"].startswith(f"{job.attempt(attempt)}-")]
-        ready = [pod for pod in found if condition_of(pod, "Ready") == "True"]
-        return found if len(ready) == 2 else None
+        job_pods = [pod for pod in pods(job) if pod["metadata"]["name"].startswith(f"{job.attempt(attempt)}-")]
+        ready = [pod for pod in job_pods if condition_of(pod, "Ready") == "True"]
+        return job_pods if len(ready) == 2 else None
 
     try:
         return deadlines.wait_until(f"pods of attempt {attempt}", 2 * JOB_SEEN, there)
@@ -64,8 +64,8 @@ def await_pods(job: JobOnPlane, attempt: int) -> list[dict[str, Any]]:
 
 
 def condition_of(body: dict[str, Any], kind: str) -> str | None:
-    found = (item["status"] for item in body.get("status", {}).get("conditions", ()) if item["type"] == kind)
-    return next(found, None)
+    statuses = (item["status"] for item in body.get("status", {}).get("conditions", ()) if item["type"] == kind)
+    return next(statuses, None)
 
 
 def deny_pods_without_label(api: Api, namespace: str) -> None:
@@ -124,8 +124,8 @@ def test_limits_that_a_quota_asks_for_take_effect_at_once(managed: ControlPlane)
         job = JobOnPlane(api, namespace, spec={"checkpoint": {}})
         job.submit()
         job.await_condition("Ready", "False", "QuotaExceeded")
-        said = run_drl(managed.kubeconfig, "why", job.name, f"--namespace={namespace}").output
-        assert "must specify limits" in said and "What to do: set what the message says must be specified" in said
+        why = run_drl(managed.kubeconfig, "why", job.name, f"--namespace={namespace}").output
+        assert "must specify limits" in why and "What to do: set what the message says must be specified" in why
         api.patch(job.own_path, {"spec": {"trainer": {"resources": LIMITS}, "head": {"resources": LIMITS}}})
         assert len(await_pods(job, 2)) == 2
         status = job.status()
@@ -159,8 +159,8 @@ def test_a_template_that_the_api_server_refuses_is_named_with_field_and_value_an
         job = JobOnPlane(api, namespace, spec={"checkpoint": {}})
         job.spec["trainer"] = {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA"}, "podTemplate": pulled("always")}
         job.submit()
-        said = job.await_condition("Ready", "False", "PodsRefused")["message"]
-        assert 'spec.containers[0].imagePullPolicy: Unsupported value: "always"' in said
+        message = job.await_condition("Ready", "False", "PodsRefused")["message"]
+        assert 'spec.containers[0].imagePullPolicy: Unsupported value: "always"' in message
         why = run_drl(managed.kubeconfig, "why", job.name, f"--namespace={namespace}").output
         # For Ray's container and for KubeRay's init container, which has Ray's image; retries have other events.
         assert why.count('Unsupported value: "always"') == 2
@@ -184,10 +184,10 @@ def test_a_sidecar_that_ends_ends_no_training(managed: ControlPlane) -> None:
         job = JobOnPlane(api, namespace, spec={"checkpoint": {}, "head": {"podTemplate": sidecar}})
         job.spec["trainer"] = {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA"}, "podTemplate": sidecar}
         job.submit()
-        found = await_pods(job, 1)
+        job_pods = await_pods(job, 1)
         job.set_running(1)
         job.await_condition("Ready", "True")
-        for pod in found:
+        for pod in job_pods:
             end_container(api, pod, "agent")
         cluster = job.status()["children"]["rayCluster"]
 
@@ -205,8 +205,8 @@ def test_a_sidecar_that_ends_ends_no_training(managed: ControlPlane) -> None:
         assert (
             warning["reason"] == "SidecarNotRunning" and "container agent ended with exit code 1" in warning["message"]
         )
-        said = run_drl(managed.kubeconfig, "why", job.name, f"--namespace={namespace}").output
-        assert "container agent ended with exit code 1: lost its server" in said
+        why = run_drl(managed.kubeconfig, "why", job.name, f"--namespace={namespace}").output
+        assert "container agent ended with exit code 1: lost its server" in why
         api.delete(job.own_path)
         job.await_gone()
 

@@ -25,9 +25,9 @@ STEP = {"attempt": 1, "event": "step", "step": 3, "reward/mean": 0.25, "weights/
 
 @pytest.fixture
 def job(running: RunningOperator, api: Api, namespace: str) -> JobOnPlane:
-    made = JobOnPlane(api, namespace, spec={"backoffLimit": 3})
-    made.start()
-    return made
+    started = JobOnPlane(api, namespace, spec={"backoffLimit": 3})
+    started.start()
+    return started
 
 
 def post(running: RunningOperator, bearer: str, body: object, **headers: str) -> int:
@@ -116,19 +116,19 @@ def test_forged_tokens_cost_few_reviews_and_keep_no_trainer_out(
             return [await send(bearer) for bearer in tokens]
 
     async def attack() -> tuple[Counter[int], list[int]]:
-        floods = [flood(source, [*forged[place::8], *unbound[place::8]]) for place, source in enumerate(sources)]
-        found = asyncio.gather(*floods)
+        floods = [flood(source, [*forged[offset::8], *unbound[offset::8]]) for offset, source in enumerate(sources)]
+        attackers = asyncio.gather(*floods)
         real = await flood("127.0.2.1", [token] * 20)
-        return Counter(code for codes in await found for code in codes), real
+        return Counter(code for codes in await attackers for code in codes), real
 
     codes, real = asyncio.run(attack())
     assert real == [200] * 20
     assert set(codes) == {403, 429}
     reviews = installed.audit.settled(Counter(), user_agent=AGENT, since=mark)["create", "tokenreviews"]
     assert 1 <= reviews <= len(sources) * REJECTED_BURST + REVIEWS_AT_ONCE + 2
-    other = JobOnPlane(job.api, job.namespace, "blue")
-    other.submit()
-    other.await_attempt(1)
+    second = JobOnPlane(job.api, job.namespace, "blue")
+    second.submit()
+    second.await_attempt(1)
 
 
 def test_half_sent_requests_do_not_keep_a_trainer_out(running: RunningOperator, job: JobOnPlane) -> None:

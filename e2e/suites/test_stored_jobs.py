@@ -39,8 +39,8 @@ def plane(plane: ControlPlane, checks_all: bool) -> Iterator[ControlPlane]:
     if not checks_all:
         yield plane
         return
-    with control_plane() as made:
-        yield made
+    with control_plane() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,8 @@ def always_checked(node: Any) -> Any:
 def without_rule(node: Any, rule: str) -> Any:
     """A part of a definition without a rule, and without the rules of the same object that are joined with it."""
     if isinstance(node, list):
-        found = [item for item in node if isinstance(item, dict) and rule in item.get("messageExpression", "")]
-        return [without_rule(item, rule) for item in node if item not in found]
+        joined = [item for item in node if isinstance(item, dict) and rule in item.get("messageExpression", "")]
+        return [without_rule(item, rule) for item in node if item not in joined]
     return {name: without_rule(part, rule) for name, part in node.items()} if isinstance(node, dict) else node
 
 

@@ -72,8 +72,8 @@ def shortened() -> str:
 
 def held_out_before(run: Path) -> float:
     """The reward of the held-out prompts before the first step."""
-    found: float = next(line["val/reward/mean"] for line in metrics(run) if line["step"] == 0)
-    return found
+    reward: float = next(line["val/reward/mean"] for line in metrics(run) if line["step"] == 0)
+    return reward
 
 
 def steps(run: Path) -> list[dict[str, Any]]:
@@ -84,8 +84,8 @@ def steps(run: Path) -> list[dict[str, Any]]:
 def items(api: Api, space: str, plural: str, group: str = "") -> list[dict[str, Any]]:
     """The objects of a kind that carry the job's label."""
     root = f"/apis/{group}" if group else "/api/v1"
-    found: list[dict[str, Any]] = api.get(f"{root}/namespaces/{space}/{plural}", labelSelector=LABEL)["items"]
-    return found
+    objects: list[dict[str, Any]] = api.get(f"{root}/namespaces/{space}/{plural}", labelSelector=LABEL)["items"]
+    return objects
 
 
 def await_step(job: Job, step: int) -> dict[str, Any]:
@@ -157,8 +157,8 @@ def look_from_a_terminal(system: System, api: Api, space: str, folder: Path) -> 
 def scrape(system: System, api: Api, space: str, folder: Path) -> None:
     """A real Prometheus finds the pods by the job's PodMonitor, at the port that KubeRay adds to them."""
     (monitor,) = api.get(f"/apis/monitoring.coreos.com/v1/namespaces/{space}/podmonitors")["items"]
-    found = prometheus.of_pod_monitor(monitor, api.get(f"/api/v1/namespaces/{space}/pods")["items"])
-    with prometheus.running(prometheus.ensure(), found, folder) as server:
+    scrape_config = prometheus.of_pod_monitor(monitor, api.get(f"/api/v1/namespaces/{space}/pods")["items"])
+    with prometheus.running(prometheus.ensure(), scrape_config, folder) as server:
         server.await_data(
             [
                 f'ray_omni_step{{diffusionrl_job="{NAME}",attempt="1",ray_node_type="worker"}} >= 1',
@@ -173,8 +173,8 @@ def fetch_from_the_claim(system: System, api: Api, space: str, run: Path, folder
     assert (logs.exit_code, "mounts the claim runs" in logs.stderr) == (0, True), logs.output
     assert logs.stdout == click.unstyle((run / "train.log").read_text(encoding="utf-8")), "colors are for terminals"
     kept = folder / "ended"
-    said = run_drl(system.kubeconfig, "fetch", NAME, f"--to={kept}", f"--namespace={space}")
-    assert said.exit_code == 0, said.output
+    fetched = run_drl(system.kubeconfig, "fetch", NAME, f"--to={kept}", f"--namespace={space}")
+    assert fetched.exit_code == 0, fetched.output
     for name in ("metrics.jsonl", "report.html", "train.log"):
         assert (kept / name).read_bytes() == (run / name).read_bytes()
     weights = sorted(path.name for path in kept.rglob("*.safetensors"))
@@ -274,8 +274,8 @@ def test_a_suspended_and_a_preempted_job_save_a_checkpoint_resume_from_it_and_le
     went_on = await_step(job, saved + 1)
     assert (went_on["attempts"], went_on.get("failures", [])) == (2, [])
     assert resumed_from(run) == saved
-    made = [row["step"] for row in steps(run)]
-    assert made == list(range(1, len(made) + 1))
+    step_numbers = [row["step"] for row in steps(run)]
+    assert step_numbers == list(range(1, len(step_numbers) + 1))
     api.delete(job.own_path)
     deadlines.wait_until("everything to be gone", GONE, lambda: not left(api, job))
     assert (run / "checkpoints" / f"step_{saved:06d}").is_dir(), "the data stays"
@@ -304,19 +304,19 @@ def checkpoints_of(run: Path) -> list[int]:
 
 def resumed_from(run: Path) -> int:
     """The checkpoint that the last attempt began with."""
-    said = [json.loads(line) for line in (run / "progress.jsonl").read_text(encoding="utf-8").splitlines()]
-    step: int = [event for event in said if event["event"] == "start"][-1]["resumed_from"]
+    reports = [json.loads(line) for line in (run / "progress.jsonl").read_text(encoding="utf-8").splitlines()]
+    step: int = [event for event in reports if event["event"] == "start"][-1]["resumed_from"]
     return step
 
 
 def left(api: Api, job: Job) -> dict[str, int]:
     """Number of objects of the job by kind; of kinds that KubeRay creates too, of its namespace."""
     space = job.namespace
-    found = {
+    objects = {
         "networkpolicies": items(api, space, "networkpolicies", "networking.k8s.io/v1"),
         "rayjobs": items(api, space, "rayjobs", "ray.io/v1"),
         "rayclusters": items(api, space, "rayclusters", "ray.io/v1"),
         "jobs": api.get(job.path)["items"],
         **{kind: api.get(f"/api/v1/namespaces/{space}/{kind}")["items"] for kind in ("pods", "services", "secrets")},
     }
-    return {kind: len(bodies) for kind, bodies in found.items() if bodies}
+    return {kind: len(bodies) for kind, bodies in objects.items() if bodies}

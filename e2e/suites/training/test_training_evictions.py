@@ -45,12 +45,12 @@ def test_a_pod_that_is_evicted_in_the_middle_of_a_weight_update_ends_no_attempt(
     job.create(job_spec())
     job.await_status("a step", lambda status: (status.get("progress", {}).get("globalStep") or 0) >= 1, FIRST_STEP)
     trainer = the_pod(api, space, NAME, "trainer")
-    (slow, other) = pods(api, space, NAME, "rollout")
+    (slow, evicted) = pods(api, space, NAME, "rollout")
 
     with cut_off(system, slow, trainer):
         begun = step(folder)
         # An update waits for what is cut off, and no step ends meanwhile.
-        name = other["metadata"]["name"]
+        name = evicted["metadata"]["name"]
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": space}}
         api.post(f"/api/v1/namespaces/{space}/pods/{name}/eviction", eviction)
         deadlines.wait_until("the replica that is cut off to be noticed", NOTICED, lambda: lost(folder) or None)

@@ -75,8 +75,8 @@ def test_a_quota_a_missing_secret_a_full_volume_and_memory_that_runs_out_are_nam
     killed.create(program(OVERRUN, trainer__resources=limited, trainer__podTemplate=UNWATCHED))
     greedy.await_condition("Failed", "True", "OutOfMemory", within=ENDED)
     # The OOM killer ends one process with cgroups v1, the whole container with v2.
-    said = killed.await_condition("Failed", "True", "OutOfMemory", within=ENDED)["message"]
-    assert "the training program got SIGKILL" in said or "was killed because it ran out of memory" in said
+    ended = killed.await_condition("Failed", "True", "OutOfMemory", within=ENDED)["message"]
+    assert "the training program got SIGKILL" in ended or "was killed because it ran out of memory" in ended
     failed = full.await_condition("Failed", "True", "ApplicationError", within=ENDED)
     assert "No space left on device" in failed["message"]
 
@@ -121,9 +121,9 @@ def running_trainer(job: Job, attempt: int) -> dict[str, Any]:
 def failure(job: Job, number: int, reason: str) -> dict[str, Any]:
     """The failure of an attempt, once the status has it."""
     status = job.await_status(f"failure {number}", lambda found: len(found.get("failures", ())) == number, ENDED)
-    found: dict[str, Any] = status["failures"][-1]
-    assert (found["attempt"], found["reason"]) == (number, reason), found
-    return found
+    last: dict[str, Any] = status["failures"][-1]
+    assert (last["attempt"], last["reason"]) == (number, reason), last
+    return last
 
 
 def urgent_pod(system: System, node: str) -> dict[str, Any]:

@@ -77,10 +77,10 @@ def said(run: Path, begin: str) -> list[str]:
 
 def drained(run: Path) -> list[int]:
     """Ranks of the judges that left when they had answered what they were asked."""
-    found = [
+    matches = [
         re.match(r"judge replica (\d+) has answered its questions, and is stopped", text) for text in said(run, "")
     ]
-    return [int(match[1]) for match in found if match]
+    return [int(match[1]) for match in matches if match]
 
 
 def one(found: list[dict[str, Any]]) -> list[dict[str, Any]] | None:

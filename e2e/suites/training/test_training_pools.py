@@ -57,8 +57,8 @@ def await_step(job: Job, step: int, within: float) -> dict[str, Any]:
 
 
 def scale(system: System, job: Job, replicas: int, was: int) -> None:
-    said = run_drl(system.kubeconfig, "scale", NAME, f"--replicas={replicas}", f"--namespace={job.namespace}")
-    assert said.stdout == f"{NAME}: spec.rollout.replicas is {replicas}, was {was}\n"
+    scaled = run_drl(system.kubeconfig, "scale", NAME, f"--replicas={replicas}", f"--namespace={job.namespace}")
+    assert scaled.stdout == f"{NAME}: spec.rollout.replicas is {replicas}, was {was}\n"
 
 
 def await_pods(job: Job, count: int) -> None:
@@ -75,8 +75,8 @@ def roll_back(api: Api, job: Job, run: Path) -> int:
     image = {"spec": {"containers": [{"name": "ray", "image": MISSING_IMAGE}]}}
     strategy = {"progressDeadlineSeconds": GIVEN_UP}
     api.patch(job.own_path, {"spec": {"rollout": {"podTemplate": image, "updateStrategy": strategy}}})
-    found = job.await_condition("Updated", "False", "RolledBack", within=DRAINED)
-    assert MISSING_IMAGE in found["message"], found
+    updated = job.await_condition("Updated", "False", "RolledBack", within=DRAINED)
+    assert MISSING_IMAGE in updated["message"], updated
     version = deadlines.wait_until("the pod of the spec before to join", JOINED, lambda: joined(run)[earlier:] or None)[
         0
     ]
@@ -100,10 +100,10 @@ def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
     scale(system, job, 4, was=1)
     version = deadlines.wait_until("three replicas to join", JOINED, lambda: joined(run)[earlier + 2 :] or None)[0]
     assert await_step(job, version + 2, JOINED)["rollout"]["summary"] == "4/4"
-    found = {group: pods(api, space, NAME, group) for group in ("trainer", "rollout")}
-    placed = {group: [pod["spec"]["nodeName"] for pod in members] for group, members in found.items()}
+    members_by_group = {group: pods(api, space, NAME, group) for group in ("trainer", "rollout")}
+    placed = {group: [pod["spec"]["nodeName"] for pod in members] for group, members in members_by_group.items()}
     assert placed == {"trainer": [node_of(api, "nvidia")], "rollout": 4 * [node_of(api, "ascend")]}
-    running = {group: [engines(system, pod) for pod in members] for group, members in found.items()}
+    running = {group: [engines(system, pod) for pod in members] for group, members in members_by_group.items()}
     assert running == {"trainer": [0], "rollout": 4 * [1]}
     for fewer, was in ((2, 4), (1, 2)):
         scale(system, job, fewer, was)

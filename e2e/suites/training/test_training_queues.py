@@ -78,11 +78,11 @@ def job_spec() -> dict[str, Any]:
 
 def numbers(job: Job) -> dict[str, Any]:
     """Rollout pods of the first attempt, by what has their number."""
-    found = pods(job.api, job.namespace, NAME, "rollout")
+    rollouts = pods(job.api, job.namespace, NAME, "rollout")
     (nodes,) = re.findall(
         r"rollout\.nnodes=(\d+)", job.api.get(job.ray("rayjobs", job.attempt(1)))["spec"]["entrypoint"]
     )
-    return {"pods": len(found), "trainer": int(nodes), "status": job.status()["rollout"]["desired"]}
+    return {"pods": len(rollouts), "trainer": int(nodes), "status": job.status()["rollout"]["desired"]}
 
 
 def await_step(job: Job, step: int) -> None:
@@ -111,16 +111,16 @@ def test_a_training_starts_with_the_rollout_pods_that_fit_and_after_an_eviction_
     resize(ROLLOUTS, stop="HoldAndDrain")
     job.await_condition("Admitted", "False", "Queued", within=ADMITTED)
     deadlines.wait_until("the pods to end", SAVED, lambda: not pods(api, space, NAME, "trainer"))
-    made = [line["step"] for line in metrics(folder) if line["step"]]
-    assert checkpoints_of(folder) == [made[-1]] and made[-1] < STEPS, "steps are lost, or none are left"
+    step_numbers = [line["step"] for line in metrics(folder) if line["step"]]
+    assert checkpoints_of(folder) == [step_numbers[-1]] and step_numbers[-1] < STEPS, "steps are lost, or none are left"
 
     # While the queue admits nothing, the attempt asks for fewer from time to time.
     everything = f"for {ROLLOUTS} of {ROLLOUTS}"
     deadlines.wait_until("all to be asked for", SAVED, lambda: everything in job.condition("Admitted")["message"])
     resize(ROLLOUTS)
     job.await_condition("Admitted", "True", "ChildUnsuspended", within=ADMITTED)
-    await_step(job, made[-1] + 1)
-    assert resumed_from(folder) == made[-1]
+    await_step(job, step_numbers[-1] + 1)
+    assert resumed_from(folder) == step_numbers[-1]
     assert set(numbers(job).values()) == {ROLLOUTS}
-    await_whole_run(job, folder, STEPS, samples=(STEPS - made[-1]) * 2 * 8)
+    await_whole_run(job, folder, STEPS, samples=(STEPS - step_numbers[-1]) * 2 * 8)
     assert job.status()["usage"]["samples"] == STEPS * 2 * 8

@@ -103,8 +103,8 @@ def lose(api: Api, job: Job, pod: dict[str, Any], attempt: int) -> None:
 
 def without_program(system: System, found: list[dict[str, Any]]) -> dict[str, Any]:
     """The pod that the training program is not in."""
-    (other,) = (pod for pod in found if "\nstep " not in output(system, pod))
-    return other
+    (idle,) = (pod for pod in found if "\nstep " not in output(system, pod))
+    return idle
 
 
 def compare(alone: dict[str, Any], shared: dict[str, Any]) -> None:
@@ -134,19 +134,19 @@ def test_two_pods_make_the_updates_of_one_and_the_job_survives_the_loss_of_one(
     (head,) = pods(api, space, TWO, "headgroup")
     assert {pod["spec"]["nodeName"] for pod in trainers} == {node_of(api, "nvidia"), second_node}
     assert head["spec"]["nodeName"] == node_of(api, "other")
-    other = without_program(system, trainers)
+    idle = without_program(system, trainers)
     logs = run_drl(system.kubeconfig, "logs", TWO, f"--namespace={space}").stdout
     # Ray prints the address of a process that is in another pod than the training program.
-    for place in ("", rf", ip={re.escape(other['status']['podIP'])}"):
-        assert re.search(rf"\(DiffusionActorRolloutWorker pid=\d+{place}\)", logs), place
-    lose(api, two, other, attempt=1)
+    for address in ("", rf", ip={re.escape(idle['status']['podIP'])}"):
+        assert re.search(rf"\(DiffusionActorRolloutWorker pid=\d+{address}\)", logs), address
+    lose(api, two, idle, attempt=1)
     two.await_condition("Succeeded", "True", within=ENDED)
     assert (two.status()["attempts"], two.status()["failuresCounted"]) == (2, 1)
-    made = steps(runs / TWO)
-    assert [row["step"] for row in made] == list(range(1, STEPS + 1))
+    rows = steps(runs / TWO)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     alone = steps(runs / ONE)
     assert len(alone) == COMPARED
-    for row, shared in zip(alone, made, strict=False):
+    for row, shared in zip(alone, rows, strict=False):
         compare(row, shared)
     first, second = starts(runs / TWO)
     assert first == 0 and SAVED <= second < STEPS
@@ -154,5 +154,5 @@ def test_two_pods_make_the_updates_of_one_and_the_job_survives_the_loss_of_one(
 
 def starts(run: Path) -> list[int]:
     """The checkpoints that the attempts began with; 0 for none."""
-    said = [json.loads(line) for line in (run / "progress.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [event["resumed_from"] or 0 for event in said if event["event"] == "start"]
+    reports = [json.loads(line) for line in (run / "progress.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [event["resumed_from"] or 0 for event in reports if event["event"] == "start"]
