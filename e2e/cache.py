@@ -60,13 +60,15 @@ def sizes(folders: Iterable[Path]) -> dict[Path, int]:
 def report(base: Path, venv: Path) -> str:
     """A line for each folder of the cache, and the sum."""
     order = [base / name for name in KINDS if (base / name).exists()]
-    rest = sorted(path for path in base.glob("*") if path not in order) if base.exists() else []
-    found = sizes([*order, *rest, *([venv] if venv.exists() else [])])
-    own = sum(size for path, size in found.items() if path != venv)
-    lines = [f"{size / GB:6.1f} GB  {path}  ({described(path.name)})" for path, size in found.items() if path != venv]
-    lines.append(f"{own / GB:6.1f} GB  in all")
-    if venv in found:
-        lines.append(f"{found[venv] / GB:6.1f} GB  {venv}  (not of the cache; shares its files with uv's)")
+    unlisted = sorted(path for path in base.glob("*") if path not in order) if base.exists() else []
+    bytes_by_path = sizes([*order, *unlisted, *([venv] if venv.exists() else [])])
+    cache_bytes = sum(size for path, size in bytes_by_path.items() if path != venv)
+    lines = [
+        f"{size / GB:6.1f} GB  {path}  ({described(path.name)})" for path, size in bytes_by_path.items() if path != venv
+    ]
+    lines.append(f"{cache_bytes / GB:6.1f} GB  in all")
+    if venv in bytes_by_path:
+        lines.append(f"{bytes_by_path[venv] / GB:6.1f} GB  {venv}  (not of the cache; shares its files with uv's)")
     return "\n".join(lines)
 
 

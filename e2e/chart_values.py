@@ -67,7 +67,7 @@ class Value:
 def read_values(text: str) -> list[Value]:
     """Values with a description, in the order of the file: the lines from `# --` to the key are the description."""
     data = YAML(typ="safe").load(text)
-    found: list[Value] = []
+    values: list[Value] = []
     parents: list[tuple[int, str]] = []
     words: list[str] = []
     for line in text.splitlines():
@@ -79,11 +79,11 @@ def read_values(text: str) -> list[Value]:
             parents = [parent for parent in parents if parent[0] < len(key[1])] + [(len(key[1]), key[2])]
             names = [name for _, name in parents]
             if words:
-                found.append(Value(".".join(names), _at(data, names), " ".join(words)))
+                values.append(Value(".".join(names), _at(data, names), " ".join(words)))
             words = []
         else:
             words = []
-    return found
+    return values
 
 
 def leaves(data: Any, at: str = "") -> Iterator[str]:
@@ -113,22 +113,22 @@ def readme(values: Sequence[Value], schema: Schema) -> str:
 
 def policy_schema() -> Schema:
     """Schema of `jobs.podPolicy` from its model, with the rules that the model has as code."""
-    found = _for_helm(structural(PodPolicy.model_json_schema(by_alias=True)))["properties"]
-    found["volumeTypes"]["allOf"] = [{"contains": {"const": kind}} for kind in OWN_VOLUME_TYPES]
-    found["volumeTypes"]["items"]["not"] = {"const": "hostPath"}
-    found["seccompProfiles"]["contains"] = {"const": "RuntimeDefault"}
-    return {"type": "object", "additionalProperties": False, "properties": found}
+    properties = _for_helm(structural(PodPolicy.model_json_schema(by_alias=True)))["properties"]
+    properties["volumeTypes"]["allOf"] = [{"contains": {"const": kind}} for kind in OWN_VOLUME_TYPES]
+    properties["volumeTypes"]["items"]["not"] = {"const": "hostPath"}
+    properties["seccompProfiles"]["contains"] = {"const": "RuntimeDefault"}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def _for_helm(node: Schema) -> Schema:
     """A schema of a custom resource as one of values: without defaults and extensions, and with no other names."""
-    made = {key: value for key, value in node.items() if key != "default" and not key.startswith("x-kubernetes-")}
-    if "properties" in made:
-        made["properties"] = {name: _for_helm(inner) for name, inner in made["properties"].items()}
-        made["additionalProperties"] = False
-    if "items" in made:
-        made["items"] = _for_helm(made["items"])
-    return made
+    kept = {key: value for key, value in node.items() if key != "default" and not key.startswith("x-kubernetes-")}
+    if "properties" in kept:
+        kept["properties"] = {name: _for_helm(inner) for name, inner in kept["properties"].items()}
+        kept["additionalProperties"] = False
+    if "items" in kept:
+        kept["items"] = _for_helm(kept["items"])
+    return kept
 
 
 def with_descriptions(schema: Schema, values: Sequence[Value]) -> Schema:
@@ -145,8 +145,8 @@ def with_descriptions(schema: Schema, values: Sequence[Value]) -> Schema:
         inner = part["properties"]
         if name not in inner:
             raise KeyError(f"values.schema.json has no {value.path}")
-        given = policy_schema() if value.path == POLICY else inner[name]
-        inner[name] = {"description": value.description, **{key: given[key] for key in given if key != "description"}}
+        field = policy_schema() if value.path == POLICY else inner[name]
+        inner[name] = {"description": value.description, **{key: field[key] for key in field if key != "description"}}
     return schema
 
 

@@ -32,8 +32,8 @@ def await_phase(api: Api, path: str, phase: str) -> dict[str, Any]:
     """The pod at `path`, once it is in this phase."""
 
     def probe() -> dict[str, Any] | None:
-        found = api.get(path)
-        return found if found["status"].get("phase") == phase else None
+        body = api.get(path)
+        return body if body["status"].get("phase") == phase else None
 
     return deadlines.wait_until(f"{path} to be {phase}", deadlines.POD_RUNNING, probe)
 
@@ -67,7 +67,7 @@ def processes_naming(*places: str) -> set[str]:
     return {
         path.parent.name
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if any(place.encode() in _read_if_there(path) for place in places)
+        if any(text.encode() in _read_if_there(path) for text in places)
     }
 
 

@@ -34,8 +34,8 @@ class Query:
 
 def load(name: str) -> dict[str, Any]:
     """A dashboard: `omni-operator` or `omni-job`."""
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    dashboard: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return dashboard
 
 
 def paths() -> list[Path]:
@@ -59,7 +59,7 @@ def choices(name: str) -> Iterator[Query]:
     for variable in load(name)["templating"]["list"]:
         if variable["type"] != "query":
             continue
-        given = variable["query"]
-        if (found := LABEL_VALUES.fullmatch(given)) is None:
-            raise ValueError(f"{variable['name']}: {given}")
-        yield Query(variable["name"], f"group by ({found['label']}) ({found['selector']})")
+        query = variable["query"]
+        if (match := LABEL_VALUES.fullmatch(query)) is None:
+            raise ValueError(f"{variable['name']}: {query}")
+        yield Query(variable["name"], f"group by ({match['label']}) ({match['selector']})")

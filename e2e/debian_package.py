@@ -50,5 +50,5 @@ def needed(package: str) -> list[str]:
         CommandFailed: apt does not know it.
     """
     # One line per package: 'URL' NAME_VERSION_ARCHITECTURE.deb SIZE HASH
-    said = run(["apt-get", "-qq", "--print-uris", "--no-install-recommends", "install", package], deadline=FETCH_S)
-    return [line.split()[1].partition("_")[0] for line in said.splitlines() if line.startswith("'")]
+    listed = run(["apt-get", "-qq", "--print-uris", "--no-install-recommends", "install", package], deadline=FETCH_S)
+    return [line.split()[1].partition("_")[0] for line in listed.splitlines() if line.startswith("'")]

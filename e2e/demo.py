@@ -55,8 +55,8 @@ def view(status: dict[str, Any]) -> View:
     total = progress.get("totalSteps")
     if conditions.get("Succeeded", {}).get("status") == "True":
         held_out = progress.get("validationReward")
-        found = f", reward of held-out prompts {held_out:.3f}" if held_out is not None else ""
-        return View(f"succeeded{found}", step, total, over=True)
+        held_out_reward = f", reward of held-out prompts {held_out:.3f}" if held_out is not None else ""
+        return View(f"succeeded{held_out_reward}", step, total, over=True)
     if conditions.get("Failed", {}).get("status") == "True":
         return View(conditions["Failed"].get("message") or "failed", step, total, over=False)
     again = f"attempt {status['attempts']}, " if status.get("attempts", 0) > 1 else ""
@@ -66,10 +66,10 @@ def view(status: dict[str, Any]) -> View:
     ready = conditions.get("Ready", {})
     # Once pods are ready, the trainer reports what it is waiting for.
     if ready.get("status") == "True":
-        said = conditions["Succeeded"].get("message") or "the pods are ready"
+        waiting_for = conditions["Succeeded"].get("message") or "the pods are ready"
     else:
-        said = ready.get("message") or ready.get("reason") or "the operator has not seen it yet"
-    return View(f"{again}{said}", 0, total)
+        waiting_for = ready.get("message") or ready.get("reason") or "the operator has not seen it yet"
+    return View(f"{again}{waiting_for}", 0, total)
 
 
 def follow(cluster: Cluster, console: Console) -> View:
@@ -81,14 +81,14 @@ def follow(cluster: Cluster, console: Console) -> View:
     ) as shown:
         task = shown.add_task("", name=JOB, total=None)
         while True:
-            found = view(job(cluster).get("status") or {})
-            text = f"step {found.step}/{found.total}: {found.text}" if found.step else found.text
-            shown.update(task, completed=found.step, total=found.total, description=text)
+            progress = view(job(cluster).get("status") or {})
+            text = f"step {progress.step}/{progress.total}: {progress.text}" if progress.step else progress.text
+            shown.update(task, completed=progress.step, total=progress.total, description=text)
             if text != last and not console.is_terminal:
                 console.print(text, soft_wrap=True)
             last = text
-            if found.over is not None:
-                return found
+            if progress.over is not None:
+                return progress
             time.sleep(LOOK_S)
 
 

@@ -41,17 +41,17 @@ def rewrite(text: str, source: str, page: str) -> str:
     Args:
         source: path of the document in the repository. page: of its page on the site.
     """
-    made: list[str] = []
+    lines: list[str] = []
     fenced = False
     for line in text.splitlines():
         if FENCE.match(line):
             fenced = not fenced
         elif not fenced:
-            if ITEM.match(line) and made and made[-1].strip() and not re.match(r"^ *([-*]|\d+\.) |^ {2,}", made[-1]):
-                made.append("")
+            if ITEM.match(line) and lines and lines[-1].strip() and not re.match(r"^ *([-*]|\d+\.) |^ {2,}", lines[-1]):
+                lines.append("")
             line = LINK.sub(lambda found: _link(found, source, page), line)
-        made.append(line)
-    return "\n".join(made) + "\n"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def _link(found: re.Match[str], source: str, page: str) -> str:
@@ -78,15 +78,15 @@ def navigation(index: str, pages: list[str]) -> list[Any]:
     sections: list[Any] = ["README.md", {"Start": [{"Quick start": "quick-start.md"}]}]
     for part in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
         title, _, body = part.partition("\n")
-        found = []
+        entries = []
         for _, _, target in LINK.findall(body):
             name = OUTSIDE.get(posixpath.normpath(posixpath.join(DOCS, target.partition("#")[0])), target)
-            if name.endswith(".md") and "://" not in name and not name.startswith("..") and name not in found:
-                found.append({"Values of the chart": name} if name == "chart-values.md" else name)
+            if name.endswith(".md") and "://" not in name and not name.startswith("..") and name not in entries:
+                entries.append({"Values of the chart": name} if name == "chart-values.md" else name)
         if title == "Start":
-            sections[1]["Start"] += found
+            sections[1]["Start"] += entries
         else:
-            sections.append({title: found})
+            sections.append({title: entries})
     decisions = [name for name in pages if name != "adr/README.md"]
     last = next(iter(sections[-1].values()))
     last += ["changelog.md", "security-policy.md"]

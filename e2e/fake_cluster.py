@@ -68,7 +68,7 @@ class FakeCluster:
         if uid and uid != current["metadata"]["uid"]:
             raise Conflict(f"{kind.plural} {meta['name']}: uid")
         changed = _merge(current, {name: value for name, value in body.items() if name != "status"})
-        if len([one for one in changed["metadata"].get("ownerReferences") or () if one.get("controller")]) > 1:
+        if len([owner for owner in changed["metadata"].get("ownerReferences") or () if owner.get("controller")]) > 1:
             raise ClusterError("only one controller")
         return self._store(kind, changed)
 
@@ -91,8 +91,8 @@ class FakeCluster:
         status = current.get("status") or {}
         others = [body for body in status.get("conditions") or () if body["type"] not in self._alone]
         self._alone |= {condition["type"]} if condition else set()
-        made = [*others, *([condition] if condition else [])]
-        return self._store(kind, {**current, "status": copy.deepcopy({**status, "conditions": made})})
+        conditions = [*others, *([condition] if condition else [])]
+        return self._store(kind, {**current, "status": copy.deepcopy({**status, "conditions": conditions})})
 
     async def patch(self, kind: Kind, body: Body, changes: Body) -> Body:
         meta = body["metadata"]
@@ -107,15 +107,15 @@ class FakeCluster:
         current = copy.deepcopy(self._get(kind, namespace, name))
         spec = current["spec"]["rayClusterSpec"] if kind == RAYJOBS else current["spec"]
         groups = spec["workerGroupSpecs"]
-        found = groups[change.index] if change.index < len(groups) else {}
-        same = change.old in (0, found.get("replicas")) and found.get("groupName") == change.group
+        group = groups[change.index] if change.index < len(groups) else {}
+        same = change.old in (0, group.get("replicas")) and group.get("groupName") == change.group
         if current["metadata"]["uid"] != uid or not same:
             raise Conflict(f"{kind.plural} {name}: test failed")
-        found["replicas"] = change.new
+        group["replicas"] = change.new
         if change.limits:
-            found["minReplicas"], found["maxReplicas"] = change.limits
+            group["minReplicas"], group["maxReplicas"] = change.limits
         if change.removed:
-            found["scaleStrategy"] = {"workersToDelete": list(change.removed)}
+            group["scaleStrategy"] = {"workersToDelete": list(change.removed)}
         return self._store(kind, current)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
@@ -144,12 +144,12 @@ class FakeCluster:
 
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         self._record("list", kind, "")
-        found = [
+        metadata = [
             copy.deepcopy(body["metadata"])
-            for (found_kind, place, _), body in self._objects.items()
-            if found_kind == kind and namespace in (None, place) and _has_label(body, selector)
+            for (found_kind, held_in, _), body in self._objects.items()
+            if found_kind == kind and namespace in (None, held_in) and _has_label(body, selector)
         ]
-        return Listing(found, next(self._versions))
+        return Listing(metadata, next(self._versions))
 
     async def serves(self, kind: Kind) -> bool:
         self.log.append(("get", kind.plural))
@@ -171,16 +171,16 @@ class FakeCluster:
         meta = body["metadata"]
         if meta["namespace"] in self.terminating:
             raise NamespaceTerminating(f"namespace {meta['namespace']} is being terminated")
-        made = copy.deepcopy(body)
+        stored = copy.deepcopy(body)
         if kind == JOBS:
-            made.setdefault("status", dict(UNSEEN))
-        made["metadata"].update(
+            stored.setdefault("status", dict(UNSEEN))
+        stored["metadata"].update(
             uid=f"uid-{next(self._uids)}",
             creationTimestamp=format_timestamp(self._clock()),
             generation=1,
             manager=manager,
         )
-        return self._store(kind, made)
+        return self._store(kind, stored)
 
     def change(self, kind: Kind, namespace: str, name: str, **parts: Any) -> Body:
         """Merge parts (`spec`, `status`, `metadata`) into an object."""
@@ -210,30 +210,30 @@ class FakeCluster:
         while True:
             alive = {body["metadata"]["uid"] for body in self._objects.values()}
             orphans = [
-                place
-                for place, body in self._objects.items()
+                key
+                for key, body in self._objects.items()
                 for owner in body["metadata"].get("ownerReferences") or ()
                 if owner["uid"] not in alive and not body["metadata"].get("deletionTimestamp")
             ]
             if not orphans:
                 return
-            for place in orphans:
-                self.remove(*place)
+            for key in orphans:
+                self.remove(*key)
 
     def all(self, kind: Kind) -> list[Body]:
         """All objects of a kind, oldest first."""
-        return [copy.deepcopy(body) for (found, _, _), body in self._objects.items() if found == kind]
+        return [copy.deepcopy(body) for (held_kind, _, _), body in self._objects.items() if held_kind == kind]
 
     def get(self, kind: Kind, namespace: str, name: str) -> Body | None:
         """An object, or None."""
-        found = self._objects.get((kind, namespace, name))
-        return copy.deepcopy(found) if found else None
+        body = self._objects.get((kind, namespace, name))
+        return copy.deepcopy(body) if body else None
 
     def counts(self) -> Counter[tuple[str, str]]:
         """Requests of the operator by verb and resource, since the last call."""
-        made = Counter(self.log)
+        requests = Counter(self.log)
         self.log.clear()
-        return made
+        return requests
 
     def _record(self, verb: str, kind: Kind, name: str) -> None:
         self.log.append((verb, kind.plural))
@@ -250,18 +250,18 @@ class FakeCluster:
 
     def _store(self, kind: Kind, body: Body) -> Body:
         meta = body["metadata"]
-        place = (kind, meta["namespace"], meta["name"])
-        old = self._objects.get(place)
+        key = (kind, meta["namespace"], meta["name"])
+        old = self._objects.get(key)
         if old is not None and _without_version(old) == _without_version(body):
             return copy.deepcopy(old)
         if old is not None and any(old.get(part) != body.get(part) for part in {*old, *body} - {*WITHOUT_GENERATION}):
             meta = {**meta, "generation": meta.get("generation", 1) + 1}
         body = copy.deepcopy({**body, "metadata": {**meta, "resourceVersion": str(next(self._versions))}})
         if meta.get("deletionTimestamp") and not meta.get("finalizers"):
-            self._objects.pop(place, None)
+            self._objects.pop(key, None)
             self.events.append(("DELETED", kind, copy.deepcopy(body)))
         else:
-            self._objects[place] = body
+            self._objects[key] = body
             self.events.append(("ADDED" if old is None else "MODIFIED", kind, copy.deepcopy(body)))
         return copy.deepcopy(body)
 

@@ -107,14 +107,14 @@ class FaultProxy:
         url = self.plane.layout.server + request.raw_path
         async with session.request(
             request.method, url, data=call.body or None, headers=headers, timeout=aiohttp.ClientTimeout(total=None)
-        ) as found:
+        ) as response:
             if "watch" in request.query:
-                return await self._stream(request, found)
-            body = await found.read()
+                return await self._stream(request, response)
+            body = await response.read()
             self.answered(call)
             if self.away:
                 return _hang_up(request)
-            return web.Response(status=found.status, body=body, headers=_passed(found))
+            return web.Response(status=response.status, body=body, headers=_passed(response))
 
     async def _stream(self, request: web.Request, found: aiohttp.ClientResponse) -> web.StreamResponse:
         response = web.StreamResponse(status=found.status, headers=_passed(found))

@@ -31,7 +31,7 @@ def argo_script() -> str:
     """The health script of the documentation, in Lua."""
     blocks = (block.partition("```")[0] for block in PAGE.read_text(encoding="utf-8").split("```yaml\n")[1:])
     settings = (YAML(typ="safe").load(block).get("data") or {} for block in blocks)
-    return next(str(found[SETTING]) for found in settings if SETTING in found)
+    return next(str(config_map[SETTING]) for config_map in settings if SETTING in config_map)
 
 
 def find_health(bodies: Iterable[dict[str, Any]]) -> list[Health]:
@@ -53,7 +53,8 @@ def find_health(bodies: Iterable[dict[str, Any]]) -> list[Health]:
             check=True,
             timeout=deadlines.COMMAND,
         )
-    found = (json.loads(line) for line in answer.stdout.splitlines())
+    results = (json.loads(line) for line in answer.stdout.splitlines())
     return [
-        Health(*(said[tool][part] for tool in ("kstatus", "argo") for part in ("status", "message"))) for said in found
+        Health(*(result[tool][part] for tool in ("kstatus", "argo") for part in ("status", "message")))
+        for result in results
     ]

@@ -135,16 +135,16 @@ def hub_server(address: str = "127.0.0.1") -> Iterator[Hub]:
 
 
 def _create(hub: Hub, handler: _Handler) -> Any:
-    given = handler.document()
-    owner = given["organization"] or OWNER
-    repository = f"{owner}/{given['name']}"
+    requested = handler.document()
+    owner = requested["organization"] or OWNER
+    repository = f"{owner}/{requested['name']}"
     if owner != OWNER or handler.role() != "write":
         raise Refused(403, f'You don\'t have the rights to create a model under the namespace "{owner}"')
     url = f"{hub.endpoint}/{repository}"
     if repository in hub.repositories:
         raise Refused(409, "You already created this model repo", url=url)
     hub.create(repository)
-    hub.visibility[repository] = given.get("visibility", "public")
+    hub.visibility[repository] = requested.get("visibility", "public")
     return {"url": url}
 
 
@@ -164,20 +164,20 @@ def _info(hub: Hub, handler: _Handler, repository: str) -> Any:
 def _preupload(hub: Hub, handler: _Handler, repository: str) -> Any:
     head = hub.head(repository)
     handler.may_write(repository)
-    made = []
-    for each in handler.document()["files"]:
-        hub.offered.append(each["path"])
-        mode = "lfs" if each["path"].endswith(LFS_SUFFIXES) or each["size"] > LFS_BYTES else "regular"
-        content = head.files.get(each["path"])
-        made.append(
+    modes = []
+    for file in handler.document()["files"]:
+        hub.offered.append(file["path"])
+        mode = "lfs" if file["path"].endswith(LFS_SUFFIXES) or file["size"] > LFS_BYTES else "regular"
+        content = head.files.get(file["path"])
+        modes.append(
             {
-                "path": each["path"],
+                "path": file["path"],
                 "uploadMode": mode,
                 "shouldIgnore": False,
                 "oid": None if content is None else _oid(content, mode),
             }
         )
-    return {"files": made, "commitOid": head.oid}
+    return {"files": modes, "commitOid": head.oid}
 
 
 def _oid(content: bytes, mode: str) -> str:
@@ -189,13 +189,13 @@ def _oid(content: bytes, mode: str) -> str:
 def _batch(hub: Hub, handler: _Handler, repository: str) -> Any:
     hub.head(repository)
     handler.may_write(repository)
-    made = []
-    for each in handler.document()["objects"]:
-        upload = {"href": f"{hub.endpoint}/lfs/{each['oid']}"}
+    offers = []
+    for item in handler.document()["objects"]:
+        upload = {"href": f"{hub.endpoint}/lfs/{item['oid']}"}
         verify = {"href": f"{hub.endpoint}/lfs-verify"}
-        actions = {} if each["oid"] in hub.objects else {"actions": {"upload": upload, "verify": verify}}
-        made.append({"oid": each["oid"], "size": each["size"], **actions})
-    return {"transfer": "basic", "objects": made}
+        actions = {} if item["oid"] in hub.objects else {"actions": {"upload": upload, "verify": verify}}
+        offers.append({"oid": item["oid"], "size": item["size"], **actions})
+    return {"transfer": "basic", "objects": offers}
 
 
 def _upload(hub: Hub, handler: _Handler, oid: str) -> Any:
@@ -208,8 +208,8 @@ def _upload(hub: Hub, handler: _Handler, oid: str) -> Any:
 
 
 def _verify(hub: Hub, handler: _Handler) -> Any:
-    given = handler.document()
-    if len(hub.objects.get(given["oid"], b"")) != given["size"]:
+    uploaded = handler.document()
+    if len(hub.objects.get(uploaded["oid"], b"")) != uploaded["size"]:
         raise Refused(404, "no such object")
     return {}
 
@@ -236,9 +236,9 @@ def _commit(hub: Hub, handler: _Handler, repository: str) -> Any:
                 added.add(value["path"])
             case key:
                 raise Refused(400, f"unknown key {key}")
-    made = Commit(title, files, frozenset(added))
-    hub.repositories[repository].append(made)
-    return {"commitUrl": f"{hub.endpoint}/{repository}/commit/{made.oid}", "commitOid": made.oid}
+    commit = Commit(title, files, frozenset(added))
+    hub.repositories[repository].append(commit)
+    return {"commitUrl": f"{hub.endpoint}/{repository}/commit/{commit.oid}", "commitOid": commit.oid}
 
 
 def _validate(hub: Hub, handler: _Handler) -> Any:
@@ -252,9 +252,9 @@ def _entry(name: str, content: bytes) -> dict[str, Any]:
 
 
 def _paths_info(hub: Hub, handler: _Handler, repository: str) -> Any:
-    found = hub.head(repository).files
+    files = hub.head(repository).files
     wanted = parse_qs(handler.body().decode())["paths"]
-    return [_entry(name, found[name]) for name in wanted if name in found]
+    return [_entry(name, files[name]) for name in wanted if name in files]
 
 
 def _tree(hub: Hub, handler: _Handler, repository: str) -> Any:
@@ -299,13 +299,13 @@ class _Handler(BaseHTTPRequestHandler):
                 if not wanted.startswith("PUT /lfs/"):  # signed URLs
                     self.role()
                 for pattern, function in ROUTES:
-                    if found := re.fullmatch(pattern, wanted):
-                        made = function(self.hub, self, **found.groupdict())
+                    if match := re.fullmatch(pattern, wanted):
+                        document = function(self.hub, self, **match.groupdict())
                         break
                 else:
                     raise Refused(404, f"this hub does not know {wanted}")
-            if made is not None:
-                self.answer(200, json.dumps(made).encode(), {"Content-Type": "application/json"})
+            if document is not None:
+                self.answer(200, json.dumps(document).encode(), {"Content-Type": "application/json"})
         except Refused as error:
             self._refuse(error)
 
@@ -313,11 +313,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def role(self) -> str:
         """What the token may do; raises Refused for a wrong one."""
-        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         roles = {TOKEN: "write", READER: "read"}
-        if given not in roles:
+        if token not in roles:
             raise Refused(401, "Invalid username or password.")
-        return roles[given]
+        return roles[token]
 
     def may_write(self, repository: str) -> None:
         """Raise Refused if the token may not."""
@@ -352,7 +352,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _fail(self, wanted: str) -> None:
         with self.hub.lock:
-            fault = next((each for each in self.hub.faults if each.times and each.text in wanted), None)
+            fault = next(
+                (candidate for candidate in self.hub.faults if candidate.times and candidate.text in wanted), None
+            )
             if fault is not None:
                 fault.times -= 1
         if fault is not None:

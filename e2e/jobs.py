@@ -49,8 +49,8 @@ class Job:
         self.api.post(self.path, {**body, "spec": spec})
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.api.get(self.own_path).get("status") or {}
-        return found
+        status: dict[str, Any] = self.api.get(self.own_path).get("status") or {}
+        return status
 
     def condition(self, kind: str) -> dict[str, Any]:
         return condition(self.status(), kind)
@@ -135,8 +135,8 @@ class JobOnPlane(Job):
         path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
 
         def there() -> list[str] | None:
-            found = [event["reason"] for event in self.api.get(path)["items"]]
-            return found if {*reasons} <= {*found} else None
+            seen = [event["reason"] for event in self.api.get(path)["items"]]
+            return seen if {*reasons} <= {*seen} else None
 
         return deadlines.wait_until(f"events {', '.join(reasons)}", JOB_SEEN, there)
 
@@ -189,7 +189,7 @@ class JobOnPlane(Job):
         body = self.api.get(self.cluster_path(number))
         cluster = body["metadata"]
         groups = body.get("spec", {}).get("workerGroupSpecs", ())
-        template: dict[str, Any] = next((found["template"] for found in groups if found["groupName"] == group), {})
+        template: dict[str, Any] = next((item["template"] for item in groups if item["groupName"] == group), {})
         owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster["name"], "uid": cluster["uid"]}
         meta = {
             "name": f"{cluster['name']}-{suffix}",
@@ -203,8 +203,8 @@ class JobOnPlane(Job):
         }
         spec = {"serviceAccountName": account, "containers": [{"name": "main", "image": "rollout:1"}]}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
-        made = self.api.post(f"/api/v1/namespaces/{self.namespace}/pods", body)["metadata"]
-        return str(made["name"]), str(made["uid"])
+        stored = self.api.post(f"/api/v1/namespaces/{self.namespace}/pods", body)["metadata"]
+        return str(stored["name"]), str(stored["uid"])
 
     def report_token(self, pod: tuple[str, str] | None, job: str | None = None) -> str:
         """A token for reports about a job, this one by default, bound to a pod."""

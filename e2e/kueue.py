@@ -39,8 +39,8 @@ def queue_objects(quota: Mapping[str, int], *, namespace: str = "default", stop:
         stop: the queue's `stopPolicy`; anything but `None` stops admission.
     """
     version = {"apiVersion": VERSION}
-    given = {"cpu": "100", "memory": "1000Gi", **{name: str(value) for name, value in quota.items()}}
-    resources = [{"name": name, "nominalQuota": value} for name, value in given.items()]
+    quotas = {"cpu": "100", "memory": "1000Gi", **{name: str(value) for name, value in quota.items()}}
+    resources = [{"name": name, "nominalQuota": value} for name, value in quotas.items()]
     return [
         {**version, "kind": "ResourceFlavor", "metadata": {"name": "nodes"}},
         {
@@ -52,7 +52,7 @@ def queue_objects(quota: Mapping[str, int], *, namespace: str = "default", stop:
                 "stopPolicy": stop,
                 "preemption": {"withinClusterQueue": "LowerPriority"},
                 "resourceGroups": [
-                    {"coveredResources": [*given], "flavors": [{"name": "nodes", "resources": resources}]},
+                    {"coveredResources": [*quotas], "flavors": [{"name": "nodes", "resources": resources}]},
                 ],
             },
         },

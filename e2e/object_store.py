@@ -36,9 +36,9 @@ class ObjectStore:
 
     def bucket(self, name: str) -> Path:
         """The folder of a bucket, which is made if it is not there."""
-        made = self.folder / name
-        made.mkdir(exist_ok=True)
-        return made
+        bucket = self.folder / name
+        bucket.mkdir(exist_ok=True)
+        return bucket
 
 
 @contextmanager
@@ -52,8 +52,8 @@ def object_store(folder: Path, address: str = "127.0.0.1", port: int | None = No
     port = port or free_ports(1, random.Random(os.getpid()))[0]
     buckets = folder / "buckets"
     side = folder / "attributes"
-    for each in (buckets, side):
-        each.mkdir(parents=True, exist_ok=True)
+    for directory in (buckets, side):
+        directory.mkdir(parents=True, exist_ok=True)
     command = [
         str(program),
         "--quiet",

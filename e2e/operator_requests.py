@@ -25,8 +25,8 @@ def assert_requests(plane: ControlPlane, namespace: str, since: Mark, expected: 
         and call.verb not in ("get", "watch")
         and call.resource != "leases"
     ]
-    found = Counter((call.verb, call.resource) for call in calls if 0 < call.code < 500)
-    assert found == expected, [
+    requests = Counter((call.verb, call.resource) for call in calls if 0 < call.code < 500)
+    assert requests == expected, [
         f"{call.code} {call.verb} {call.resource} {call.namespace}/{call.name}" for call in calls
     ]
 

@@ -53,15 +53,15 @@ def pod_template() -> dict[str, Any]:
 
 def _collect(given: dict[str, Any], nodes: dict[str, int]) -> int:
     """Add a part and what it contains; returns its number."""
-    made = {name: value for name, value in given.items() if name in KEPT}
+    kept = {name: value for name, value in given.items() if name in KEPT}
     if unknown := given.keys() - KEPT - DROPPED - {"properties", *PARTS}:
         raise ValueError(f"unknown keywords: {', '.join(sorted(unknown))}")
     if "properties" in given:
-        made["properties"] = {name: _collect(inner, nodes) for name, inner in sorted(given["properties"].items())}
+        kept["properties"] = {name: _collect(inner, nodes) for name, inner in sorted(given["properties"].items())}
     for name in PARTS:
         if name in given:
-            made[name] = _collect(given[name], nodes)
-    return nodes.setdefault(json.dumps(made, sort_keys=True, separators=(",", ":")), len(nodes))
+            kept[name] = _collect(given[name], nodes)
+    return nodes.setdefault(json.dumps(kept, sort_keys=True, separators=(",", ":")), len(nodes))
 
 
 if __name__ == "__main__":

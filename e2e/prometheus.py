@@ -55,9 +55,9 @@ def ensure(say: Say = print, folder: Path | None = None) -> Programs:
     Raises:
         ToolMissing: there is neither the programs nor Debian's archive.
     """
-    found = [shutil.which(name) for name in PROGRAMS]
-    if all(found):
-        return Programs(*(Path(str(path)) for path in found))
+    installed = [shutil.which(name) for name in PROGRAMS]
+    if all(installed):
+        return Programs(*(Path(str(path)) for path in installed))
     kept = (folder or cache()) / "prometheus"
     unpack("prometheus", kept, "20 MB", say)
     return Programs(*(kept / "usr" / "bin" / name for name in PROGRAMS))
@@ -73,13 +73,13 @@ class Running:
         """The samples that an expression has now."""
         answer = httpx2.get(f"{self.server}/api/v1/query", params={"query": expression}, timeout=10, trust_env=False)
         answer.raise_for_status()
-        found: list[dict[str, Any]] = answer.json()["data"]["result"]
-        return found
+        series: list[dict[str, Any]] = answer.json()["data"]["result"]
+        return series
 
     def scrapes(self) -> float:
         """How many scrapes have succeeded, of the target that has had the most."""
-        found = self.query("max(sum_over_time(up[1d]))")
-        return float(found[0]["value"][1]) if found else 0.0
+        series = self.query("max(sum_over_time(up[1d]))")
+        return float(series[0]["value"][1]) if series else 0.0
 
     def wait_until(self, what: str, probe: Callable[[], T | None]) -> T:
         """The first value of `probe` that is neither None nor False, within `SCRAPES` scrapes.
@@ -95,9 +95,9 @@ class Running:
         Raises:
             DeadlinePassed: there is none.
         """
-        found = self.wait_until(expression, lambda: self.query(expression) or None)
-        assert len(found) == 1, found
-        return float(found[0]["value"][1])
+        series = self.wait_until(expression, lambda: self.query(expression) or None)
+        assert len(series) == 1, series
+        return float(series[0]["value"][1])
 
     def await_equal(self, expression: str, value: float) -> None:
         """Wait until the expression's one sample has a value: a scrape shows what was exported some seconds before.
@@ -151,18 +151,21 @@ def of_pod_monitor(monitor: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]
         pods: pods in the PodMonitor's namespace.
     """
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    found = []
+    targets = []
     for pod in pods:
         meta = pod["metadata"]
         wanted = monitor["spec"]["selector"]["matchLabels"]
         ports = [port for container in pod["spec"]["containers"] for port in container.get("ports", ())]
         if not wanted.items() <= meta["labels"].items():
             continue
-        given = {
+        pod_labels = {
             "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", name): text for name, text in meta["labels"].items()
         }
-        found += [
-            {"targets": [f"{pod['status']['podIP']}:{port['containerPort']}"], "labels": {"pod": meta["name"], **given}}
+        targets += [
+            {
+                "targets": [f"{pod['status']['podIP']}:{port['containerPort']}"],
+                "labels": {"pod": meta["name"], **pod_labels},
+            }
             for port in ports
             if port.get("name") == endpoint["port"]
         ]
@@ -170,7 +173,7 @@ def of_pod_monitor(monitor: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]
         {"source_labels": rule["sourceLabels"], "target_label": rule["targetLabel"]} for rule in endpoint["relabelings"]
     ]
     every = endpoint["interval"]
-    return {"scrape_interval": every, "scrape_timeout": every, "static_configs": found, "relabel_configs": rules}
+    return {"scrape_interval": every, "scrape_timeout": every, "static_configs": targets, "relabel_configs": rules}
 
 
 @contextmanager
@@ -191,8 +194,8 @@ def scraping(
         rules: a file of alert rules, which are evaluated every second.
     """
     scraped = {"targets": [target], "labels": dict(labels or {})}
-    with running(programs, {"honor_labels": honor_labels, "static_configs": [scraped]}, folder, rules) as found:
-        yield found
+    with running(programs, {"honor_labels": honor_labels, "static_configs": [scraped]}, folder, rules) as server:
+        yield server
 
 
 @contextmanager
@@ -221,18 +224,18 @@ def running(
     log = folder / "prometheus.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
-    found = Running(f"http://127.0.0.1:{port}")
+    server = Running(f"http://127.0.0.1:{port}")
 
     def ready() -> bool:
         assert process.poll() is None, log.read_text(encoding="utf-8")[-2000:]
         try:
-            return httpx2.get(f"{found.server}/-/ready", timeout=5, trust_env=False).status_code == httpx2.codes.OK
+            return httpx2.get(f"{server.server}/-/ready", timeout=5, trust_env=False).status_code == httpx2.codes.OK
         except httpx2.TransportError:
             return False
 
     try:
         deadlines.wait_until("Prometheus to be ready", deadlines.API_READY, ready)
-        yield found
+        yield server
     finally:
         process.terminate()
         try:

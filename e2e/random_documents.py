@@ -77,9 +77,9 @@ class Documents:
 
     def wrong(self, node: Node) -> Any:
         """A value of another type, or out of bounds."""
-        found = [*WRONG.get(node.get("type", "object"), WRONG["object"])]
-        found += [node[name] + step for name, step in (("minimum", -1), ("maximum", 1)) if name in node]
-        return self.pick(found)
+        values = [*WRONG.get(node.get("type", "object"), WRONG["object"])]
+        values += [node[name] + step for name, step in (("minimum", -1), ("maximum", 1)) if name in node]
+        return self.pick(values)
 
     def value(self, node: Node, depth: int = 0) -> Any:
         """A value within the bounds of its schema; it may break rules between fields."""
@@ -109,25 +109,25 @@ class Documents:
                 return self.pick(OPEN_VALUES)
 
     def _mapping(self, node: Node, depth: int) -> Any:
-        made = {name: self.value(node["properties"][name], depth + 1) for name in node.get("required", ())}
-        optional = [name for name in node["properties"] if name not in made]
+        mapping = {name: self.value(node["properties"][name], depth + 1) for name in node.get("required", ())}
+        optional = [name for name in node["properties"] if name not in mapping]
         if depth < DEPTH and optional:
             for name in self._random.sample(optional, min(len(optional), self._random.randrange(3))):
-                made[name] = self.value(node["properties"][name], depth + 1)
-        return made
+                mapping[name] = self.value(node["properties"][name], depth + 1)
+        return mapping
 
     def _integer(self, node: Node) -> Any:
         low = node.get("minimum", 0)
         high = node.get("maximum", 65535)
-        made = self.pick([low, high, low + 1, min(high, 8)])
+        number = self.pick([low, high, low + 1, min(high, 8)])
         step = node.get("multipleOf", 1)
-        made = int(made // step * step)
-        return float(made) if self.chance(0.15) else made
+        number = int(number // step * step)
+        return float(number) if self.chance(0.15) else number
 
     def _text(self, node: Node) -> str:
         letters = string.ascii_lowercase + "0-./_:"
-        made = "".join(self._random.choice(letters) for _ in range(self._random.randrange(1, 9)))
-        return str(self.pick([made, made.strip("-./_:0") or "a", "a", "a.b/c", "1", "16Gi", "/a", "https://a:80/b"]))
+        text = "".join(self._random.choice(letters) for _ in range(self._random.randrange(1, 9)))
+        return str(self.pick([text, text.strip("-./_:0") or "a", "a", "a.b/c", "1", "16Gi", "/a", "https://a:80/b"]))
 
 
 def jobs(seed: int, count: int, schema: Node, known: Any) -> Iterator[Node]:
@@ -140,10 +140,10 @@ def jobs(seed: int, count: int, schema: Node, known: Any) -> Iterator[Node]:
     documents = Documents(seed, schema)
     written = known.changes()
     for _ in range(count):
-        made = known.applied(documents.pick(written) for _ in range(documents.pick([0, 0, 1, 1, 2])))
+        document = known.applied(documents.pick(written) for _ in range(documents.pick([0, 0, 1, 1, 2])))
         for _ in range(documents.pick([0, 1, 1, 2])):
-            documents.change(made["spec"])
-        yield made
+            documents.change(document["spec"])
+        yield document
 
 
 def _fields(node: Node, at: Path) -> Iterator[tuple[Path, Node]]:

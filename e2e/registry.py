@@ -30,8 +30,8 @@ def ensure(say: Say = print) -> Path:
     Raises:
         ToolMissing: there is neither.
     """
-    if found := shutil.which(PROGRAM):
-        return Path(found)
+    if installed := shutil.which(PROGRAM):
+        return Path(installed)
     kept = cache() / PROGRAM
     unpack(PROGRAM, kept, "5 MB", say)
     return kept / "usr" / "bin" / PROGRAM
@@ -43,8 +43,8 @@ def skopeo(say: Say = print) -> Path:
     Raises:
         ToolMissing: there is neither.
     """
-    if found := shutil.which("skopeo"):
-        return Path(found)
+    if installed := shutil.which("skopeo"):
+        return Path(installed)
     kept = cache() / "skopeo-with-libraries"
     unpack("skopeo", kept, "15 MB", say, dependencies=True)
     program = kept / "skopeo"

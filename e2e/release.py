@@ -62,15 +62,15 @@ def read_versions(root: Path) -> dict[str, str]:
     Raises:
         NotReleasable: a line is missing.
     """
-    found = {}
+    versions = {}
     for name, patterns in PLACES.items():
         text = (root / name).read_text(encoding="utf-8")
         for pattern in patterns:
             line = pattern.search(text)
             if line is None:
                 raise NotReleasable(f"{name} has no line {pattern.pattern}")
-            found[f"{name}: {line[0].split()[0].rstrip(':')}"] = line["version"]
-    return found
+            versions[f"{name}: {line[0].split()[0].rstrip(':')}"] = line["version"]
+    return versions
 
 
 def set_version(root: Path, version: str) -> None:
@@ -232,8 +232,8 @@ def release_before(version: str, out: Path) -> release_check.Files | None:
 
 def _chart_metadata(chart: Path) -> dict[str, Any]:
     """The chart's own description of itself."""
-    found: dict[str, Any] = YAML(typ="safe").load((chart / "Chart.yaml").read_text(encoding="utf-8"))
-    return found
+    metadata: dict[str, Any] = YAML(typ="safe").load((chart / "Chart.yaml").read_text(encoding="utf-8"))
+    return metadata
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -274,8 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         release(chosen.version, chosen.root, folder, images, datetime.now(UTC).date(), helm())
         if checked:
-            made = release_check.Files(chosen.version, folder)
-            release_check.check(made, release_before(chosen.version, chosen.out), say)
+            files = release_check.Files(chosen.version, folder)
+            release_check.check(files, release_before(chosen.version, chosen.out), say)
             release_commit.tag(chosen.root, chosen.version)
     except (ClusterError, NotReleasable, KeyboardInterrupt) as error:
         sys.stderr.write(f"{str(error) or 'interrupted'}\n")
@@ -286,8 +286,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(path))
     tagged = f"checked, committed and tagged {release_commit.tag_name(chosen.version)}"
     needed = " and ".join(image.folder for image in CHECKED)
-    rest = f"committed; not checked and not tagged, which needs the images {needed}"
-    say(f"{tagged if checked else rest}. Next: read the commit; docs/contribute/testing.md says how to publish")
+    committed = f"committed; not checked and not tagged, which needs the images {needed}"
+    say(f"{tagged if checked else committed}. Next: read the commit; docs/contribute/testing.md says how to publish")
     return 0
 
 

@@ -130,7 +130,7 @@ class Stage:
             with self.cluster.plane().api("release-check") as api:
                 pods = api.get(f"/api/v1/namespaces/{space}/pods", labelSelector=selector)["items"]
             ran.clear()
-            ran.update(found for pod in pods for found in image_ids(pod))
+            ran.update(image_id for pod in pods for image_id in image_ids(pod))
             return ran == {f"{self.address}/{image}@{digest}"}
 
         try:
@@ -194,15 +194,15 @@ def check(
         ClusterError: a step failed.
     """
     with (
-        stage([files for files in (old, new) if files], say, images, training) as place,
-        place.cluster.plane().api("release-check") as api,
+        stage([files for files in (old, new) if files], say, images, training) as staged,
+        staged.cluster.plane().api("release-check") as api,
     ):
         try:
             if old is None:
                 say("there is no release before this one: upgrade and rollback are not tried")
             else:
-                check_upgrade(place, api, old, new, say)
-            check_training(place, api, new, say)
+                check_upgrade(staged, api, old, new, say)
+            check_training(staged, api, new, say)
         except AssertionError as error:
             raise CheckFailed(str(error)) from error
 
@@ -228,8 +228,8 @@ def check_upgrade(place: Stage, api: Api, old: Files, new: Files, say: Say) -> N
     say(f"the job is at step {step} and goes on to its end")
     job.await_condition("Succeeded", "True", within=WHOLE_RUN)
     after = api.get(job.ray("rayjobs", job.attempt(1)))["metadata"]
-    found = (job.status()["attempts"], after["uid"], after["generation"])
-    assert found == (1, before["uid"], before["generation"]), f"the job was started again: {job.status()}"
+    identity = (job.status()["attempts"], after["uid"], after["generation"])
+    assert identity == (1, before["uid"], before["generation"]), f"the job was started again: {job.status()}"
 
 
 def check_training(place: Stage, api: Api, new: Files, say: Say) -> None:

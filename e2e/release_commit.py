@@ -19,8 +19,8 @@ def tag_name(version: str) -> str:
 
 def head(root: Path) -> str:
     """The commit of a checkout; empty where there is none."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else ""
+    revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    return revision.stdout.strip() if revision.returncode == 0 else ""
 
 
 def check_clean(root: Path, version: str) -> None:

@@ -22,7 +22,7 @@ PACKAGE = re.compile(r"^[A-Za-z0-9][^\s\\]*==[^\\\n]+", re.MULTILINE)
 
 def project(name: str, version: str, locked: str) -> str:
     """PURE: a pyproject.toml that requires the packages of a locked set, whatever they say of each other's versions."""
-    pins = json.dumps([found.strip() for found in PACKAGE.findall(locked)])
+    pins = json.dumps([pin.strip() for pin in PACKAGE.findall(locked)])
     python = f"=={sys.version_info.major}.{sys.version_info.minor}.*"
     return f"""\
 [project]

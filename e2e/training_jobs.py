@@ -22,10 +22,10 @@ def example(name: str, **changed: Any) -> dict[str, Any]:
     spec: dict[str, Any] = YAML(typ="safe").load((EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8"))["spec"]
     for path, value in changed.items():
         *parents, last = path.split("__")
-        place = spec
+        part = spec
         for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
+            part = part.setdefault(parent, {})
+        part[last] = value
     return spec
 
 
@@ -76,7 +76,7 @@ def with_judge(spec: dict[str, Any], claim: str, folder: str) -> dict[str, Any]:
 
 def program(code: str, **changed: Any) -> dict[str, Any]:
     """The spec of a job in one attempt that runs a line of Python instead of the trainer, in small pods."""
-    made = {
+    defaults = {
         "algorithm__entrypoint": ["python3", "-c", code],
         "algorithm__overrides": [],
         "head__resources": SMALL,
@@ -85,26 +85,26 @@ def program(code: str, **changed: Any) -> dict[str, Any]:
         "checkpoint": {},
         "backoffLimit": 0,
     }
-    return example("red-grpo-cluster", **made | changed)
+    return example("red-grpo-cluster", **defaults | changed)
 
 
 def pods(api: Api, space: str, job: str, group: str) -> list[dict[str, Any]]:
     """The job's pods of a group: `headgroup`, or the worker group of a pool."""
     selector = f"diffusionrl.io/job={job},ray.io/group={group}"
-    found: list[dict[str, Any]] = api.get(f"/api/v1/namespaces/{space}/pods", labelSelector=selector)["items"]
-    return found
+    items: list[dict[str, Any]] = api.get(f"/api/v1/namespaces/{space}/pods", labelSelector=selector)["items"]
+    return items
 
 
 def the_pod(api: Api, space: str, job: str, group: str) -> dict[str, Any]:
     """The only pod of a group, once there is one: KubeRay replaces a deleted pod in a later pass."""
-    found: list[dict[str, Any]] = []
+    members: list[dict[str, Any]] = []
 
     def one() -> bool:
-        found[:] = pods(api, space, job, group)
-        return len(found) == 1
+        members[:] = pods(api, space, job, group)
+        return len(members) == 1
 
     deadlines.wait_until(f"one pod in the group {group} of {job}", ONE_POD, one)
-    return found[0]
+    return members[0]
 
 
 def node_of(api: Api, pool: str) -> str:
@@ -125,5 +125,5 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 def joined(run: Path) -> list[int]:
     """The weight versions with which replicas joined after the start of the run."""
-    found = [re.match(r"replica \d+ joined with version (\d+):", event.get("text", "")) for event in events(run)]
-    return [int(match[1]) for match in found if match]
+    matches = [re.match(r"replica \d+ joined with version (\d+):", event.get("text", "")) for event in events(run)]
+    return [int(match[1]) for match in matches if match]

@@ -60,11 +60,11 @@ def random_jobs(seed: int, count: int) -> Iterator[Document]:
 
 def _with_pods(given: Document, pods: Document) -> Document:
     """The schema of a job with the full schema of pods, so that documents have every field of pods."""
-    made = copy.deepcopy(given)
-    fields = made["properties"]
+    extended = copy.deepcopy(given)
+    fields = extended["properties"]
     for pool in (fields["head"], fields["trainer"], fields["rollout"], fields["reward"]["properties"]["model"]):
         pool["properties"]["podTemplate"] = pods
-    return made
+    return extended
 
 
 def load(path: Path) -> ModuleType:
@@ -105,10 +105,10 @@ def judge_on_the_cluster(api: Api, document: Document) -> str | None:
     try:
         job = DiffusionRLJob.model_validate({**stored, "status": {}})
     except ValidationError as error:
-        found = "; ".join(f"{format_path(at)}: {text}" for at, text in describe_errors(error, DiffusionRLJob))
-        return f"the operator: {found}"
-    said = _refusals(job)
-    return said and f"the operator: {said}"
+        problems = "; ".join(f"{format_path(at)}: {text}" for at, text in describe_errors(error, DiffusionRLJob))
+        return f"the operator: {problems}"
+    refusals = _refusals(job)
+    return refusals and f"the operator: {refusals}"
 
 
 def _as_kubectl(value: Any) -> Any:
@@ -123,20 +123,22 @@ def _as_kubectl(value: Any) -> Any:
 
 
 def _refusals(job: DiffusionRLJob) -> str | None:
-    return "; ".join(f"{format_path(one.at)}: {one.text}" for one in plan.find_refusals(job, SETTINGS)) or None
+    return (
+        "; ".join(f"{format_path(refusal.at)}: {refusal.text}" for refusal in plan.find_refusals(job, SETTINGS)) or None
+    )
 
 
 def compare(api: Api, documents: Iterator[Document]) -> tuple[list[Difference], int]:
     """The documents on which the verdicts differ, and how many both accept."""
-    found = []
+    differences = []
     accepted = 0
     for document in documents:
         local = judge_locally(document)
         cluster = judge_on_the_cluster(api, document)
         accepted += local is None and cluster is None
         if (local is None) != (cluster is None):
-            found.append(Difference(document, local, cluster))
-    return found, accepted
+            differences.append(Difference(document, local, cluster))
+    return differences, accepted
 
 
 def main() -> int:
@@ -147,11 +149,13 @@ def main() -> int:
     options = parser.parse_args()
     with control_plane() as plane, plane.api("e2e-verdicts") as api:
         install(plane, kuberay=False)
-        found, accepted = compare(api, random_jobs(options.seed, options.count))
-    for one in found:
-        sys.stdout.write(f"{json.dumps({'document': one.document, 'local': one.local, 'cluster': one.cluster})}\n")
-    sys.stderr.write(f"{options.count} documents, {accepted} accepted by both, {len(found)} verdicts differ\n")
-    return 1 if found else 0
+        differences, accepted = compare(api, random_jobs(options.seed, options.count))
+    for mismatch in differences:
+        sys.stdout.write(
+            f"{json.dumps({'document': mismatch.document, 'local': mismatch.local, 'cluster': mismatch.cluster})}\n"
+        )
+    sys.stderr.write(f"{options.count} documents, {accepted} accepted by both, {len(differences)} verdicts differ\n")
+    return 1 if differences else 0
 
 
 if __name__ == "__main__":

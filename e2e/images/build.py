@@ -56,14 +56,14 @@ def build(image: Image, builder: Builder, folder: Path, say: Say, given: str | N
         staged = Path(context)
         stage(image, staged, root)
         base = given or builder.base((staged / image.dockerfile).read_text(encoding="utf-8"), say)
-        made = recipe(image, base, staged)
-        found = builder.find(made, folder)
-        if found is not None:
-            say(f"{image.folder} is built: {made.name}")
-            return Built(made.name, found)
+        planned = recipe(image, base, staged)
+        archive = builder.find(planned, folder)
+        if archive is not None:
+            say(f"{image.folder} is built: {planned.name}")
+            return Built(planned.name, archive)
         builder.clean()
-        _make_room(made, builder, folder, say)
-        return Built(made.name, _build(made, builder, staged, folder, say))
+        _make_room(planned, builder, folder, say)
+        return Built(planned.name, _build(planned, builder, staged, folder, say))
 
 
 def archives(image: Image, folder: Path) -> list[Path]:

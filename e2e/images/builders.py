@@ -242,9 +242,9 @@ class Buildah:
         container = self._run("from", "--pull-never", name).strip()
         options = [f"--label={label}={value}" for label, value in labels.items()]
         self._run("config", *options, container)
-        made = f"{name}-labelled"
-        self._run("commit", "--quiet", "--rm", container, made, deadline=ARCHIVE_S)
-        return made
+        labelled = f"{name}-labelled"
+        self._run("commit", "--quiet", "--rm", container, labelled, deadline=ARCHIVE_S)
+        return labelled
 
     def names(self, repository: str) -> set[str]:
         """See `Builder`."""

@@ -76,16 +76,16 @@ def inputs(root: Path, lines: Iterable[str]) -> list[str]:
     Raises:
         BuildFailed: one of those it names is not there.
     """
-    said = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    unwanted = {line.removeprefix("**/") for line in said if line.startswith("**/")}
-    found: list[str] = []
-    for name in (line[1:] for line in said if line.startswith("!")):
+    patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    unwanted = {line.removeprefix("**/") for line in patterns if line.startswith("**/")}
+    copied: list[str] = []
+    for name in (line[1:] for line in patterns if line.startswith("!")):
         path = root / name
         if not path.exists():
             raise BuildFailed(f"{name} goes into the image and is not there")
         files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
-        found += [item.relative_to(root).as_posix() for item in files]
-    return sorted(name for name in found if not unwanted & set(name.split("/")))
+        copied += [item.relative_to(root).as_posix() for item in files]
+    return sorted(name for name in copied if not unwanted & set(name.split("/")))
 
 
 def default_base(dockerfile: str) -> str:
@@ -94,7 +94,7 @@ def default_base(dockerfile: str) -> str:
     Raises:
         BuildFailed: it names none.
     """
-    found = re.search(r"^ARG BASE=(\S+)$", dockerfile, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^ARG BASE=(\S+)$", dockerfile, re.MULTILINE)
+    if match is None:
         raise BuildFailed("the Dockerfile has no ARG BASE")
-    return found[1]
+    return match[1]

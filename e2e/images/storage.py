@@ -19,10 +19,10 @@ def layers(storage: Path, name: str) -> tuple[Path, ...]:
         known = json.loads((storage / "overlay-layers" / "layers.json").read_text(encoding="utf-8"))
         parents = {layer["id"]: layer.get("parent") for layer in known}
         top: str | None = next(image["layer"] for image in images if name in image.get("names", ()))
-        found: list[Path] = []
+        folders: list[Path] = []
         while top is not None:
-            found.insert(0, storage / "overlay" / top / "diff")
+            folders.insert(0, storage / "overlay" / top / "diff")
             top = parents[top]
     except (OSError, KeyError, StopIteration, ValueError) as error:
         raise BuildFailed(f"the layers of {name} are not found in buildah's storage {storage}: {error!r}") from error
-    return tuple(found)
+    return tuple(folders)

@@ -35,8 +35,8 @@ class Unpacked:
             mounted: mount points in the image by folder; folders are paths without symbolic links.
         """
         user, group = self.config["User"].split(":")
-        own = dict(item.split("=", maxsplit=1) for item in self.config["Env"])
-        exports = [f"export {name}='{value}'" for name, value in {**own, **variables}.items()]
+        image_variables = dict(item.split("=", maxsplit=1) for item in self.config["Env"])
+        exports = [f"export {name}='{value}'" for name, value in {**image_variables, **variables}.items()]
         binds = [f"mount --bind '{source}' '{self.root}{target}'" for source, target in mounted.items()]
         inside = (
             f"exec setpriv --reuid={user} --regid={group} --clear-groups --no-new-privs "
@@ -59,9 +59,9 @@ class Unpacked:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         path.chmod(0o755)
         for target in mounted.values():
-            place = self.root / target.lstrip("/")
-            assert place.resolve().is_relative_to(self.root.resolve()), f"{target} leads out of the image"
-            place.mkdir(parents=True, exist_ok=True)
+            mount_point = self.root / target.lstrip("/")
+            assert mount_point.resolve().is_relative_to(self.root.resolve()), f"{target} leads out of the image"
+            mount_point.mkdir(parents=True, exist_ok=True)
         return path
 
 
