@@ -36,10 +36,10 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def modules() -> list[Module]:
     """Every module of both packages."""
-    found = []
+    modules = []
     for folder in PACKAGES.values():
         for path in sorted(folder.rglob("*.py")):
             text = path.read_text(encoding="utf-8")
-            found.append(Module(path.relative_to(ROOT).as_posix(), len(text.splitlines()), ast.parse(text)))
-    assert found
-    return found
+            modules.append(Module(path.relative_to(ROOT).as_posix(), len(text.splitlines()), ast.parse(text)))
+    assert modules
+    return modules

@@ -21,12 +21,12 @@ def texts(root: Path) -> dict[str, str]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=False)
     if listed.returncode != 0:
         pytest.skip("not a git checkout: what is committed cannot be told")
-    found = {}
+    texts = {}
     for name in listed.stdout.decode().split("\0"):
         path = root / name
         if name and path.is_file() and b"\0" not in (data := path.read_bytes())[:8192]:
-            found[name] = data.decode("utf-8")
-    return found
+            texts[name] = data.decode("utf-8")
+    return texts
 
 
 def test_locks_name_no_address(root: Path) -> None:
@@ -40,12 +40,12 @@ def test_locks_name_no_address(root: Path) -> None:
 
 
 def test_no_text_names_a_package_index(texts: dict[str, str]) -> None:
-    assert {name: found[0] for name, text in texts.items() if (found := INDEX.search(text))} == {}
+    assert {name: index[0] for name, text in texts.items() if (index := INDEX.search(text))} == {}
 
 
 def test_no_text_names_a_path_of_a_machine(texts: dict[str, str]) -> None:
-    found = {name: match[0] for name, text in texts.items() if (match := MACHINE.search(text))}
-    assert {name: match for name, match in found.items() if name not in ALLOWED_MACHINE} == {}
+    paths = {name: match[0] for name, text in texts.items() if (match := MACHINE.search(text))}
+    assert {name: match for name, match in paths.items() if name not in ALLOWED_MACHINE} == {}
 
 
 def test_every_ignored_rule_has_its_reason(root: Path) -> None:

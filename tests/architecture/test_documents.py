@@ -27,15 +27,15 @@ def documents(root: Path) -> list[Path]:
 
 def missing_links(path: Path) -> list[str]:
     """Relative links of a Markdown file to files that do not exist, and to headings that are not there."""
-    found = []
+    missing = []
     for target in LINK.findall(CODE.sub("code", path.read_text(encoding="utf-8"))):
         if "://" in target or target.startswith("mailto:"):
             continue
         name, _, heading = target.partition("#")
         file = path.parent / name if name else path
         if not file.exists() or (heading and file.suffix == ".md" and heading not in headings(file)):
-            found.append(target)
-    return found
+            missing.append(target)
+    return missing
 
 
 def headings(path: Path) -> set[str]:
@@ -45,9 +45,9 @@ def headings(path: Path) -> set[str]:
 
 
 def test_links_between_documents_lead_somewhere(root: Path) -> None:
-    found = documents(root)
-    assert len(found) > 15
-    broken = {path.relative_to(root).as_posix(): links for path in found if (links := missing_links(path))}
+    pages = documents(root)
+    assert len(pages) > 15
+    broken = {path.relative_to(root).as_posix(): links for path in pages if (links := missing_links(path))}
     assert broken == {}
 
 
@@ -78,9 +78,9 @@ def long_cells(text: str) -> list[str]:
 
 
 def test_the_documentation_is_short(root: Path) -> None:
-    found = pages(root)
-    assert len(found) <= PAGES, "merge pages: a reader chooses from this list"
-    words = sum(len(path.read_text(encoding="utf-8").split()) for path in [*found, root / "README.md"])
+    listed = pages(root)
+    assert len(listed) <= PAGES, "merge pages: a reader chooses from this list"
+    words = sum(len(path.read_text(encoding="utf-8").split()) for path in [*listed, root / "README.md"])
     assert words <= WORDS, "say a fact once, and leave out what no reader needs"
 
 
@@ -112,7 +112,9 @@ def test_the_job_in_the_readme_is_valid(root: Path, tmp_path: Path) -> None:
 
 
 def test_make_clean_removes_no_results_of_runs(root: Path) -> None:
-    said = subprocess.run(["make", "--dry-run", "clean"], cwd=root, capture_output=True, text=True, check=True).stdout
-    removed = {Path(word).parts[0] for word in said.split() if not word.startswith("-")}
+    commands = subprocess.run(
+        ["make", "--dry-run", "clean"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout
+    removed = {Path(word).parts[0] for word in commands.split() if not word.startswith("-")}
     assert ".venv" in removed
     assert removed.isdisjoint({"runs", "dist", "examples"})

@@ -31,12 +31,12 @@ def rows(text: str) -> list[list[str]]:
 
 def words_of_code(root: Path) -> set[str]:
     """All string constants of the operator."""
-    found = set()
+    words = set()
     for path in (root / "operator" / "omni_operator").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value)
-    return found
+                words.add(node.value)
+    return words
 
 
 def find_tests(root: Path) -> set[str]:
@@ -55,9 +55,9 @@ def text(root: Path) -> str:
 
 def test_every_row_is_complete_and_names_existing_tests(root: Path, text: str) -> None:
     known = find_tests(root)
-    found = rows(text)
-    assert len(found) > 25
-    for row in found:
+    table = rows(text)
+    assert len(table) > 25
+    for row in table:
         assert len(row) == len(COLUMNS) and all(row), row
         tests = CODE.findall(row[-1])
         assert tests, f"{row[0]}: no test injects this fault"

@@ -37,14 +37,14 @@ def acts(node: ast.stmt) -> bool:
 
 
 def test_importing_a_module_does_nothing(modules: list[Any]) -> None:
-    found = {
+    acting = {
         f"{module.path}:{node.lineno}: {ast.unparse(node)[:80]}"
         for module in modules
         if module.path not in ACTING
         for node in module.tree.body
         if acts(node)
     }
-    assert found == set()
+    assert acting == set()
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_the_folder_operator_is_no_package(root: Path) -> None:
 def test_the_root_does_not_hide_the_standard_library(root: Path) -> None:
     """An interpreter that starts in the root, as for `python -m`, still imports the standard `operator`."""
     code = "import operator, collections; print(operator.itemgetter(0)([5]))"
-    found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "5"
+    child = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "5"
 
 
 def test_the_schema_of_settings_needs_no_library_but_yaml(root: Path) -> None:
@@ -87,8 +87,8 @@ def test_the_schema_of_settings_needs_no_library_but_yaml(root: Path) -> None:
         "print(len(schema.layout.common_layout().names) > 150, len(schema.reference_settings.rules()) > 100)"
     )
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stdout.strip()) == (0, "True True"), found.stderr[-2000:]
+    child = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stdout.strip()) == (0, "True True"), child.stderr[-2000:]
 
 
 @pytest.mark.slow
@@ -99,15 +99,15 @@ def test_the_operators_process_leaves_out_the_packages_of_drl(root: Path) -> Non
         f"print(status, sorted(set({UNUSED!r}) & set(sys.modules)))"
     )
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root / "operator"), "HOME": "/nonexistent"}
-    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert "no credentials" in found.stderr
-    assert found.stdout.strip() == "2 []"
+    child = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "no credentials" in child.stderr
+    assert child.stdout.strip() == "2 []"
 
 
 def test_names_come_from_the_input_alone(modules: list[Any]) -> None:
     """A random name would create a second object on a retry."""
     chance = {"uuid", "random", "secrets"}
-    found = [
+    random_names = [
         f"{module.path}:{node.lineno}"
         for module in modules
         if module.name.startswith(("omni_operator.api", "omni_operator.plan", "omni_operator.status"))
@@ -116,4 +116,4 @@ def test_names_come_from_the_input_alone(modules: list[Any]) -> None:
         or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in chance)
         or (isinstance(node, ast.Attribute) and node.attr == "uuid4")
     ]
-    assert found == []
+    assert random_names == []

@@ -18,11 +18,11 @@ def text(root: Path) -> str:
 
 def named(page: str) -> set[str]:
     """Paths and names in the text, with `{a,b}` written out."""
-    found = set()
+    names = set()
     for name in CODE.findall(page):
         inner = re.search(r"\{(.*?)\}", name)
-        found |= {name.replace(inner[0], part) for part in inner[1].split(",")} if inner else {name}
-    return found
+        names |= {name.replace(inner[0], part) for part in inner[1].split(",")} if inner else {name}
+    return names
 
 
 def test_the_map_has_every_top_module(root: Path) -> None:
@@ -39,9 +39,7 @@ def test_paths_on_the_map_exist(root: Path) -> None:
     paths = {name.rstrip("/") for name in named(text(root)) if "/" in name or name.endswith(".py")}
     assert len(paths) > 60
     lost = [
-        path
-        for path in paths
-        if not any(re.search(rf"(^|/){path.replace('*', '[^/]+')}$", found) for found in existing)
+        path for path in paths if not any(re.search(rf"(^|/){path.replace('*', '[^/]+')}$", file) for file in existing)
     ]
     assert lost == []
 

@@ -12,14 +12,14 @@ from verl_omni.compat.versions import PatchOutdated, require
 
 
 def patches(modules: list[Any]) -> list[Any]:
-    other = {"verl_omni.compat", "verl_omni.compat.versions"}
-    return [module for module in modules if module.name.startswith("verl_omni.compat") and module.name not in other]
+    helpers = {"verl_omni.compat", "verl_omni.compat.versions"}
+    return [module for module in modules if module.name.startswith("verl_omni.compat") and module.name not in helpers]
 
 
 def applying(module: Any) -> ast.FunctionDef:
-    found = [node for node in module.tree.body if isinstance(node, ast.FunctionDef) and node.name == "apply"]
-    assert len(found) == 1, f"{module.path} has no function `apply`"
-    return found[0]
+    functions = [node for node in module.tree.body if isinstance(node, ast.FunctionDef) and node.name == "apply"]
+    assert len(functions) == 1, f"{module.path} has no function `apply`"
+    return functions[0]
 
 
 def test_the_guard_comes_before_anything_else(modules: list[Any]) -> None:

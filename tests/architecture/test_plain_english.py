@@ -40,15 +40,15 @@ def test_code_has_few_phrases_that_are_read_twice(root: Path, folder: str) -> No
     texts.pop(Path(__file__).relative_to(root).as_posix(), None)
     lines = sum(text.count("\n") for text in texts.values())
     assert lines > 1000
-    found = phrases_of(texts)
-    assert len(found) <= CODE * lines / 1000, found
+    phrases = phrases_of(texts)
+    assert len(phrases) <= CODE * lines / 1000, phrases
     assert [name for name, text in texts.items() if BEGINS_WITH_OF.search(text)] == []
 
 
 def test_pages_have_few_phrases_that_are_read_twice(root: Path) -> None:
     texts = committed(root, "docs/*.md", "README.md", "CONTRIBUTING.md")
-    found = phrases_of(texts)
-    assert len(found) <= PAGES * sum(text.count("\n") for text in texts.values()) / 1000, found
+    phrases = phrases_of(texts)
+    assert len(phrases) <= PAGES * sum(text.count("\n") for text in texts.values()) / 1000, phrases
 
 
 def test_a_phrase_is_found_also_over_two_lines() -> None:

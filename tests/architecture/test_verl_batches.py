@@ -37,17 +37,17 @@ SPEAK_TO_VERL = {
 
 
 def names_in(tree: ast.Module) -> set[str]:
-    found = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return found | {node.arg for node in ast.walk(tree) if isinstance(node, (ast.arg, ast.keyword)) if node.arg}
+    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return names | {node.arg for node in ast.walk(tree) if isinstance(node, (ast.arg, ast.keyword)) if node.arg}
 
 
 def test_only_modules_that_speak_to_verl_know_its_batches(modules: list[Any]) -> None:
-    own = [module for module in modules if module.name.startswith("verl_omni.")]
-    found = {module.name for module in own if NAMES & names_in(module.tree)}
-    assert found == SPEAK_TO_VERL, "convert in one of these modules, and use the types of verl_omni.samples elsewhere"
+    of_trainer = [module for module in modules if module.name.startswith("verl_omni.")]
+    users = {module.name for module in of_trainer if NAMES & names_in(module.tree)}
+    assert users == SPEAK_TO_VERL, "convert in one of these modules, and use the types of verl_omni.samples elsewhere"
 
 
 def test_no_context_variable_carries_what_an_argument_can(modules: list[Any]) -> None:
-    found = {module.name for module in modules if "ContextVar" in names_in(module.tree)}
-    assert not {name for name in found if name.startswith(("verl_omni.agent_loop", "verl_omni.trainer"))}
+    carriers = {module.name for module in modules if "ContextVar" in names_in(module.tree)}
+    assert not {name for name in carriers if name.startswith(("verl_omni.agent_loop", "verl_omni.trainer"))}
