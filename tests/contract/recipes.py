@@ -172,8 +172,8 @@ class Recipe:
     given: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        own = {name: value for name, value in COMMON.items() if name not in self.without}
-        object.__setattr__(self, "given", {**own, **self.settings, "trainer.experiment_name": self.name})
+        common = {name: value for name, value in COMMON.items() if name not in self.without}
+        object.__setattr__(self, "given", {**common, **self.settings, "trainer.experiment_name": self.name})
 
     @property
     def arguments(self) -> list[str]:

@@ -42,9 +42,11 @@ def test_a_script_s_template_of_several_lines_is_in_the_job(template: str, quote
 
     text = template if quote == '"' else template.replace("'", '"')
     wanted = rendered(text)
-    made = convert([*REQUIRED, f"{NAME}={quote}{text}{quote}"])
-    (override,) = [each for each in made.document["spec"]["algorithm"]["overrides"] if each.startswith(NAME)]
-    assert "\n" not in override and not made.refused
+    converted = convert([*REQUIRED, f"{NAME}={quote}{text}{quote}"])
+    (override,) = [
+        setting for setting in converted.document["spec"]["algorithm"]["overrides"] if setting.startswith(NAME)
+    ]
+    assert "\n" not in override and not converted.refused
     loaded = configuration.load([*REQUIRED, override]).actor_rollout_ref.model.custom_chat_template
     assert rendered(loaded) == wanted
 
@@ -64,13 +66,13 @@ def random_template(draw: random.Random) -> str:
         return f"{tag(kind)}{piece(depth + 1)}{piece(depth + 1)}{tag('end' + kind.split()[0])}"
 
     def piece(depth: int) -> str:
-        made: tuple[Callable[[], str], ...] = (
+        kinds: tuple[Callable[[], str], ...] = (
             lambda: draw.choice(blanks),
             lambda: value("{", draw.choice((" m ", " 'a\nb' ", "\n m\n")), "}"),
             lambda: value("#", " c\nd ", "#"),
             lambda: block(depth),
         )
-        return draw.choice(made[:1] if depth > 2 else made)()
+        return draw.choice(kinds[:1] if depth > 2 else kinds)()
 
     return "".join(piece(0) for _ in range(3))
 
@@ -79,6 +81,6 @@ def test_any_template_makes_the_same_text_in_one_line() -> None:
     draw = random.Random(5)
     templates = [text for text in (random_template(draw) for _ in range(60)) if "{" in text]
     for template in templates:
-        made = in_one_line(f'"{template}"')
-        assert "\n" not in made and rendered(made[1:-1]) == rendered(template), template
+        line = in_one_line(f'"{template}"')
+        assert "\n" not in line and rendered(line[1:-1]) == rendered(template), template
     assert len(templates) > 40

@@ -44,13 +44,13 @@ def test_an_example_is_named_like_its_file(path: Path) -> None:
 def test_the_trainer_loads_the_entry_point_of_an_example(path: Path) -> None:
     from verl_omni.trainer.settings import configuration
 
-    made, place = plan.resolve_for_pods(load_job(path).job)
-    line = plan.render_entrypoint(made, place).partition("; trap : INT TERM; ")[2].partition(' >"$pipe" 2>&1; ')[0]
+    resolved, layout = plan.resolve_for_pods(load_job(path).job)
+    line = plan.render_entrypoint(resolved, layout).partition("; trap : INT TERM; ")[2].partition(' >"$pipe" 2>&1; ')[0]
     config = configuration.load(shlex.split(line)[3:])
-    for name, value in plan.render_settings(made, place).items():
-        found = OmegaConf.select(config, name)
+    for name, value in plan.render_settings(resolved, layout).items():
+        loaded = OmegaConf.select(config, name)
         wanted = list(value) if isinstance(value, tuple) else value
-        assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == wanted, name
+        assert (OmegaConf.to_container(loaded) if OmegaConf.is_config(loaded) else loaded) == wanted, name
     assert config.ray_kwargs.ray_init.address == "auto"
     assert config.trainer.default_local_dir == f"/runs/{path.stem}"
 
@@ -58,9 +58,9 @@ def test_the_trainer_loads_the_entry_point_of_an_example(path: Path) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_says_why_it_has_settings_that_are_warned_of(path: Path) -> None:
     risks = plan.find_risks(load_job(path).job)
-    names = {(found.text.split()[0] if found.at[-1] == "overrides" else str(found.at[-1])) for found in risks}
-    said = re.findall(r"^# `drl validate` warns of (.+): \w", path.read_text(), re.MULTILINE)
-    assert {name.rpartition(".")[2] for name in names} == set(re.split(", | and ", said[0]) if said else ())
+    names = {(risk.text.split()[0] if risk.at[-1] == "overrides" else str(risk.at[-1])) for risk in risks}
+    explained = re.findall(r"^# `drl validate` warns of (.+): \w", path.read_text(), re.MULTILINE)
+    assert {name.rpartition(".")[2] for name in names} == set(re.split(", | and ", explained[0]) if explained else ())
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -71,8 +71,8 @@ def test_the_trainer_warns_of_an_example_as_drl_validate_does(path: Path) -> Non
     config = configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
     warning = configuration.describe_risks(config)
     risks = plan.find_risks(load_job(path).job)
-    assert [found.text for found in risks if found.text not in warning] == []
-    assert warning.count("(") == sum(found.text.count("(") for found in risks), "the same number of sources"
+    assert [risk.text for risk in risks if risk.text not in warning] == []
+    assert warning.count("(") == sum(risk.text.count("(") for risk in risks), "the same number of sources"
 
 
 @pytest.mark.parametrize("path", RELEASED, ids=lambda path: path.stem)
@@ -81,7 +81,7 @@ def test_the_operator_takes_an_example_with_a_released_model(path: Path) -> None
     assert valid.exit_code == 0, valid.output
     rendered = CliRunner().invoke(app, ["render", "--cluster", "--image", "example.com/rollout:1", str(path)])
     assert rendered.exit_code == 0, rendered.output
-    (cluster,) = [one for one in yaml.safe_load_all(rendered.stdout) if one["kind"] == "RayJob"]
+    (cluster,) = [body for body in yaml.safe_load_all(rendered.stdout) if body["kind"] == "RayJob"]
     (group,) = cluster["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     (container,) = group["template"]["spec"]["containers"]
     spec = load_job(path).job.spec
@@ -98,9 +98,9 @@ def test_the_operator_takes_an_example_with_a_released_model(path: Path) -> None
 @pytest.mark.parametrize("name", FITTED)
 def test_an_example_with_a_released_model_fits(name: str) -> None:
     job = str(ROOT / "examples" / f"{name}.yaml")
-    found = CliRunner().invoke(app, ["fit", job, "--device", "h100-80g", "--json"])
-    assert found.exit_code == 0, found.output
-    estimate = json.loads(found.stdout)
+    fit = CliRunner().invoke(app, ["fit", job, "--device", "h100-80g", "--json"])
+    assert fit.exit_code == 0, fit.output
+    estimate = json.loads(fit.stdout)
     assert estimate["fits"] and estimate["host_fits"]
     judge = load_job(Path(job)).job.spec.reward.model
     assert estimate["not_estimated"] == (["spec.reward.model"] if judge else [])

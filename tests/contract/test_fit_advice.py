@@ -77,11 +77,11 @@ def test_a_job_that_follows_the_advice_has_the_settings_that_were_estimated(
     tried = set[str]()
     overrides = list[str]()
     followed = {text.partition("=")[0]: text for text in assignments}
-    while change := next((each for each in advice.changes(config, HEADS) if str(each) not in tried), None):
+    while change := next((advised for advised in advice.changes(config, HEADS) if str(advised) not in tried), None):
         tried.add(str(change))
         OmegaConf.update(config, change.setting, change.value)
         followed |= {text.partition("=")[0]: text for text in in_a_job(change, overrides)}
-        found = OmegaConf.select(trainer_settings(path, list(followed.values())), change.setting)
-        assert found == change.value, change
+        loaded = OmegaConf.select(trainer_settings(path, list(followed.values())), change.setting)
+        assert loaded == change.value, change
         assert not change.setting.endswith(("height", "width")) or change.value >= advice.SMALLEST_SIDE
     assert len(tried) > 3

@@ -38,10 +38,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _fit_in_this_process: N
 def test_a_public_model_is_estimated_from_its_id(job: Path) -> None:
     large = CliRunner().invoke(app, ["fit", str(job), "--device", "h200-141g", "--json"])
     assert large.exit_code == 0, large.output
-    found = json.loads(large.stdout)
-    assert found["fits"] is True
+    estimate = json.loads(large.stdout)
+    assert estimate["fits"] is True
     # 1.4 billion parameters in the engine and in the trainer, 5.7 billion of the text encoder, in bfloat16.
-    generation = next(phase for phase in found["device"] if phase["name"] == "generation")["parts"]
+    generation = next(phase for phase in estimate["device"] if phase["name"] == "generation")["parts"]
     assert 2.6e9 < generation["engine transformer"] < 3.2e9 and 2.6e9 < generation["weights"] < 3.2e9
     assert 11e9 < generation["text encoders"] < 12e9
 
@@ -61,17 +61,17 @@ def test_two_pools_are_estimated_each_for_its_device(job: Path, tmp_path: Path) 
     devices = ("--device", "h100-80g", "--rollout-device", "l40s-48g")
     result = CliRunner().invoke(app, ["fit", str(job), *devices, *assignments, "--json"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    trainer = found["pools"]["trainer"]
-    rollout = found["pools"]["rollout"]
-    assert (trainer["target"], rollout["target"], found["fits"]) == ("h100-80g", "l40s-48g", True)
+    estimate = json.loads(result.stdout)
+    trainer = estimate["pools"]["trainer"]
+    rollout = estimate["pools"]["rollout"]
+    assert (trainer["target"], rollout["target"], estimate["fits"]) == ("h100-80g", "l40s-48g", True)
     assert (trainer["host_fits"], rollout["host_fits"]) == (True, None)
     names = {
-        name: {part for phase in pool["device"] for part in phase["parts"]} for name, pool in found["pools"].items()
+        name: {part for phase in pool["device"] for part in phase["parts"]} for name, pool in estimate["pools"].items()
     }
     assert {"weights", "optimizer", "activations"} <= names["trainer"] - names["rollout"]
     assert {"engine transformer", "text encoders", "VAE", "weight buffer"} <= names["rollout"] - names["trainer"]
-    assert found["moved"]["weights to all replicas"] == 2 * found["moved"]["weights to each replica"] > 0
+    assert estimate["moved"]["weights to all replicas"] == 2 * estimate["moved"]["weights to each replica"] > 0
     text = CliRunner().invoke(app, ["fit", str(job), *devices, *assignments]).stdout
     assert "rollout: each of 4 accelerators" in text and "a-job: the rollout pool fits on l40s-48g" in text
     cpu = {"model.base": "./model", "rollout.placement": "Separate", "trainer.accelerator.vendor": "CPU"}
@@ -86,17 +86,17 @@ def test_a_batch_size_among_the_settings_of_the_engine_is_that_of_the_estimate(j
 
     def activations(*changes: str) -> int:
         assignments = [*(f"spec.{name}={value}" for name, value in samples.items()), *changes]
-        given = ["fit", str(job), "--device", "h100-80g", "--json", *(f"--set={one}" for one in assignments)]
-        result = CliRunner().invoke(app, given)
+        arguments = ["fit", str(job), "--device", "h100-80g", "--json", *(f"--set={change}" for change in assignments)]
+        result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
         phases = json.loads(result.stdout)["device"]
         return int(next(phase for phase in phases if phase["name"] == "generation")["parts"]["engine activations"])
 
     engine = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.max_num_seqs"
-    whole = activations("spec.rollout.engine.maxBatchSize=64")
+    sixty_four = activations("spec.rollout.engine.maxBatchSize=64")
     field = activations("spec.rollout.engine.maxBatchSize=4")
     override = f"spec.algorithm.overrides=[{engine}=4]"
-    assert activations("spec.rollout.engine.maxBatchSize=64", override) == field < whole / 2
+    assert activations("spec.rollout.engine.maxBatchSize=64", override) == field < sixty_four / 2
 
 
 def test_an_invalid_model_is_refused_in_the_words_of_the_program(job: Path) -> None:

@@ -45,20 +45,22 @@ def downloads(*assignments: str) -> dict[str, Any]:
     """The init containers of a trainer pod, by name."""
     job = read_job(JOB, "j", assignments).job
     objects = plan.render_objects(job, 1, plan.ClusterSettings(image="rollout:1"))
-    (ray_job,) = [each for each in objects if each["kind"] == "RayJob"]
+    (ray_job,) = [body for body in objects if body["kind"] == "RayJob"]
     (trainer, *_) = ray_job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    return {each["name"]: each for each in trainer["template"]["spec"]["initContainers"]}
+    return {container["name"]: container for container in trainer["template"]["spec"]["initContainers"]}
 
 
 def run(container: dict[str, Any], variables: dict[str, str], folder: Path) -> str:
     """Run the container's program with its variables, with `folder` for its mount; what it writes to stderr."""
-    (place,) = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "models"]
-    own = {entry["name"]: entry["value"].replace(place, str(folder)) for entry in container["env"]}
-    assert str(folder) in own["HF_HOME"]
-    program, *arguments = (word.replace(place, str(folder)) for word in container["command"])
+    (mount_path,) = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "models"]
+    variables_of_container = {
+        entry["name"]: entry["value"].replace(mount_path, str(folder)) for entry in container["env"]
+    }
+    assert str(folder) in variables_of_container["HF_HOME"]
+    program, *arguments = (word.replace(mount_path, str(folder)) for word in container["command"])
     done = subprocess.run(
         [str(Path(sys.executable).with_name(program)), *arguments],
-        env={**os.environ, **variables, **own},
+        env={**os.environ, **variables, **variables_of_container},
         capture_output=True,
         text=True,
         timeout=120,
@@ -69,10 +71,10 @@ def run(container: dict[str, Any], variables: dict[str, str], folder: Path) -> s
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
-    with hub_server() as made:
+    with hub_server() as server:
         for name in FETCHED.values():
-            made.create(f"team/{name}", {"config.json": name.encode()})
-        yield made
+            server.create(f"team/{name}", {"config.json": name.encode()})
+        yield server
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -82,15 +84,15 @@ def test_models_and_judges_are_downloaded_though_the_image_keeps_programs_offlin
     assert variables_of(image) == {"HF_HUB_OFFLINE": "1"}
     containers = downloads()
     assert containers.keys() == FETCHED.keys()
-    given = {**variables_of(image), "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN}
+    pod_variables = {**variables_of(image), "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN}
     for name, container in containers.items():
-        assert run(container, given, tmp_path) == ""
+        assert run(container, pod_variables, tmp_path) == ""
         assert (tmp_path / "team" / FETCHED[name] / "config.json").read_text() == FETCHED[name]
 
 
 def test_a_download_uses_the_mirror_and_the_token_of_the_pods_template(hub: Hub, tmp_path: Path) -> None:
-    given = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "1", "HF_HOME": "/not/writable"}
-    env = [{"name": name, "value": value} for name, value in given.items()]
+    pod_variables = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "1", "HF_HOME": "/not/writable"}
+    env = [{"name": name, "value": value} for name, value in pod_variables.items()]
     template = {"spec": {"containers": [{"name": "ray", "env": env}]}}
     for name, container in downloads(f"spec.trainer.podTemplate={json.dumps(template)}").items():
         # Nothing listens at the endpoint of the image: the author's wins.

@@ -129,11 +129,11 @@ def test_a_job_refuses_the_names_and_values_that_the_trainer_refuses(
     there = refused_by_trainer(changes, line, [])
     here = list(refused_in_job([line], changes).values())
     assert there or not here, f"{line}: {here}"
-    for said in there:
-        if said.startswith(f"{name}: ") and CHECKS.search(said):
-            assert here, said
+    for problem in there:
+        if problem.startswith(f"{name}: ") and CHECKS.search(problem):
+            assert here, problem
             # A list or mapping is shown as each side reads it.
-            assert said == here[0] or value.startswith(("{", "[")), (said, here)
+            assert problem == here[0] or value.startswith(("{", "[")), (problem, here)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_what_the_trainer_takes_is_not_refused(lines: list[str]) -> None:
     ],
 )
 def test_a_setting_that_two_overrides_set_is_refused(lines: list[str], setting: str) -> None:
-    found = refused_in_job(["data.shuffle=true", *lines])
-    assert found == {"overrides[2]": f"{setting}: already set by overrides[1]; remove one of the two"}
+    refusals = refused_in_job(["data.shuffle=true", *lines])
+    assert refusals == {"overrides[2]": f"{setting}: already set by overrides[1]; remove one of the two"}
     assert [refused_in_job([line]) for line in lines] == [{}, {}], "each alone is accepted"
 
 

@@ -51,8 +51,8 @@ def test_a_pod_has_a_logical_cpu_for_each_of_its_actors(nodes: int, count: int, 
             "spec.checkpoint.claimName=runs",
         ],
     ).job
-    given = {name for name in plan.render_settings(*plan.resolve_for_pods(job)) if "num_workers" in name}
-    assert given == set(), "the trainer derives them"
+    counts = {name for name in plan.render_settings(*plan.resolve_for_pods(job)) if "num_workers" in name}
+    assert counts == set(), "the trainer derives them"
     size = RunSize(nodes=nodes, replicas=nodes * count // parallel, samples=8 * prompts, engine_batch=8, cpus=1024)
     workers = sum(math.ceil(number(size) / nodes) for number in (agent_loop_workers, reward_workers))
     settings = plan.ClusterSettings(image="rollout:1")

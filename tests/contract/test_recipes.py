@@ -81,9 +81,9 @@ def test_a_recipe_becomes_a_job_that_loads_in_the_trainer(recipe: Recipe, tmp_pa
     for name in ("train", "test"):
         parquet.write_table(Table.from_pylist([row]), tmp_path / "data" / "ocr" / f"{name}.parquet")
     script.write_text(recipe.script.replace("$HOME", str(tmp_path)))
-    made = CliRunner().invoke(app, ["convert", str(script)])
-    assert "left out: " not in made.stderr
-    document = yaml.safe_load(made.stdout)
+    converted = CliRunner().invoke(app, ["convert", str(script)])
+    assert "left out: " not in converted.stderr
+    document = yaml.safe_load(converted.stdout)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model_index.json").write_text("{}")
     document["spec"]["model"]["base"] = str(tmp_path / "model")  # a run on this machine takes no model id
@@ -95,21 +95,23 @@ def test_a_recipe_becomes_a_job_that_loads_in_the_trainer(recipe: Recipe, tmp_pa
     rendered = CliRunner().invoke(app, ["render", str(path)])
     assert rendered.exit_code == 0, rendered.output
     job = load_job(path).job
-    found = configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
+    job_config = configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
     arguments = [argument.replace("$HOME", str(tmp_path)) for argument in recipe.arguments]
-    own = configuration.load([*arguments, f"trainer.seed={recipe.given.get('data.seed', '0')}"])  # a job has one seed
-    ours = _values(found)
-    theirs = _values(own)
+    # A job has one seed.
+    recipe_config = configuration.load([*arguments, f"trainer.seed={recipe.given.get('data.seed', '0')}"])
+    ours = _values(job_config)
+    theirs = _values(recipe_config)
     assert ESTIMATORS["mix_grpo"] == ESTIMATORS["flow_grpo"]
-    for each in (ours, theirs):
-        if each[ESTIMATOR] == "mix_grpo":
-            each[ESTIMATOR] = "flow_grpo"  # the same advantages
+    for values in (ours, theirs):
+        if values[ESTIMATOR] == "mix_grpo":
+            values[ESTIMATOR] = "flow_grpo"  # the same advantages
     unread = (f"{ROLLOUT}.n",) if recipe.given.get("algorithm.sample_source") == "offline" else ()
     expected = (*WRITTEN_OTHERWISE, *unread, *(name for name in OPEN_IN_RECIPES if name not in recipe.given))
     assert {
         name: (theirs.get(name), ours.get(name))
         for name in ours | theirs
-        if ours.get(name) != theirs.get(name) and not f"{name}.".startswith(tuple(f"{each}." for each in expected))
+        if ours.get(name) != theirs.get(name)
+        and not f"{name}.".startswith(tuple(f"{setting}." for setting in expected))
     } == {}
 
 
@@ -128,13 +130,16 @@ def test_a_job_has_the_algorithm_of_the_command_line_whatever_names_it() -> None
         f"{ROLLOUT}.n=8",
     ]
     names = (None, "flow_grpo", "dance_grpo", "mix_grpo")
-    found = {}
+    compared = {}
     for named in itertools.product(names, repeat=len(NAMING)):
-        given = [*required, *(f"{name}={each}" for name, each in zip(NAMING, named, strict=True) if each)]
-        made = convert(given)
-        assert convert(given[::-1]).document["spec"]["algorithm"]["name"] == made.document["spec"]["algorithm"]["name"]
+        arguments = [*required, *(f"{name}={value}" for name, value in zip(NAMING, named, strict=True) if value)]
+        converted = convert(arguments)
+        assert (
+            convert(arguments[::-1]).document["spec"]["algorithm"]["name"]
+            == converted.document["spec"]["algorithm"]["name"]
+        )
         if {"dance_grpo", "mix_grpo"} <= {*named}:
-            for order in (given, given[::-1]):
+            for order in (arguments, arguments[::-1]):
                 with pytest.raises(
                     configuration.SettingsError, match="these are different algorithms; name one of them"
                 ):
@@ -142,14 +147,14 @@ def test_a_job_has_the_algorithm_of_the_command_line_whatever_names_it() -> None
                 ((_, reason),) = convert(order).refused
                 assert reason.endswith(": these are different algorithms; name one of them")
             continue
-        assert made.refused == ()
-        job = read_job(plan.dump_yaml(made.document), "job").job
+        assert converted.refused == ()
+        job = read_job(plan.dump_yaml(converted.document), "job").job
         both = (
-            configuration.load(given),
+            configuration.load(arguments),
             configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))),
         )
-        found[named] = [_advantages_and_sampler(config) for config in both]
-    assert {named: each for named, each in found.items() if each[0] != each[1]} == {}
+        compared[named] = [_advantages_and_sampler(config) for config in both]
+    assert {named: configs for named, configs in compared.items() if configs[0] != configs[1]} == {}
 
 
 def _advantages_and_sampler(config: Any) -> tuple[bool, str]:

@@ -45,8 +45,8 @@ def test_scorers_are_read_without_machine_learning_libraries() -> None:
         "names = builtin_scorers()\n"
         "print([settings_model(name).__name__ for name in names] == [*names], len([*map(modality, SCORERS)]))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert found.stdout.split() == ["True", str(len(SCORERS))], found.stderr
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert child.stdout.split() == ["True", str(len(SCORERS))], child.stderr
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_names_a_scorer_of_an_installed_package(own: str, problem: str | None) -> None:
     job = EXAMPLE.with_stem("red-grpo-cluster")
     command = [sys.executable, "-m", "omni_operator.cli", "validate", "--cluster", str(job)]
-    given = ["--set", f"spec.reward.scorers=[{{{own}}}]"]
-    found = subprocess.run([*command, *given], capture_output=True, text=True, check=False)
-    assert found.returncode == (2 if problem else 0), found.stderr
-    assert (problem or "") in found.stderr
+    scorers = ["--set", f"spec.reward.scorers=[{{{own}}}]"]
+    validated = subprocess.run([*command, *scorers], capture_output=True, text=True, check=False)
+    assert validated.returncode == (2 if problem else 0), validated.stderr
+    assert (problem or "") in validated.stderr
 
 
 @pytest.mark.usefixtures("_installed")
@@ -98,8 +98,8 @@ def test_the_trainer_runs_a_scorer_of_an_installed_package() -> None:
         "stripes = torch.tensor([0, 255], dtype=torch.uint8).repeat(3, 4, 2)\n"
         "print(get_scorer('sharpness')('d', stripes, '', {}, scale=2.0), setting_problems('sharpness', {'scale': -1}))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert found.stdout.startswith("510.0 ['scale: -1 "), found.stderr
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert child.stdout.startswith("510.0 ['scale: -1 "), child.stderr
 
 
 @pytest.mark.parametrize("name", ["http", "http_batch"])
@@ -127,18 +127,18 @@ def test_the_encoder_takes_both_ends_of_the_range_of_jpeg_quality(quality: int) 
 def test_the_question_of_a_judge_reaches_the_trainer_as_it_was_written(required: bool) -> None:
     from verl_omni.trainer.settings import configuration, reward_settings
 
-    given = {
+    judge_settings = {
         "base_url": "https://judge:8000/v1",
         "model": "owner/name-7B",
         "lowest": -1.5,
         "template": "Rate {prompt}, \"as is\": it's 'fine' = [1, 2], ${x} \\ {highest}.",
     }
-    scorer = {"name": "unified_reward", "settings": given, "required": required}
+    scorer = {"name": "unified_reward", "settings": judge_settings, "required": required}
     text = EXAMPLE.read_text(encoding="utf-8")
     job = plan.resolve_paths(
         read_job(text, "job.yaml", [f"spec.reward.scorers={json.dumps([scorer])}"]).job, "/examples"
     )
     reward = configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))).reward
-    own = reward.scorer_kwargs if required else reward.reward_functions.unified_reward
-    assert OmegaConf.to_container(own, resolve=True).items() >= given.items()
+    kwargs = reward.scorer_kwargs if required else reward.reward_functions.unified_reward
+    assert OmegaConf.to_container(kwargs, resolve=True).items() >= judge_settings.items()
     assert reward_settings.find_problems(reward) == []

@@ -79,24 +79,25 @@ def test_columns_of_parquet_paths_of_pairs_and_rows_are_checked(tmp_path: Path) 
     job = write(tmp_path, {"caption": "a", "img_win": "w.png", "image": "l.png"})
     (tmp_path / "w.png").unlink()
     (tmp_path / "heldout.txt").write_text('{"caption": "red"}\n')
-    found = problems(job)
-    assert [line.partition(" ")[0] for line in found] == ["6:"] * 3
+    lines = problems(job)
+    assert [line.partition(" ")[0] for line in lines] == ["6:"] * 3
     assert (
-        "spec.data.train[0]: " in found[0] and "the columns are caption, img_win, image, and a pair is in" in found[0]
+        "spec.data.train[0]: " in lines[0] and "the columns are caption, img_win, image, and a pair is in" in lines[0]
     )
-    assert "spec.data.train[1]: " in found[1] and found[1].endswith("w.png, which does not exist")
-    assert "spec.data.validation[0]: " in found[2] and found[2].endswith("name it .jsonl")
+    assert "spec.data.train[1]: " in lines[1] and lines[1].endswith("w.png, which does not exist")
+    assert "spec.data.validation[0]: " in lines[2] and lines[2].endswith("name it .jsonl")
 
 
 def test_files_of_the_model_and_the_adapter_are_checked(tmp_path: Path) -> None:
     job = write(tmp_path)
     job.write_text(JOB.replace("startFrom: ./sft", "startFrom: ./sft, rank: 4"))
-    (found,) = problems(job)
-    assert found.startswith("5: spec.model.lora.startFrom: ") and "lora_rank: 4, and the adapter" in found
+    (problem,) = problems(job)
+    assert problem.startswith("5: spec.model.lora.startFrom: ") and "lora_rank: 4, and the adapter" in problem
     (tmp_path / "model" / "vae" / "diffusion_pytorch_model.safetensors").unlink()
-    (found,) = problems(job)
+    (problem,) = problems(job)
     assert (
-        found.startswith("5: spec.model.base: ") and "vae has no weights; complete the download: hf download" in found
+        problem.startswith("5: spec.model.base: ")
+        and "vae has no weights; complete the download: hf download" in problem
     )
 
 
@@ -106,8 +107,8 @@ def test_prompts_that_the_engine_would_refuse_are_found(tmp_path: Path) -> None:
     (tmp_path / "heldout.jsonl").write_text('{"prompt": "red"}\n{"prompt": ""}\n')
     job = tmp_path / "job.yaml"
     job.write_text(VIDEO_JOB)
-    (found,) = problems(job)
-    assert found.startswith("6: spec.data.validation[0]: row 1 of data.val_files")
-    assert found.endswith("it is empty, and Wan needs a prompt")
+    (problem,) = problems(job)
+    assert problem.startswith("6: spec.data.validation[0]: row 1 of data.val_files")
+    assert problem.endswith("it is empty, and Wan needs a prompt")
     job.write_text(VIDEO_JOB.replace(", validation: [heldout.jsonl]", ""))
     assert problems(job) == [" a-job is valid"]
