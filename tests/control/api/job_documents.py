@@ -342,7 +342,7 @@ def changes() -> list[Change]:
 def applied(several: Iterable[Change]) -> Document:
     """The smallest job with changes."""
     document = copy.deepcopy(SMALLEST)
-    for field, value in (each for change in several for each in change.items()):
+    for field, value in (item for change in several for item in change.items()):
         *path, last = field.split(".")
         node = document["spec"]
         for step in path:

@@ -42,7 +42,7 @@ def test_every_node_has_a_type_or_is_open() -> None:
 
 
 def test_nodes_have_only_keywords_that_the_api_server_accepts() -> None:
-    assert {at: found for at, node in NODES.items() if (found := set(node) - KEPT - EXTENSIONS)} == {}
+    assert {at: unknown for at, node in NODES.items() if (unknown := set(node) - KEPT - EXTENSIONS)} == {}
     assert [at for at, node in NODES.items() if "properties" in node and "additionalProperties" in node] == []
     assert [at for at, node in NODES.items() if node.get("default", "") is None] == []
     assert [
@@ -97,12 +97,12 @@ def test_resource_names_of_device_plug_ins_are_accepted() -> None:
 
 
 def test_defaults_are_those_of_the_models() -> None:
-    given = {"model": {"base": "m"}, "data": {"train": ["t"]}, "reward": {"scorers": [{"name": "jpeg"}]}}
+    required = {"model": {"base": "m"}, "data": {"train": ["t"]}, "reward": {"scorers": [{"name": "jpeg"}]}}
     document = {
         "apiVersion": "diffusionrl.io/v1alpha1",
         "kind": "DiffusionRLJob",
         "metadata": {"name": "a"},
-        "spec": {**given, "trainer": {"totalSteps": 1}},
+        "spec": {**required, "trainer": {"totalSteps": 1}},
     }
     filled = json.loads(json.dumps(document))
     fill(filled["spec"], SCHEMA["properties"]["spec"])

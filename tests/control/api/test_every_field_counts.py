@@ -237,20 +237,20 @@ def document(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def other() -> dict[str, Any]:
-    made = copy.deepcopy(FULL)
+    job = copy.deepcopy(FULL)
     for name, part in OTHER.items():
-        made[name] |= copy.deepcopy(part)
-    made["reward"]["scorers"][0]["pool"] = {"replicas": 2, "python": "env/bin/python", **copy.deepcopy(POOL)}
-    del made["observability"]["tracking"]
-    del made["model"]["lora"]["startFrom"]
-    return made
+        job[name] |= copy.deepcopy(part)
+    job["reward"]["scorers"][0]["pool"] = {"replicas": 2, "python": "env/bin/python", **copy.deepcopy(POOL)}
+    del job["observability"]["tracking"]
+    del job["model"]["lora"]["startFrom"]
+    return job
 
 
 def preferred() -> dict[str, Any]:
-    made = other()
-    for pool in (made["rollout"], made["reward"]["model"], made["reward"]["scorers"][0]["pool"]):
+    job = other()
+    for pool in (job["rollout"], job["reward"]["model"], job["reward"]["scorers"][0]["pool"]):
         pool["scheduling"]["topology"] = {"preferred": "rack"}
-    return made
+    return job
 
 
 def effects(spec: dict[str, Any]) -> str:
@@ -258,12 +258,12 @@ def effects(spec: dict[str, Any]) -> str:
     body = document(spec)
     job = DiffusionRLJob.model_validate(body)
     bodies = plan.render_objects(job, 1, SETTINGS)
-    for made in bodies:
-        made["metadata"]["annotations"].pop(RENDERED_ANNOTATION)
-        made["metadata"]["annotations"].pop(SPEC_ANNOTATION, None)
-        made.get("data", {}).pop("job.yaml", None)
+    for rendered in bodies:
+        rendered["metadata"]["annotations"].pop(RENDERED_ANNOTATION)
+        rendered["metadata"]["annotations"].pop(SPEC_ANNOTATION, None)
+        rendered.get("data", {}).pop("job.yaml", None)
     local = plan.render_command(job, plan.local_layout(job, "/runs"))
-    judged = [(found.at, found.text) for found in (*plan.find_refusals(job, SETTINGS), *plan.find_warnings(job))]
+    judged = [(finding.at, finding.text) for finding in (*plan.find_refusals(job, SETTINGS), *plan.find_warnings(job))]
     return json.dumps([bodies, local, judged, str(parse_job_facts(body, job))], sort_keys=True)
 
 
@@ -339,17 +339,17 @@ def test_the_jobs_of_this_test_have_every_field() -> None:
 def variants(job: dict[str, Any], path: Path_) -> Iterator[dict[str, Any]]:
     """The job with another value of one leaf."""
     if changes := TOGETHER.get(".".join(path)):
-        made = copy.deepcopy(job)
+        changed = copy.deepcopy(job)
         for name, value in changes.items():
-            node, key = next(nodes_at(made, tuple(name.split("."))))
+            node, key = next(nodes_at(changed, tuple(name.split("."))))
             node[key] = value
-        yield made
-    for place, (holder, leaf) in enumerate(nodes_at(job, path)):
+        yield changed
+    for number, (holder, leaf) in enumerate(nodes_at(job, path)):
         for value in values(path, holder[leaf]):
-            made = copy.deepcopy(job)
-            node, key = list(nodes_at(made, path))[place]
+            changed = copy.deepcopy(job)
+            node, key = list(nodes_at(changed, path))[number]
             node[key] = value
-            yield made
+            yield changed
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=".".join)
@@ -393,11 +393,11 @@ ONLY_TOGETHER = {
 @pytest.mark.parametrize("path", LEAVES, ids=".".join)
 def test_the_digest_of_a_spec_changes_with_what_its_attempt_is_made_of_and_with_nothing_else(path: Path_) -> None:
     name = ".".join(path)
-    for given, _ in BEFORE:
-        job = DiffusionRLJob.model_validate(document(given))
+    for before, _ in BEFORE:
+        job = DiffusionRLJob.model_validate(document(before))
         rendered = plan.digest_attempt(job, 1, SETTINGS)
         made_of = plan.digest_spec(job)
-        for changed in variants(given, path):
+        for changed in variants(before, path):
             try:
                 other_job = DiffusionRLJob.model_validate(document(changed))
             except ValidationError:

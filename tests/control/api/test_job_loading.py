@@ -29,8 +29,8 @@ def test_an_unknown_field_is_reported_with_line_and_nearest_name() -> None:
 
 
 def test_an_unknown_field_without_a_near_name_lists_the_valid_fields() -> None:
-    (found,) = problems(GOOD + "  data2: {}\n".replace("data2", "zzzzzz"))
-    assert found.startswith("job.yaml:15: spec.zzzzzz: unknown field; valid fields: model, data, reward")
+    (problem,) = problems(GOOD + "  data2: {}\n".replace("data2", "zzzzzz"))
+    assert problem.startswith("job.yaml:15: spec.zzzzzz: unknown field; valid fields: model, data, reward")
 
 
 def test_an_unknown_field_in_a_list_has_its_own_line() -> None:
@@ -40,8 +40,8 @@ def test_an_unknown_field_in_a_list_has_its_own_line() -> None:
 
 def test_problems_are_in_the_order_of_the_file() -> None:
     text = GOOD.replace("a-job", "A_job").replace("totalSteps: 3", "totalSteps: 0\n    replcas: 1") + "  sed: 1\n"
-    found = problems(text)
-    assert [line.split(": ")[1] for line in found] == [
+    lines = problems(text)
+    assert [line.split(": ")[1] for line in lines] == [
         "metadata.name",
         "spec.trainer.totalSteps",
         "spec.trainer.replcas",
@@ -68,10 +68,10 @@ def test_assignments_replace_values_and_are_named_in_errors() -> None:
         "--set spec.reward.scorers[3].name=jpeg: no such path: there is nothing at 3"
     ]
     assert read_job(GOOD, "job.yaml", ["spec.reward.scorers[0].name=jpeg"]).job.spec.reward.scorers[0].name == "jpeg"
-    (found,) = problems(GOOD, "trainer.totalSteps=9")
-    assert found.startswith("--set trainer.totalSteps=9: trainer: unknown field; valid fields: "), "the file is right"
-    (found,) = problems(GOOD, "spec.trainr.totalSteps=9")
-    assert found.startswith("--set spec.trainr.totalSteps=9: spec.trainr: unknown field; did you mean 'trainer'?")
+    (problem,) = problems(GOOD, "trainer.totalSteps=9")
+    assert problem.startswith("--set trainer.totalSteps=9: trainer: unknown field; valid fields: "), "the file is right"
+    (problem,) = problems(GOOD, "spec.trainr.totalSteps=9")
+    assert problem.startswith("--set spec.trainr.totalSteps=9: spec.trainr: unknown field; did you mean 'trainer'?")
     assert problems(GOOD, "spec.seed=1", "spec.seed=2") == [
         "--set spec.seed=2: already set by --set spec.seed=1; remove one of the two"
     ]
@@ -98,8 +98,8 @@ def test_assignments_replace_values_and_are_named_in_errors() -> None:
     ],
 )
 def test_text_that_is_not_a_job_is_refused(text: str, said: str) -> None:
-    (found,) = problems(text)
-    assert said in found
+    (problem,) = problems(text)
+    assert said in problem
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_text_that_is_not_a_job_is_refused(text: str, said: str) -> None:
     ],
 )
 def test_a_value_that_cannot_be_read_is_refused_with_its_place(value: str, said: str) -> None:
-    (found,) = problems(GOOD + f"  seed: {value}\n")
-    assert found == f"job.yaml:15: not valid YAML: {said}"
-    (found,) = problems(GOOD, f"spec.seed={value}")
-    assert found == f"--set spec.seed={value}: the value is not valid YAML: {value!r}: {said}"
+    (problem,) = problems(GOOD + f"  seed: {value}\n")
+    assert problem == f"job.yaml:15: not valid YAML: {said}"
+    (problem,) = problems(GOOD, f"spec.seed={value}")
+    assert problem == f"--set spec.seed={value}: the value is not valid YAML: {value!r}: {said}"
 
 
 @pytest.mark.parametrize(
@@ -177,24 +177,24 @@ def nested_aliases(value: str, levels: int) -> str:
     ids=["lists", "mappings", "long text", "merged and nested", "merged twice"],
 )
 def test_aliases_that_make_a_document_too_large_are_refused_before_they_are_replaced(value: str) -> None:
-    said = "not valid YAML: with a value in place of each alias, the document has more than 2,000,000 characters"
-    (found,) = problems(GOOD + f"  seed: {value}\n")
-    assert found == f"job.yaml:15: {said}"
-    (found,) = problems(GOOD, f"spec.seed={value}")
-    assert found.endswith(said.removeprefix("not valid YAML: "))
+    too_large = "not valid YAML: with a value in place of each alias, the document has more than 2,000,000 characters"
+    (problem,) = problems(GOOD + f"  seed: {value}\n")
+    assert problem == f"job.yaml:15: {too_large}"
+    (problem,) = problems(GOOD, f"spec.seed={value}")
+    assert problem.endswith(too_large.removeprefix("not valid YAML: "))
 
 
 def test_aliases_are_read_and_64_levels_too() -> None:
     deep = "[" * 60 + "]" * 60
     text = GOOD + f"  seed: &seed 3\n  rollout: {{samplesPerPrompt: *seed}}\n  head: {{podTemplate: {{a: {deep}}}}}\n"
-    assert all("YAML" not in found for found in problems(text))
+    assert all("YAML" not in problem for problem in problems(text))
     assert read_job(text.partition("  head")[0], "job.yaml").job.spec.rollout.samples_per_prompt == 3
 
 
 @pytest.mark.parametrize("name", ["spec.²", "spec." + "9" * 5000])
 def test_a_field_that_is_no_place_of_a_list_is_unknown(name: str) -> None:
-    (found,) = problems(GOOD, f"{name}=:²")
-    assert "unknown field; valid fields: model" in found
+    (problem,) = problems(GOOD, f"{name}=:²")
+    assert "unknown field; valid fields: model" in problem
 
 
 def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +211,9 @@ def test_a_missing_field_is_described_in_its_own_words() -> None:
 @given(st.text(st.sampled_from("ab1_-.: \n[]{}&*<!'\"#|>%?,~0xe²\t"), max_size=40))
 @settings(max_examples=50, deadline=None)
 def test_any_text_is_a_job_or_gives_explained_problems(text: str) -> None:
-    for whole, assignments in ((text, []), (f"{GOOD}  seed: {text}", []), (GOOD, [f"spec.{text}"])):
+    for document, assignments in ((text, []), (f"{GOOD}  seed: {text}", []), (GOOD, [f"spec.{text}"])):
         with contextlib.suppress(JobError):
-            read_job(whole, "job.yaml", assignments)
+            read_job(document, "job.yaml", assignments)
 
 
 def test_a_missing_file_and_a_binary_file_are_refused(tmp_path: Path) -> None:
@@ -243,12 +243,12 @@ junk: st.SearchStrategy[Any] = st.recursive(
     st.sampled_from(["spec", "spec.model", "spec.rollout", "spec.reward.scorers", "metadata", "spec.data.train"]), junk
 )
 def test_any_value_gives_a_job_or_explained_problems(path: str, value: Any) -> None:
-    found: tuple[Problem, ...] | None = None
+    refusals: tuple[Problem, ...] | None = None
     try:
         read_job(GOOD, "job.yaml", [f"{path}={json.dumps(value)}"])
     except JobError as error:
-        found = error.problems
-    assert found is None or (found and all(problem.text and problem.where for problem in found))
+        refusals = error.problems
+    assert refusals is None or (refusals and all(problem.text and problem.where for problem in refusals))
 
 
 def test_the_one_job_of_several_documents_is_read_and_the_others_are_named() -> None:
@@ -260,8 +260,8 @@ def test_the_one_job_of_several_documents_is_read_and_the_others_are_named() -> 
         f"ConfigMap (line {6 + GOOD.count(chr(10)) + 1})",
     )
     assert "PersistentVolumeClaim" not in loaded.document.dump()
-    (found,) = problems(claim + GOOD.replace("totalSteps: 3", "totalSteps: 0"))
-    assert found.startswith("job.yaml:18: spec.trainer.totalSteps")
+    (problem,) = problems(claim + GOOD.replace("totalSteps: 3", "totalSteps: 0"))
+    assert problem.startswith("job.yaml:18: spec.trainer.totalSteps")
 
 
 def test_the_one_job_of_a_list_is_read_with_its_lines() -> None:
@@ -269,6 +269,6 @@ def test_the_one_job_of_a_list_is_read_with_its_lines() -> None:
     text = f"apiVersion: v1\nkind: List\nitems:\n-{item[1:]}- kind: Secret\n  metadata: {{name: token}}\n"
     loaded = read_job(text, "job.yaml")
     assert loaded.job.metadata.name == "a-job"
-    assert [other.partition(" (")[0] for other in loaded.document.others] == ["Secret token"]
+    assert [name.partition(" (")[0] for name in loaded.document.others] == ["Secret token"]
     assert loaded.document.where(("metadata", "name")) == "job.yaml:7"
     assert read_job(text.partition("- kind: Secret")[0], "job.yaml").document.others == ()

@@ -34,9 +34,9 @@ def problems(*assignments: str) -> list[str]:
 
 @pytest.mark.parametrize(("assignments", "at", "said"), REFUSED)
 def test_a_job_that_breaks_a_rule_is_refused_with_field_and_fix(assignments: str, at: str, said: str) -> None:
-    (found,) = problems(*assignments.split(" && "))
-    assert found.startswith(f"{at}: ")
-    assert said in found
+    (problem,) = problems(*assignments.split(" && "))
+    assert problem.startswith(f"{at}: ")
+    assert said in problem
 
 
 def test_null_means_that_a_field_is_absent() -> None:
@@ -52,8 +52,8 @@ def test_null_in_an_unknown_field_is_an_error_as_for_the_api_server() -> None:
 
 
 def test_a_whole_number_may_be_written_as_a_float() -> None:
-    whole = ["spec.seed=3.0", "spec.trainer.batch.prompts=4.0"]
-    job = read_job(GOOD, "job.yaml", [*whole, "spec.reward.scorers=[{name: jpeg, settings: {quality: 90.0}}]"]).job
+    floats = ["spec.seed=3.0", "spec.trainer.batch.prompts=4.0"]
+    job = read_job(GOOD, "job.yaml", [*floats, "spec.reward.scorers=[{name: jpeg, settings: {quality: 90.0}}]"]).job
     assert (job.spec.seed, job.spec.trainer.batch.prompts) == (3, 4)
     assert type(job.spec.seed) is int
     assert problems("spec.seed=3.5") == ["spec.seed: must be a whole number, not 3.5"]
@@ -71,8 +71,8 @@ def test_a_whole_number_may_be_written_as_a_float() -> None:
     ],
 )
 def test_labels_and_annotations_are_checked_as_by_the_api_server(metadata: str, at: str) -> None:
-    (found,) = problems(f"metadata.{metadata}")
-    assert found.startswith(f"{at}: ")
+    (problem,) = problems(f"metadata.{metadata}")
+    assert problem.startswith(f"{at}: ")
     job = read_job(GOOD, "job.yaml", ["metadata.labels={a.b/C_d: null}", "metadata.annotations={A.b/C: d e}"]).job
     assert job.metadata.labels == {"a.b/C_d": ""}
 

@@ -42,20 +42,20 @@ def test_a_null_scorer_setting_means_the_default() -> None:
     ],
 )
 def test_a_url_instead_of_a_path_is_refused(scheme: str, field: str, value: str, fix: str) -> None:
-    (found,) = problems(GOOD, value.format(scheme))
-    assert f": {field}: {scheme}://b/" in found and " is not supported: " in found
-    assert fix in found
+    (problem,) = problems(GOOD, value.format(scheme))
+    assert f": {field}: {scheme}://b/" in problem and " is not supported: " in problem
+    assert fix in problem
 
 
 def test_data_and_model_may_be_in_an_s3_store() -> None:
     changes = ["spec.data={train: ['s3://b/t.jsonl'], validation: ['s3://b/v.jsonl']}", "spec.model.base=s3://b/model"]
     job = read_job(GOOD, "job.yaml", [*changes, "spec.storage={endpoint: 'http://minio:9000', secretName: s}"]).job
     assert job.spec.uses_s3 and job.spec.model.base_in_store and not job.spec.model.base_is_folder
-    (found,) = problems(GOOD, "spec.reward.scorers=[{name: a, function: {path: 's3://b/r.py'}}]")
-    assert "s3://b/r.py is not supported: write the path of a Python file, or pkg://module" in found
+    (problem,) = problems(GOOD, "spec.reward.scorers=[{name: a, function: {path: 's3://b/r.py'}}]")
+    assert "s3://b/r.py is not supported: write the path of a Python file, or pkg://module" in problem
     for field, value in (("model.base", "s3://bucket-only"), ("data.train", "['s3:///no-bucket']")):
-        (found,) = problems(GOOD, f"spec.{field}={value}")
-        assert " is not supported: " in found
+        (problem,) = problems(GOOD, f"spec.{field}={value}")
+        assert " is not supported: " in problem
 
 
 def test_results_may_leave_for_a_repository_of_the_hub() -> None:
@@ -76,15 +76,15 @@ def test_overrides_of_a_custom_algorithm_select_it() -> None:
     written = f"spec.algorithm.overrides={json.dumps(overrides)}"
     assert read_job(GOOD, "job.yaml", [written, "spec.algorithm.name=Custom"]).job.spec.algorithm.name == "Custom"
     assert len(problems(GOOD, written)) == len(overrides)
-    (found,) = problems(GOOD, "spec.algorithm={name: Custom, overrides: [trainer.seed=1]}")
-    assert "trainer.seed is reserved: spec.seed sets it" in found
+    (problem,) = problems(GOOD, "spec.algorithm={name: Custom, overrides: [trainer.seed=1]}")
+    assert "trainer.seed is reserved: spec.seed sets it" in problem
 
 
 @pytest.mark.parametrize("setting", [*FIELDS, "reward", "+trainer.seed", "reward.custom_reward_function.path"])
 def test_an_override_of_a_reserved_setting_is_refused(setting: str) -> None:
-    (found,) = problems(GOOD + f"  algorithm:\n    overrides:\n    - data.shuffle=false\n    - {setting}=1\n")
-    assert found.startswith("job.yaml:18: spec.algorithm.overrides[1]: ")
-    assert " is reserved: " in found
+    (problem,) = problems(GOOD + f"  algorithm:\n    overrides:\n    - data.shuffle=false\n    - {setting}=1\n")
+    assert problem.startswith("job.yaml:18: spec.algorithm.overrides[1]: ")
+    assert " is reserved: " in problem
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ def nodes(node: dict[str, Any], at: str = "", always: bool = True) -> Iterator[t
     """Every object of a schema with its path, and whether each job has it."""
     yield at, node, always
     for name, inner in node.get("properties", {}).items():
-        given = always and (name in node.get("required", ()) or "default" in inner)
-        yield from nodes(inner, f"{at}.{name}", given)
+        is_given = always and (name in node.get("required", ()) or "default" in inner)
+        yield from nodes(inner, f"{at}.{name}", is_given)
     for name, step in (("items", "[]"), ("additionalProperties", ".*")):
         if isinstance(node.get(name), dict):
             yield from nodes(node[name], at + step, always=False)
@@ -42,7 +42,7 @@ def test_every_rule_of_the_models_is_in_the_crd_with_its_message_and_the_path_of
         texts = [rule.get("messageExpression", "") + rule["message"] for rule in joined[at]]
         for rule in node.get(VALIDATIONS, []):
             assert [text for text in texts if rule["message"] in text], (at, rule)
-            alone = [other for other in joined[at] if other == rule]
+            alone = [in_crd for in_crd in joined[at] if in_crd == rule]
             condition = f"({rule['rule']}) ? ''"
             path = at + rule.get("fieldPath", "") + ": "
             assert alone or [text for text in texts if condition in text], (at, rule)

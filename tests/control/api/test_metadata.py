@@ -28,8 +28,8 @@ ADDED = """\
     ],
 )
 def test_an_unknown_field_of_the_metadata_is_named(field: str, said: str) -> None:
-    (found,) = problems(GOOD.replace("  name: a-job\n", f"  name: a-job\n  {field}\n"))
-    assert found.startswith("job.yaml:5: metadata.") and said in found
+    (problem,) = problems(GOOD.replace("  name: a-job\n", f"  name: a-job\n  {field}\n"))
+    assert problem.startswith("job.yaml:5: metadata.") and said in problem
 
 
 def test_what_a_cluster_adds_is_accepted_in_a_file() -> None:

@@ -96,10 +96,10 @@ def test_every_alert_has_a_unit_test_in_which_it_fires() -> None:
 
 @pytest.mark.cluster
 def test_prometheus_accepts_the_rules_and_they_fire_when_they_should(promtool: Path, tmp_path: Path) -> None:
-    code, said = run(promtool, "check", "rules", RULES)
-    assert (code, "6 rules found" in said) == (0, True), said
-    code, said = run(promtool, "test", "rules", UNIT_TESTS)
-    assert code == 0, said
+    code, output = run(promtool, "check", "rules", RULES)
+    assert (code, "6 rules found" in output) == (0, True), output
+    code, output = run(promtool, "test", "rules", UNIT_TESTS)
+    assert code == 0, output
     # The tests do notice a wrong rule.
     text = RULES.read_text(encoding="utf-8")
     (tmp_path / "alerts.yaml").write_text(text.replace("and changes(", "or changes("), encoding="utf-8")
@@ -107,8 +107,8 @@ def test_prometheus_accepts_the_rules_and_they_fire_when_they_should(promtool: P
     copied = tmp_path / UNIT_TESTS.name
     name = "../../../charts/omni-operator/monitoring/alerts.yaml"
     copied.write_text(copied.read_text(encoding="utf-8").replace(name, "alerts.yaml"), encoding="utf-8")
-    code, said = run(promtool, "test", "rules", copied)
-    assert code != 0 and "WeightLagHigh" in said
+    code, output = run(promtool, "test", "rules", copied)
+    assert code != 0 and "WeightLagHigh" in output
 
 
 @pytest.mark.cluster
@@ -117,12 +117,12 @@ def test_the_prometheus_rule_is_optional_and_has_the_rules(chart: Callable[..., 
     url = "https://example.org/alerts"
     values = {"enabled": "true", "labels.release": "prom", "runbookUrl": url}
     options = [f"--set=metrics.alerts.{name}={value}" for name, value in values.items()]
-    (made,) = (body for body in chart(*options) if body["kind"] == "PrometheusRule")
-    assert made["metadata"]["labels"]["release"] == "prom"
-    found = [rule for group in made["spec"]["groups"] for rule in group["rules"]]
-    links = [rule["annotations"].pop("runbook_url") for rule in found]
-    assert links == [f"{url}#{rule['alert'].lower()}" for rule in found]
+    (prometheus_rule,) = (body for body in chart(*options) if body["kind"] == "PrometheusRule")
+    assert prometheus_rule["metadata"]["labels"]["release"] == "prom"
+    shipped = [rule for group in prometheus_rule["spec"]["groups"] for rule in group["rules"]]
+    links = [rule["annotations"].pop("runbook_url") for rule in shipped]
+    assert links == [f"{url}#{rule['alert'].lower()}" for rule in shipped]
     wanted = rules()
     for rule in wanted:
         del rule["annotations"]["runbook_url"]
-    assert found == wanted
+    assert shipped == wanted

@@ -61,8 +61,8 @@ def settings(bodies: list[Body]) -> Settings:
 
 
 def test_default_objects(chart: Render) -> None:
-    found = sorted((body["kind"], body["metadata"]["name"]) for body in chart())
-    assert found == [
+    names = sorted((body["kind"], body["metadata"]["name"]) for body in chart())
+    assert names == [
         ("ClusterRole", "omni-omni-operator-omni-system"),
         ("ClusterRole", "omni-omni-operator-omni-system-edit"),
         ("ClusterRole", "omni-omni-operator-omni-system-view"),
@@ -133,20 +133,21 @@ def test_two_replicas_share_a_lease_are_spread_and_are_not_evicted_together(char
     read = settings(bodies)
     assert read.lease == deployment["metadata"]["name"], "two releases in a namespace have two Leases"
     assert read.reports_url == "http://10.0.0.7:8090"
-    given = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
     assert (
-        operator_pod(chart("--set=replicas=2", f"--set-json=affinity={json.dumps(given)}"))["spec"]["affinity"] == given
+        operator_pod(chart("--set=replicas=2", f"--set-json=affinity={json.dumps(affinity)}"))["spec"]["affinity"]
+        == affinity
     )
 
 
 def test_a_replica_may_pass_reports_on_to_the_other(chart: Render) -> None:
     bodies = chart("--set=networkPolicy.enabled=true")
     (policy,) = of_kind(bodies, "NetworkPolicy")
-    own = {"podSelector": policy["spec"]["podSelector"]}
+    operator_pods = {"podSelector": policy["spec"]["podSelector"]}
     (into,) = (rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == "reports")
     (out,) = (rule for rule in policy["spec"]["egress"] if rule["ports"][0]["port"] == "reports")
-    assert own in into["from"]
-    assert out["to"] == [own]
+    assert operator_pods in into["from"]
+    assert out["to"] == [operator_pods]
 
 
 def test_the_lease_passes_to_another_replica_within_the_promised_time(chart: Render) -> None:
@@ -183,10 +184,10 @@ def test_every_setting_of_the_operator_has_a_value(chart: Render, given: Given) 
         for name, part in schema["properties"]["tuning"]["properties"].items()
     }
     options = [f"--set={text}" for texts in FROM.values() for text in texts]
-    found = environ(chart(*options, given({"tuning": tuning, "terminationGracePeriodSeconds": 86400001})))
-    assert set(found) == {PREFIX + name for name in _READERS}
+    variables = environ(chart(*options, given({"tuning": tuning, "terminationGracePeriodSeconds": 86400001})))
+    assert set(variables) == {PREFIX + name for name in _READERS}
     # Helm reads numbers as floats; the operator expects integers.
-    assert from_environ(found, "omni-system").jobs_shown == 1_000_000
+    assert from_environ(variables, "omni-system").jobs_shown == 1_000_000
 
 
 def test_the_chart_has_every_field_of_the_policy_and_the_operators_defaults(chart: Render) -> None:
@@ -230,11 +231,11 @@ def test_the_image_is_a_tag_or_a_digest(chart: Render, options: list[str], image
 
 
 def test_the_custom_resource_definition_is_generated_and_survives_an_uninstall(chart: Render) -> None:
-    (found,) = of_kind(chart(), "CustomResourceDefinition")
-    metadata = found.pop("metadata")
+    (crd,) = of_kind(chart(), "CustomResourceDefinition")
+    metadata = crd.pop("metadata")
     wanted = YAML(typ="safe").load(definition.text())
     del wanted["metadata"]
-    assert found == wanted
+    assert crd == wanted
     assert metadata["name"] == CRD
     assert metadata["annotations"]["helm.sh/resource-policy"] == "keep"
     # Helm upgrades templates, and never files in `crds/`.
@@ -269,10 +270,10 @@ def test_labels_that_find_an_object_replace_common_ones_and_no_key_is_twice(char
     }
     bodies = chart(given(values))
     for kind, count in (("PodMonitor", 1), ("PrometheusRule", 1), ("ConfigMap", 2)):
-        found = [body["metadata"]["labels"] for body in of_kind(bodies, kind)]
-        assert len(found) == count
-        for each in found:
-            assert {**labels, "team": "a"}.items() <= each.items()
+        labels_of_objects = [body["metadata"]["labels"] for body in of_kind(bodies, kind)]
+        assert len(labels_of_objects) == count
+        for object_labels in labels_of_objects:
+            assert {**labels, "team": "a"}.items() <= object_labels.items()
 
 
 def test_a_long_grace_period_is_a_whole_number(chart: Render, given: Given) -> None:

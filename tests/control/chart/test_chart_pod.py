@@ -22,8 +22,8 @@ Render = Callable[..., list[Body]]
 
 
 def one(bodies: list[Body], kind: str) -> Body:
-    (found,) = (body for body in bodies if body["kind"] == kind)
-    return found
+    (single,) = (body for body in bodies if body["kind"] == kind)
+    return single
 
 
 def pod_of(bodies: list[Body]) -> Body:
@@ -31,18 +31,18 @@ def pod_of(bodies: list[Body]) -> Body:
 
 
 def test_the_chart_has_no_warning(helm: Path) -> None:
-    said = run([str(helm), "lint", "--strict", str(tool.CHART)], deadline=deadlines.COMMAND)
-    assert "1 chart(s) linted, 0 chart(s) failed" in said
-    assert "WARNING" not in said
+    output = run([str(helm), "lint", "--strict", str(tool.CHART)], deadline=deadlines.COMMAND)
+    assert "1 chart(s) linted, 0 chart(s) failed" in output
+    assert "WARNING" not in output
 
 
 def test_where_the_pod_runs_is_as_given(chart: Render, given: Given) -> None:
     spread = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
-    other = {**spread, "labelSelector": {"matchLabels": {"team": "a"}}}
+    with_selector = {**spread, "labelSelector": {"matchLabels": {"team": "a"}}}
     values = {
         "nodeSelector": {"kubernetes.io/arch": "amd64"},
         "tolerations": [{"key": "control", "operator": "Exists", "effect": "NoSchedule"}],
-        "topologySpreadConstraints": [spread, other],
+        "topologySpreadConstraints": [spread, with_selector],
         "priorityClassName": "system-cluster-critical",
     }
     bodies = chart(given(values))
@@ -51,7 +51,7 @@ def test_where_the_pod_runs_is_as_given(chart: Render, given: Given) -> None:
         assert pod[name] == values[name], name
     first, second = pod["topologySpreadConstraints"]
     assert first == {**spread, "labelSelector": one(bodies, "Deployment")["spec"]["selector"]}
-    assert second == other
+    assert second == with_selector
     assert not {*values} & {*pod_of(chart())}
 
 

@@ -58,18 +58,18 @@ def applied() -> set[Kind]:
 
 def needed() -> set[Right]:
     """What the operator does in the namespaces that it watches."""
-    found = rights(JOBS, "get", "delete") | rights(JOBS, "patch", subresource="/status")
+    allowed = rights(JOBS, "get", "delete") | rights(JOBS, "patch", subresource="/status")
     # blockOwnerDeletion needs this on clusters that protect owners.
-    found |= rights(JOBS, "update", subresource="/finalizers")
-    found |= rights(RAYJOBS, "delete") | rights(EVENTS, "create")
-    found |= rights(RAYCLUSTERS, "get", "patch")  # number and template of the rollout pods
-    found |= rights(POD_DISRUPTION_BUDGETS, "create")  # they go with their RayCluster
-    found |= rights(WORKLOADS, "list")  # why Kueue has not admitted a job
+    allowed |= rights(JOBS, "update", subresource="/finalizers")
+    allowed |= rights(RAYJOBS, "delete") | rights(EVENTS, "create")
+    allowed |= rights(RAYCLUSTERS, "get", "patch")  # number and template of the rollout pods
+    allowed |= rights(POD_DISRUPTION_BUDGETS, "create")  # they go with their RayCluster
+    allowed |= rights(WORKLOADS, "list")  # why Kueue has not admitted a job
     for kind in (JOBS, *CHILDREN):
-        found |= rights(kind, "list", "watch")
+        allowed |= rights(kind, "list", "watch")
     for kind in applied():
-        found |= rights(kind, "get", "create", "patch")
-    return found
+        allowed |= rights(kind, "get", "create", "patch")
+    return allowed
 
 
 def own() -> set[Right]:
@@ -95,14 +95,14 @@ def by_place(bodies: list[Body]) -> dict[str, set[Right]]:
         if body["kind"] in ("Role", "ClusterRole")
     }
     account = {"kind": "ServiceAccount", "name": NAME, "namespace": "omni-system"}
-    found: dict[str, set[Right]] = {}
+    by_namespace: dict[str, set[Right]] = {}
     for body in bodies:
         if body["kind"] in ("RoleBinding", "ClusterRoleBinding"):
             assert body["subjects"] == [account]
-            place = body["metadata"].get("namespace")
-            role = roles[body["roleRef"]["kind"], place, body["roleRef"]["name"]]
-            found.setdefault(place or "*", set()).update(role)
-    return found
+            namespace = body["metadata"].get("namespace")
+            role = roles[body["roleRef"]["kind"], namespace, body["roleRef"]["name"]]
+            by_namespace.setdefault(namespace or "*", set()).update(role)
+    return by_namespace
 
 
 def test_cluster_wide_permissions_match_the_requests(chart: Render) -> None:
@@ -124,17 +124,17 @@ def test_the_table_of_permissions_in_the_docs_has_exactly_the_rules(chart: Rende
             names, _, verbs = part.partition(": ")
             for name in names.split(", "):
                 told[resources.get(name, name.lower())] = {*verbs.split(", ")}
-    found: dict[str, set[str]] = {}
+    verbs_by_resource: dict[str, set[str]] = {}
     for _, resource, verb in needed():
-        found.setdefault(resource, set()).add(verb)
-    assert told == found
+        verbs_by_resource.setdefault(resource, set()).add(verb)
+    assert told == verbs_by_resource
 
 
 def test_namespaced_permissions_match_the_requests(chart: Render) -> None:
     assert by_place(chart(NAMESPACED)) == {"*": REPORTS, "omni-system": own(), "one": needed(), "two": needed()}
-    found = by_place(chart("--set=watch.namespaces={one,omni-system}"))
-    assert found["omni-system"] == needed() | own()
-    assert found["one"] == needed()
+    granted = by_place(chart("--set=watch.namespaces={one,omni-system}"))
+    assert granted["omni-system"] == needed() | own()
+    assert granted["one"] == needed()
 
 
 def test_without_reports_there_are_no_cluster_wide_permissions(chart: Render) -> None:
@@ -161,14 +161,14 @@ def test_of_all_leases_in_its_namespace_only_its_own_may_be_changed(chart: Rende
 @pytest.mark.parametrize("options", [(), (NAMESPACED,), ("--set=reports.enabled=false",)])
 def test_no_dangerous_permission_is_granted(chart: Render, options: tuple[str, ...]) -> None:
     bodies = chart(*options)
-    found = set().union(*by_place(bodies).values())
-    resources = {resource for _, resource, _ in found}
+    granted = set().union(*by_place(bodies).values())
+    resources = {resource for _, resource, _ in granted}
     assert resources & {"secrets", "pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token"} == set()
-    assert {group for group, _, _ in found} & {"rbac.authorization.k8s.io", "admissionregistration.k8s.io"} == set()
-    assert {verb for _, _, verb in found} & {"*", "escalate", "bind", "impersonate", "deletecollection"} == set()
-    assert "*" not in resources | {group for group, _, _ in found}
+    assert {group for group, _, _ in granted} & {"rbac.authorization.k8s.io", "admissionregistration.k8s.io"} == set()
+    assert {verb for _, _, verb in granted} & {"*", "escalate", "bind", "impersonate", "deletecollection"} == set()
+    assert "*" not in resources | {group for group, _, _ in granted}
     # The only cluster-wide request besides jobs: authentication of a token.
-    written = {right for right in found if right[2] not in ("get", "list", "watch")}
+    written = {right for right in granted if right[2] not in ("get", "list", "watch")}
     assert {resource for group, resource, _ in written if group == ""} == set()
 
 

@@ -64,8 +64,8 @@ def test_metrics_of_ray_that_the_dashboards_show_exist() -> None:
 @pytest.mark.cluster
 def test_the_dashboards_are_optional_config_maps(chart: Callable[..., list[Body]]) -> None:
     assert not any(body["kind"] == "ConfigMap" for body in chart())
-    made = chart("--set=metrics.dashboards.enabled=true,metrics.dashboards.labels.team=ml")
-    maps = [body for body in made if body["kind"] == "ConfigMap"]
+    bodies = chart("--set=metrics.dashboards.enabled=true,metrics.dashboards.labels.team=ml")
+    maps = [body for body in bodies if body["kind"] == "ConfigMap"]
     assert [body["metadata"]["name"] for body in maps] == [
         "omni-omni-operator-job-dashboard",
         "omni-omni-operator-operator-dashboard",

@@ -27,8 +27,8 @@ def notes(helm: Path, tmp_path: Path) -> Notes:
     (copy / "templates" / "notes.yaml").write_text('kind: Notes\ntext: {{ include "notes" . | toJson }}\n')
 
     def rendered(*options: str) -> str:
-        (found,) = (body for body in tool.rendered(helm, *options, chart=copy) if body["kind"] == "Notes")
-        return found["text"]
+        (rendered_notes,) = (body for body in tool.rendered(helm, *options, chart=copy) if body["kind"] == "Notes")
+        return rendered_notes["text"]
 
     return rendered
 

@@ -122,13 +122,13 @@ PROBLEMS = (
 def test_every_wrong_value_is_named_with_its_place(helm: Path, given: Given) -> None:
     names = [*WRONG]
     parts = (names[::3], names[1::3], names[2::3])  # of a long message, the end is read
-    said = "".join(tool.refusal(helm, given({name: WRONG[name] for name in part})) for part in parts)
-    assert [place for place in PLACES if f"at {place}" not in said] == [], said
+    message = "".join(tool.refusal(helm, given({name: WRONG[name] for name in part})) for part in parts)
+    assert [path for path in PLACES if f"at {path}" not in message] == [], message
 
 
 def test_values_that_contradict_one_another_are_all_named(helm: Path, given: Given) -> None:
-    said = tool.refusal(helm, given(CONTRADICTIONS))
-    assert [problem for problem in PROBLEMS if problem not in said] == [], said
+    message = tool.refusal(helm, given(CONTRADICTIONS))
+    assert [problem for problem in PROBLEMS if problem not in message] == [], message
 
 
 def test_a_release_whose_name_no_service_can_have_is_refused(helm: Path) -> None:

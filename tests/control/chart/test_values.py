@@ -51,11 +51,11 @@ def test_every_value_has_a_description(values: list[chart_values.Value]) -> None
 
 
 def test_every_property_of_the_schema_has_a_description_and_objects_are_closed(schema: Schema) -> None:
-    found = dict(properties(schema))
-    assert len(found) > 70
-    assert [path for path, part in found.items() if not part.get("description", "").endswith(".")] == []
+    described = dict(properties(schema))
+    assert len(described) > 70
+    assert [path for path, part in described.items() if not part.get("description", "").endswith(".")] == []
     closed = [
-        path for path, part in found.items() if "properties" in part and part["additionalProperties"] is not False
+        path for path, part in described.items() if "properties" in part and part["additionalProperties"] is not False
     ]
     assert (closed, schema["additionalProperties"]) == ([], False)
 
