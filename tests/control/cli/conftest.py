@@ -68,7 +68,7 @@ def drl(start: Start) -> Callable[..., tuple[int, str]]:
 
     def to_the_end(*arguments: str | Path) -> tuple[int, str]:
         process = start(*arguments)
-        said, _ = process.communicate()
-        return process.returncode, said
+        output, _ = process.communicate()
+        return process.returncode, output
 
     return to_the_end

@@ -52,7 +52,7 @@ def blocks(page: Path) -> list[Block]:
     """All code blocks of a page, in their order."""
     name = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
     lines = []
-    found: list[Block] = []
+    blocks: list[Block] = []
     fence = ""
     start = 0
     language = ""
@@ -63,7 +63,7 @@ def blocks(page: Path) -> list[Block]:
         mark = FENCE.match(line)
         if fence:
             if mark and mark[1].startswith(fence) and not mark[2].strip():
-                found.append(Block(name, start, language, textwrap.dedent("\n".join(lines) + "\n")))
+                blocks.append(Block(name, start, language, textwrap.dedent("\n".join(lines) + "\n")))
                 fence = ""
             else:
                 lines.append(line)
@@ -78,10 +78,10 @@ def blocks(page: Path) -> list[Block]:
             in_list = indented = False
             in_directive = line.startswith(":::")
         elif line.startswith("    ") and line.strip() and not (in_list or indented or in_directive):
-            found.append(Block(name, number, "indented", line))
+            blocks.append(Block(name, number, "indented", line))
             indented = True
     assert not fence, f"{name}:{start}: a block without an end"
-    return found
+    return blocks
 
 
 def commands(block: Block) -> list[Command]:
@@ -107,13 +107,13 @@ def split(page: str, line: str) -> list[Command]:
     Raises:
         ValueError: a quotation has no end.
     """
-    found: list[list[str]] = [[]]
+    words_by_command: list[list[str]] = [[]]
     for word in _words(line):
         if word in SEPARATORS:
-            found.append([])
+            words_by_command.append([])
         else:
-            found[-1].append(word)
-    return [command for words in found if (command := _command(page, words))]
+            words_by_command[-1].append(word)
+    return [command for words in words_by_command if (command := _command(page, words))]
 
 
 def _command(page: str, words: list[str]) -> Command | None:

@@ -103,10 +103,10 @@ def parse(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in PAGES])
 def test_every_block_says_what_it_is(page: Path) -> None:
-    found = blocks(page)
-    others = [block.place for block in found if block.language not in LANGUAGES]
+    page_blocks = blocks(page)
+    others = [block.place for block in page_blocks if block.language not in LANGUAGES]
     assert others == [], f"write a block with a fence and one of {sorted(LANGUAGES)}, so that a test can check it"
-    for block in found:
+    for block in page_blocks:
         if block.language == "json":
             json.loads(block.text)
 
@@ -155,10 +155,10 @@ def test_settings_of_the_operator_in_the_docs_exist(block: Block) -> None:
 
 
 def test_no_yaml_block_is_of_another_kind() -> None:
-    found = [kind(block) for block in BLOCKS if block.language == "yaml"]
+    kinds = [kind(block) for block in BLOCKS if block.language == "yaml"]
     of_gitops = {"ConfigMap", "Kustomization", "umbrella chart"}  # its script and its chart have tests of their own
-    assert set(found) == {"DiffusionRLJob", "part of a job", "values", "settings", *of_gitops}
-    assert found.count("DiffusionRLJob") > 2 and found.count("part of a job") > 6
+    assert set(kinds) == {"DiffusionRLJob", "part of a job", "values", "settings", *of_gitops}
+    assert kinds.count("DiffusionRLJob") > 2 and kinds.count("part of a job") > 6
 
 
 @pytest.mark.parametrize(("words", "whole"), list(lines()))
@@ -185,6 +185,6 @@ def test_blocks_of_every_form_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     listed = "1. A list\n\n   ~~~sh\n   drl \\\n     why | cat  # all\n   ~~~\n\n    of two parts\n\n"
     page.write_text(f"{listed}Text\n\n    drl lost\n\n```\nno language\n```\n")
-    found = blocks(page)
-    assert [(block.line, block.language) for block in found] == [(3, "sh"), (12, "indented"), (14, "")]
-    assert [command.words for command in commands(found[0])] == [("drl", "why"), ("cat",)]
+    page_blocks = blocks(page)
+    assert [(block.line, block.language) for block in page_blocks] == [(3, "sh"), (12, "indented"), (14, "")]
+    assert [command.words for command in commands(page_blocks[0])] == [("drl", "why"), ("cat",)]

@@ -29,8 +29,8 @@ def documented(program: str) -> Iterator[Command]:
 
 def unknown_options(program: Path, command: Command) -> list[str]:
     known = _known(program, command.words[1], command.words[2] if command.words[1] == "create" else "")
-    given = [found[0] for word in command.words[1:] if (found := OPTION.match(word))]
-    return [option for option in given if option not in known]
+    options = [match[0] for word in command.words[1:] if (match := OPTION.match(word))]
+    return [option for option in options if option not in known]
 
 
 @cache
@@ -41,8 +41,8 @@ def _known(program: Path, *words: str) -> set[str]:
     texts = [subprocess.run([program, *topic], capture_output=True, text=True, check=True).stdout for topic in topics]
     if program.name == "kubectl":
         texts.append(subprocess.run([program, "options"], capture_output=True, text=True, check=True).stdout)
-    return {found for text in texts for found in re.findall(r"^ +(?:-\w, )?(--[a-z][a-z-]*)", text, re.MULTILINE)} | {
-        found for text in texts for found in re.findall(r"^ +(-\w), --", text, re.MULTILINE)
+    return {option for text in texts for option in re.findall(r"^ +(?:-\w, )?(--[a-z][a-z-]*)", text, re.MULTILINE)} | {
+        option for text in texts for option in re.findall(r"^ +(-\w), --", text, re.MULTILINE)
     }
 
 
@@ -56,8 +56,8 @@ def test_options_of_helm_and_kubectl_exist() -> None:
     assert min(map(len, checked.values())) > 5
     wrong = {
         f"{command.page}: {command.text}": unknown
-        for name, found in checked.items()
-        for command in found
+        for name, of_program in checked.items()
+        for command in of_program
         if (unknown := unknown_options(tools[name], command))
     }
     assert wrong == {}
@@ -67,6 +67,6 @@ def test_options_of_helm_and_kubectl_exist() -> None:
 
 def test_an_upgrade_takes_the_new_charts_defaults() -> None:
     """`--reuse-values`, or no option, would keep old defaults or drop given values."""
-    found = [command for command in documented("helm") if command.words[:2] == UPGRADE]
-    assert len(found) >= 1
-    assert [command for command in found if "--reset-then-reuse-values" not in command.words] == []
+    helm_commands = [command for command in documented("helm") if command.words[:2] == UPGRADE]
+    assert len(helm_commands) >= 1
+    assert [command for command in helm_commands if "--reset-then-reuse-values" not in command.words] == []

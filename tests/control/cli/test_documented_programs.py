@@ -105,12 +105,12 @@ def problems(command: Command) -> list[str]:
     arguments = list(command.words[1:])
     verbs = VERBS.get(program)
     checks = {"make": _of_make, "helm": _of_helm, "python": _of_python, "python3": _of_python}
-    found = [verb(command)] if verbs and arguments[0] not in verbs else []
+    problems = [verb(command)] if verbs and arguments[0] not in verbs else []
     if program in checks:
-        found += checks[program](command, arguments)
+        problems += checks[program](command, arguments)
     elif program not in (*OTHERS, "drl", "pip"):
-        found.append(f"{program}: not one of the known programs")
-    return found + _missing_files(command, arguments)
+        problems.append(f"{program}: not one of the known programs")
+    return problems + _missing_files(command, arguments)
 
 
 def _of_make(_: Command, arguments: list[str]) -> list[str]:
@@ -123,16 +123,16 @@ def _of_make(_: Command, arguments: list[str]) -> list[str]:
 
 def _of_helm(_: Command, arguments: list[str]) -> list[str]:
     values = YAML(typ="safe").load(ROOT / "charts" / "omni-operator" / "values.yaml")
-    found = []
-    for option, given in pairwise(arguments):
-        for entry in given.split(",") if option == "--set" else ():
+    unknown = []
+    for option, argument in pairwise(arguments):
+        for entry in argument.split(",") if option == "--set" else ():
             inner = values
             for part in entry.partition("=")[0].split("."):
                 if not isinstance(inner, dict) or part not in inner:
-                    found.append(f"value {entry}")
+                    unknown.append(f"value {entry}")
                     break
                 inner = inner[part]
-    return found
+    return unknown
 
 
 def _of_python(command: Command, arguments: list[str]) -> list[str]:
@@ -148,11 +148,11 @@ def _of_python(command: Command, arguments: list[str]) -> list[str]:
         return []
     if not path.exists():
         return [f"{module or arguments[0]}: no such program"]
-    own = path.is_relative_to(ROOT / "e2e") or path.is_relative_to(ROOT / "benchmarks")
-    found = [NOT_OF_VENV] if own and not command.words[0].endswith("/bin/python") else []
+    repository_program = path.is_relative_to(ROOT / "e2e") or path.is_relative_to(ROOT / "benchmarks")
+    problems = [NOT_OF_VENV] if repository_program and not command.words[0].endswith("/bin/python") else []
     read = path.read_text(encoding="utf-8") + (ROOT / "benchmarks" / "results.py").read_text(encoding="utf-8")
     options = [match[1] for word in arguments if (match := OPTION.match(word))]
-    return found + [f"option {option}" for option in options if f'"{option}"' not in read]
+    return problems + [f"option {option}" for option in options if f'"{option}"' not in read]
 
 
 def _of_pytest(arguments: list[str]) -> list[str]:
@@ -163,7 +163,7 @@ def _of_pytest(arguments: list[str]) -> list[str]:
 
 def _missing_files(command: Command, arguments: list[str]) -> list[str]:
     """Paths in the repository that do not exist; a job may be one of the page."""
-    own = {re.search(r"name: ([\w-]+)", block.text)[1] for block in JOBS.get(command.page, ())}  # type: ignore[index]
+    names = {re.search(r"name: ([\w-]+)", block.text)[1] for block in JOBS.get(command.page, ())}  # type: ignore[index]
     paths = [
         word.partition("::")[0]
         for option, word in zip(["", *arguments], arguments, strict=False)
@@ -171,9 +171,9 @@ def _missing_files(command: Command, arguments: list[str]) -> list[str]:
         or (option in ("--filename", "-f", "--file") and word != "-")
         or (re.fullmatch(r"[\w/-]+\.yaml", word) and not word.isupper() and option != "--settings")
     ]
-    made = {f"{name}.yaml" for name in own} | {"JOB.yaml", "job.yaml", "FILE.yaml", "examples/my-job.yaml"}
-    made |= MADE_BY_READERS
-    return [path for path in paths if path.rstrip("/") not in made and not (ROOT / path).exists()]
+    files = {f"{name}.yaml" for name in names} | {"JOB.yaml", "job.yaml", "FILE.yaml", "examples/my-job.yaml"}
+    files |= MADE_BY_READERS
+    return [path for path in paths if path.rstrip("/") not in files and not (ROOT / path).exists()]
 
 
 def runnable() -> list[Command]:
@@ -182,17 +182,17 @@ def runnable() -> list[Command]:
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in SHELL])
 def test_what_a_block_of_shell_names_exists(block: Block) -> None:
-    found = {command.text: wrong for command in commands(block) if (wrong := problems(command))}
-    assert found == {}
+    wrong_commands = {command.text: wrong for command in commands(block) if (wrong := problems(command))}
+    assert wrong_commands == {}
     assert commands(block), "a block of shell without a command"
 
 
 def test_what_a_command_in_running_text_names_exists() -> None:
-    found = list(named_in_text())
-    assert len(found) > 60
+    named = list(named_in_text())
+    assert len(named) > 60
     wrong = {
         f"{command.page}: {command.text}": missing
-        for command in found
+        for command in named
         if len(command.words) > 1
         and (missing := [text for text in problems(command) if text not in (NOT_OF_VENV, verb(command))])
     }
@@ -203,15 +203,15 @@ def test_what_a_command_in_running_text_names_exists() -> None:
 def test_commands_in_comments_of_the_examples_name_what_exists(path: Path) -> None:
     comments = re.findall(r"^#(.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
     lines = [line for text in comments for line in re.findall(r"^ +(?:\d\. )?((?:kubectl|drl|make|helm) .*)", text)]
-    found = [command for line in lines for command in split(path.name, line)]
-    assert {command.text: wrong for command in found if (wrong := problems(command))} == {}
+    commented = [command for line in lines for command in split(path.name, line)]
+    assert {command.text: wrong for command in commented if (wrong := problems(command))} == {}
 
 
 def test_every_command_is_run_or_listed_with_what_it_needs() -> None:
-    found = {command.text for command in documented()}
+    texts = {command.text for command in documented()}
     listed = (*RUN, *NEEDS, *OTHERS)
-    assert [text for text in sorted(found) if not text.startswith(listed)] == [], "run it here, or write what it needs"
-    assert [name for name in listed if not any(text.startswith(name) for text in found)] == [], "no document has it"
+    assert [text for text in sorted(texts) if not text.startswith(listed)] == [], "run it here, or write what it needs"
+    assert [name for name in listed if not any(text.startswith(name) for text in texts)] == [], "no document has it"
     tests = [needed for needed in NEEDS.values() if needed.endswith(".py")]
     assert [path for path in tests if not (ROOT / path).exists()] == []
 

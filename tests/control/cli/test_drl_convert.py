@@ -103,8 +103,8 @@ def test_what_depends_on_a_condition_is_named_with_its_line() -> None:
     script = choice + RECIPE.replace("$@", f"{backend}=$ATTENTION")
     done = CliRunner().invoke(app, ["convert", "-"], input=script)
     assert done.exit_code == 0 and f"- {backend}=$ATTENTION\n" in done.stdout
-    said = "note: $ATTENTION depends on line 2 of the script, and stays in the job as it is: replace it"
-    assert said in done.stderr.splitlines()
+    note = "note: $ATTENTION depends on line 2 of the script, and stays in the job as it is: replace it"
+    assert note in done.stderr.splitlines()
 
 
 def test_settings_that_only_a_condition_appends_are_left_out_with_the_reason() -> None:

@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 def estimate(**changes: Any) -> dict[str, Any]:
     """A small estimate, as the trainer's program prints it."""
-    made = {
+    small = {
         "architecture": "WanPipeline",
         "parameters": 2_000_000_000,
         "trained_parameters": 1_500_000,
@@ -39,7 +39,7 @@ def estimate(**changes: Any) -> dict[str, Any]:
         "fits": True,
         "advice": [],
     }
-    return {**made, **changes}
+    return {**small, **changes}
 
 
 @pytest.fixture
@@ -80,10 +80,10 @@ SEPARATE = ("--set", "spec.rollout.placement=Separate")
 
 def pools(*, rollout: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """A small estimate of two pools, as the trainer's program prints it for accelerators."""
-    found = estimate()
+    small = estimate()
     names = ("device", "host", "capacity", "peak", "fits", "advice")
-    trainer = {name: found.pop(name) for name in names}
-    return {**found, "pools": {"trainer": {**trainer, **changes}, "rollout": {**trainer, **(rollout or {})}}}
+    trainer = {name: small.pop(name) for name in names}
+    return {**small, "pools": {"trainer": {**trainer, **changes}, "rollout": {**trainer, **(rollout or {})}}}
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def option(command: list[str], name: str) -> int:
 
 def test_each_pool_has_its_own_device_and_the_layout_of_its_pods(job: Path, two_pools: list[list[str]]) -> None:
     more = ("spec.rollout.replicas=3", "spec.rollout.accelerator={vendor: NVIDIA, count: 4}")
-    arguments = (*SEPARATE, *(word for each in more for word in ("--set", each)))
+    arguments = (*SEPARATE, *(word for assignment in more for word in ("--set", assignment)))
     result = drl_fit(job, "--device", "h100-80g", "--rollout-device", "l40s-48g", "--json", *arguments)
     assert result.exit_code == 0, result.output
     (command,) = two_pools
@@ -109,12 +109,12 @@ def test_each_pool_has_its_own_device_and_the_layout_of_its_pods(job: Path, two_
     assert {f"{rollout}.nnodes=3", f"{rollout}.n_gpus_per_node=4", f"{rollout}.node_resource=omni_rollout"} <= set(
         settings
     )
-    found = json.loads(result.stdout)
-    assert {name: pool["target"] for name, pool in found["pools"].items()} == {
+    estimates = json.loads(result.stdout)
+    assert {name: pool["target"] for name, pool in estimates["pools"].items()} == {
         "trainer": "h100-80g",
         "rollout": "l40s-48g",
     }
-    assert (found["fits"], found["host_fits"]) == (True, None)
+    assert (estimates["fits"], estimates["host_fits"]) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def test_the_memory_limits_of_both_kinds_of_pods_are_checked(job: Path, two_pool
         "spec.rollout.resources.limits={memory: 3Gi}",
         "--json",
     )
-    found = json.loads(larger.stdout)["pools"]
-    assert (found["rollout"]["host_capacity"], found["rollout"]["host_fits"]) == (7 * GIB, True)
-    assert found["trainer"]["host_fits"] is None
+    pools = json.loads(larger.stdout)["pools"]
+    assert (pools["rollout"]["host_capacity"], pools["rollout"]["host_fits"]) == (7 * GIB, True)
+    assert pools["trainer"]["host_fits"] is None
 
 
 def test_on_the_cpu_this_machine_has_both_pools(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,14 +271,14 @@ def test_a_failed_estimate_shows_its_error(
 
 
 def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
-    found = {**estimate(), "job": "a-job", "target": "x", "host_capacity": None, "host_fits": None}
-    found["not_estimated"] = ["spec.reward.model"]
+    small_estimate = {**estimate(), "job": "a-job", "target": "x", "host_capacity": None, "host_fits": None}
+    small_estimate["not_estimated"] = ["spec.reward.model"]
     two_of_four = fit_text.Pods(hosts=2, devices=4)
-    one = fit_text.Pods(hosts=1, devices=1)
-    lines = fit_text.render(found, two_of_four, one).splitlines()
+    one_device = fit_text.Pods(hosts=1, devices=1)
+    lines = fit_text.render(small_estimate, two_of_four, one_device).splitlines()
     assert any(line.startswith("each of 8 accelerators") for line in lines)
-    pooled = {**found, "pools": dict.fromkeys(("trainer", "rollout"), found)}
-    text = fit_text.render(pooled, two_of_four, one).splitlines()
+    pooled = {**small_estimate, "pools": dict.fromkeys(("trainer", "rollout"), small_estimate)}
+    text = fit_text.render(pooled, two_of_four, one_device).splitlines()
     (head,) = [line for line in text if line.startswith("trainer: each of 8 accelerators (GiB)")]
     (total, *_) = [line for line in text[text.index(head) :] if line.startswith("  total")]
     assert len(head) == len(total), "numbers are below the names of their phases"
@@ -286,12 +286,14 @@ def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
     assert [line.split() for line in lines if line.strip().startswith("weights")] == [["weights", "1.00", "1.00"]]
     assert lines[-1] == "not estimated: spec.reward.model, which uses the same accelerators"
     assert "a-job fits on x: 5.00 of 8.00 GiB at the peak, of which 8% should stay free" in lines
-    small = {**found, "parameters": 663_000, "trained_parameters": 900, "moved": {"weights": 3 << 39}}
-    lines = fit_text.render(small, one, one).splitlines()
+    small = {**small_estimate, "parameters": 663_000, "trained_parameters": 900, "moved": {"weights": 3 << 39}}
+    lines = fit_text.render(small, one_device, one_device).splitlines()
     assert lines[0].endswith(", 663 thousand parameters, 900 of them trained")
     assert any(line.split() == ["weights", "1.50", "TiB"] for line in lines)
-    large = {**found, "parameters": 20_600_000_000, "trained_parameters": 188_700_000}
-    assert ", 20.6 billion parameters, 189 million of them trained" in fit_text.render(large, one, one)
-    assert "a-job fits on x, with all 2 pods: 5.00" in fit_text.render({**found, "device": []}, two_of_four, one)
-    unknown = fit_text.render({**found, "capacity": None, "fits": None}, one, one)
+    large = {**small_estimate, "parameters": 20_600_000_000, "trained_parameters": 188_700_000}
+    assert ", 20.6 billion parameters, 189 million of them trained" in fit_text.render(large, one_device, one_device)
+    assert "a-job fits on x, with all 2 pods: 5.00" in fit_text.render(
+        {**small_estimate, "device": []}, two_of_four, one_device
+    )
+    unknown = fit_text.render({**small_estimate, "capacity": None, "fits": None}, one_device, one_device)
     assert "the memory of x is unknown" in unknown

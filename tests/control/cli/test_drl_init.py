@@ -73,9 +73,9 @@ def test_a_family_without_an_example_gets_its_own_model_and_says_whose_settings_
 ) -> None:
     assert init(family, "--out", "job.yaml").exit_code == 0
     spec = load_job(folder / "job.yaml").job.spec
-    own = FOLDERS[FAMILIES[family]]
+    family_folder = FOLDERS[FAMILIES[family]]
     assert spec.model.base in family_sizes(FAMILIES[family]).RELEASED
-    assert {name: getattr(spec.rollout.pipeline, name) for name in own.pipeline} == own.pipeline
+    assert {name: getattr(spec.rollout.pipeline, name) for name in family_folder.pipeline} == family_folder.pipeline
     text = (folder / "job.yaml").read_text()
     assert "# The settings come from a recipe for Stable Diffusion 3 and 3.5, and are not tuned for this model." in text
 

@@ -36,8 +36,8 @@ def drl(*arguments: str | Path, stdin: str | None = None, **variables: str) -> R
 def commands(command: Any, name: str = "drl") -> Iterator[tuple[str, Any]]:
     """Every command and group of the program, with its full name."""
     yield name, command
-    for inner, found in getattr(command, "commands", {}).items():
-        yield from commands(found, f"{name} {inner}")
+    for inner, subcommand in getattr(command, "commands", {}).items():
+        yield from commands(subcommand, f"{name} {inner}")
 
 
 EVERY = dict(commands(typer.main.get_command(app)))
@@ -104,7 +104,7 @@ def test_the_list_of_commands_cuts_no_sentence(group: str) -> None:
 def test_every_command_and_option_is_in_docs_cli_md() -> None:
     page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     names = {name for name, command in EVERY.items() if not getattr(command, "commands", None)}
-    options = {option for command in EVERY.values() for found in command.params for option in found.opts}
+    options = {option for command in EVERY.values() for parameter in command.params for option in parameter.opts}
     assert [name for name in sorted(names) if f"`{name}" not in page] == []
     assert [option for option in sorted(options) if option.startswith("--") and option not in page] == []
 
@@ -172,12 +172,12 @@ def test_an_option_without_effect_is_refused(arguments: tuple[str | Path, ...], 
 def test_validate_checks_the_job_that_run_would_start_with_the_same_changes(write_job: WriteJob) -> None:
     job = write_job()
     assert drl("validate", job, "--set", "spec.trainer.totalSteps=5").exit_code == 0
-    for wrong, said in (("totalSteps=0", "0 must be at least 1"), ("totalStps=5", "did you mean 'totalSteps'?")):
+    for wrong, reason in (("totalSteps=0", "0 must be at least 1"), ("totalStps=5", "did you mean 'totalSteps'?")):
         change = f"spec.trainer.{wrong}"
         validated, run = (drl(command, job, "--set", change) for command in ("validate", "run"))
         assert validated.exit_code == run.exit_code == 2
         assert validated.stderr == run.stderr
-        assert f"--set {change}" in validated.stderr and said in validated.stderr
+        assert f"--set {change}" in validated.stderr and reason in validated.stderr
     assert "no readable file" in drl("validate", job, "--set", "spec.data.train=[absent.jsonl]").stderr
 
 
@@ -199,21 +199,21 @@ def test_report_compares_several_runs_into_one_file(tmp_path: Path, monkeypatch:
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "metrics.jsonl").touch()
     runs = tmp_path / "runs"
-    other = tmp_path / "other" / "b"
+    other_run = tmp_path / "other" / "b"
     out = tmp_path / "out.html"
-    assert drl("report", "a", other, "--runs", runs, "--out", out).exit_code == 0
-    assert called == [[str(runs / "a"), str(other), "--out", str(out)]]
-    for arguments, said in (
+    assert drl("report", "a", other_run, "--runs", runs, "--out", out).exit_code == 0
+    assert called == [[str(runs / "a"), str(other_run), "--out", str(out)]]
+    for arguments, reason in (
         (("a", "--out", out), "--out has no effect with one run, whose report is in its folder"),
         (("a", "c"), "no run 'c' in"),
         (("a", "a"), f"{runs / 'a'} is given twice; name different runs"),
-        (("a", other, "--out", tmp_path / "none" / "x.html"), f"--out: {tmp_path / 'none'} is not a folder"),
-        (("a", other, "--out", tmp_path), f"--out: {tmp_path} is a folder; name a file in it, such as {tmp_path}/"),
-        ((other,), f"--runs has no effect because {other} is a run folder"),
+        (("a", other_run, "--out", tmp_path / "none" / "x.html"), f"--out: {tmp_path / 'none'} is not a folder"),
+        (("a", other_run, "--out", tmp_path), f"--out: {tmp_path} is a folder; name a file in it, such as {tmp_path}/"),
+        ((other_run,), f"--runs has no effect because {other_run} is a run folder"),
         ((tmp_path,), f"{tmp_path} is not the folder of a run that has begun to train: it has no metrics.jsonl"),
     ):
         refused = drl("report", *arguments, "--runs", runs)
-        assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
+        assert (refused.exit_code, reason in refused.stderr) == (2, True), refused.stderr
     assert len(called) == 1
 
 
@@ -280,10 +280,10 @@ def test_validate_prints_json(write_job: WriteJob, tmp_path: Path) -> None:
     wrong.write_text(right.read_text().replace("jpeg", "jpg"))
     result = drl("validate", "--json", right, wrong)
     assert result.exit_code == 2
-    found = json.loads(result.stdout)
-    assert found["valid"] is False
-    assert found["jobs"][0] == {"file": str(right), "name": "a-job", "valid": True, "problems": [], "notes": []}
-    (problem,) = found["jobs"][1]["problems"]
+    report = json.loads(result.stdout)
+    assert report["valid"] is False
+    assert report["jobs"][0] == {"file": str(right), "name": "a-job", "valid": True, "problems": [], "notes": []}
+    (problem,) = report["jobs"][1]["problems"]
     assert (problem["where"], problem["field"]) == (f"{wrong}:9", "spec.reward.scorers[0].name")
     assert "did you mean 'jpeg'?" in problem["text"]
 
@@ -302,9 +302,9 @@ def test_a_file_that_cannot_be_read_as_yaml_hides_no_other_verdict(write_job: Wr
 
 def test_render_prints_json(write_job: WriteJob) -> None:
     job = write_job()
-    found = json.loads(drl("render", "--json", job).stdout)
-    assert found["overrides"] == drl("render", job).stdout.splitlines()
-    assert found["command"][-len(found["overrides"]) :] == found["overrides"]
+    rendered = json.loads(drl("render", "--json", job).stdout)
+    assert rendered["overrides"] == drl("render", job).stdout.splitlines()
+    assert rendered["command"][-len(rendered["overrides"]) :] == rendered["overrides"]
     objects = json.loads(drl("render", "--json", "--cluster", "--image", "i", CPU_JOB).stdout)
     printed = drl("render", "--cluster", "--image", "i", CPU_JOB).stdout
     assert objects == {"apiVersion": "v1", "kind": "List", "items": list(YAML(typ="safe", pure=True).load_all(printed))}
@@ -312,10 +312,10 @@ def test_render_prints_json(write_job: WriteJob) -> None:
 
 def test_doctor_prints_json() -> None:
     result = drl("doctor", "--json")
-    found = json.loads(result.stdout)
-    assert found["ready"] is (result.exit_code == 0)
-    assert {finding["level"] for finding in found["findings"]} <= {"ok", "note", "missing"}
-    assert found["runs_on"]
+    diagnosis = json.loads(result.stdout)
+    assert diagnosis["ready"] is (result.exit_code == 0)
+    assert {finding["level"] for finding in diagnosis["findings"]} <= {"ok", "note", "missing"}
+    assert diagnosis["runs_on"]
 
 
 def test_doctor_gpu_needs_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,9 +415,9 @@ def test_a_name_that_no_image_has_is_refused(command: tuple[str | Path, ...], im
 def test_a_job_cannot_control_the_terminal_of_who_checks_it(tmp_path: Path, options: tuple[str, ...]) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(Path(CPU_JOB).read_text().replace("spec:\n", 'spec:\n  "a\\e]0;title\\a": 1\n', 1))
-    said = drl("validate", job, *options)
-    assert said.exit_code == 2
-    assert "]0;title" in said.stderr and said.stderr.replace("\n", "").isprintable()
+    validated = drl("validate", job, *options)
+    assert validated.exit_code == 2
+    assert "]0;title" in validated.stderr and validated.stderr.replace("\n", "").isprintable()
 
 
 def test_validate_takes_the_job_among_other_objects_and_names_them(write_job: WriteJob) -> None:

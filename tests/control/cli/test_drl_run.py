@@ -43,9 +43,9 @@ def alive(pid: int) -> bool:
 
 
 def test_a_run_prints_a_line_per_step_and_a_summary(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
-    code, said = drl("run", write_job())
-    lines = said.splitlines()
-    assert code == 0, said
+    code, output = drl("run", write_job())
+    lines = output.splitlines()
+    assert code == 0, output
     assert lines == [
         "a-job: run folder runs/a-job, log runs/a-job/train.log",
         "starting Ray ...",
@@ -72,9 +72,9 @@ def test_the_run_folder_contains_job_and_overrides(write_job: WriteJob, drl: Drl
     assert "# a folder next to this file" in kept
     assert str(tmp_path / "model") in kept
     # The copy is the same job, wherever it lies.
-    code, said = drl("run", folder / "job.yaml")
+    code, output = drl("run", folder / "job.yaml")
     assert code == 0
-    assert "is already finished" in said
+    assert "is already finished" in output
 
 
 def test_the_job_in_the_run_folder_finds_the_files_of_its_scorers(
@@ -84,12 +84,12 @@ def test_the_job_in_the_run_folder_finds_the_files_of_its_scorers(
     (tmp_path / "head.pth").touch()
     settings = "{head_path: head.pth, model_name_or_path: ./clip}"
     job = write_job()
-    code, said = drl("run", job, "--set", f"spec.reward.scorers=[{{name: aesthetic, settings: {settings}}}]")
-    assert code == 0, said
+    code, output = drl("run", job, "--set", f"spec.reward.scorers=[{{name: aesthetic, settings: {settings}}}]")
+    assert code == 0, output
     kept = tmp_path / "runs" / "a-job" / "job.yaml"
     assert f"head_path: {tmp_path}/head.pth" in kept.read_text()
-    code, said = drl("run", kept)
-    assert (code, "is already finished" in said) == (0, True), said
+    code, output = drl("run", kept)
+    assert (code, "is already finished" in output) == (0, True), output
 
 
 def test_the_trainer_gets_defaults_for_variables_that_the_user_did_not_set(
@@ -97,7 +97,7 @@ def test_the_trainer_gets_defaults_for_variables_that_the_user_did_not_set(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     start("run", write_job()).communicate()
-    given = json.loads((tmp_path / "runs" / "a-job" / "environment.json").read_text())
+    environment = json.loads((tmp_path / "runs" / "a-job" / "environment.json").read_text())
     wanted = {
         "VERL_PLATFORM": "cpu",
         "RAY_worker_niceness": "0",
@@ -105,20 +105,20 @@ def test_the_trainer_gets_defaults_for_variables_that_the_user_did_not_set(
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "0",
     }
-    assert {name: given[name] for name in wanted} == wanted
+    assert {name: environment[name] for name in wanted} == wanted
 
 
 def test_a_finished_run_resumes_only_with_more_steps(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
     job = write_job()
     drl("run", job)
-    code, said = drl("run", job)
-    assert (code, said.splitlines()[0]) == (
+    code, output = drl("run", job)
+    assert (code, output.splitlines()[0]) == (
         0,
         "a-job is already finished; to run it again, add --fresh; to continue it, raise totalSteps",
     )
-    code, said = drl("run", job, "--set", "spec.trainer.totalSteps=5")
+    code, output = drl("run", job, "--set", "spec.trainer.totalSteps=5")
     assert code == 0
-    assert "resuming from the checkpoint of step 3 of 5" in said
+    assert "resuming from the checkpoint of step 3 of 5" in output
     steps = [json.loads(line)["step"] for line in (tmp_path / "runs/a-job/metrics.jsonl").read_text().splitlines()]
     assert steps == [0, 1, 2, 3, 4, 5]
 
@@ -128,12 +128,12 @@ def test_a_run_folder_of_another_job_is_refused_and_fresh_renames_it(
 ) -> None:
     job = write_job()
     drl("run", job)
-    code, said = drl("run", job, "--set", "spec.trainer.learningRate=0.5")
+    code, output = drl("run", job, "--set", "spec.trainer.learningRate=0.5")
     assert code == 2
-    assert "these fields differ:\n  spec.trainer.learningRate\nto start a new run, add --fresh" in said
-    code, said = drl("run", job, "--set", "spec.trainer.learningRate=0.5", "--fresh")
+    assert "these fields differ:\n  spec.trainer.learningRate\nto start a new run, add --fresh" in output
+    code, output = drl("run", job, "--set", "spec.trainer.learningRate=0.5", "--fresh")
     assert code == 0
-    assert "resuming" not in said
+    assert "resuming" not in output
     assert (tmp_path / "runs" / "a-job-before-1" / "report.html").is_file()
 
 
@@ -141,24 +141,24 @@ def test_a_job_can_be_corrected_after_the_trainer_refused_its_settings(
     write_job: WriteJob, drl: Drl, tmp_path: Path
 ) -> None:
     assert drl("run", write_job("refuse"))[0] == 2
-    code, said = drl("run", write_job(), "--set", "spec.trainer.learningRate=0.5")
-    assert (code, "differ" in said) == (0, False), said
+    code, output = drl("run", write_job(), "--set", "spec.trainer.learningRate=0.5")
+    assert (code, "differ" in output) == (0, False), output
     assert not (tmp_path / "runs" / "a-job-before-1").exists()
 
 
 def test_fields_for_clusters_only_do_not_prevent_a_resume(write_job: WriteJob, drl: Drl) -> None:
     job = write_job()
     drl("run", job, "--set", "spec.trainer.totalSteps=2")
-    code, said = drl("run", job, "--set", "spec.cleanupPolicy=Retain", "--set", "spec.checkpoint.claimName=runs")
-    assert (code, "resuming" in said) == (0, True)
+    code, output = drl("run", job, "--set", "spec.cleanupPolicy=Retain", "--set", "spec.checkpoint.claimName=runs")
+    assert (code, "resuming" in output) == (0, True)
 
 
 def test_a_folder_with_other_files_is_refused(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
     (tmp_path / "runs" / "a-job").mkdir(parents=True)
     (tmp_path / "runs" / "a-job" / "thesis.tex").write_text("years of work")
-    code, said = drl("run", write_job())
+    code, output = drl("run", write_job())
     assert code == 2
-    assert "runs/a-job is not a run folder of this version" in said
+    assert "runs/a-job is not a run folder of this version" in output
     assert (tmp_path / "runs" / "a-job" / "thesis.tex").exists()
 
 
@@ -170,11 +170,11 @@ def test_ctrl_c_writes_a_checkpoint_and_the_next_run_resumes(
     until(process, "step 1/3")
     process.send_signal(signal.SIGINT)
     seen = until(process, "stopping after this step, with a checkpoint; press Ctrl-C again to stop now")
-    rest, _ = process.communicate()
+    remaining, _ = process.communicate()
     assert process.returncode == 130
     # A process that another test kills meanwhile may leave a semaphore, which is taken for this run's.
-    said = [line for line in rest.splitlines() if not line.startswith("removed shared memory")]
-    assert said == ["stopped after step 1 of 3; last checkpoint: step 1", f"resume with: drl run {job}"]
+    last_lines = [line for line in remaining.splitlines() if not line.startswith("removed shared memory")]
+    assert last_lines == ["stopped after step 1 of 3; last checkpoint: step 1", f"resume with: drl run {job}"]
     assert seen
     code, output = drl("run", job)
     assert code == 0
@@ -186,11 +186,11 @@ def test_the_resume_command_repeats_the_options_of_the_run(write_job: WriteJob, 
     process = start("run", job, "--runs", "other", "--set", "spec.seed=7", "--fresh", "--plain")
     until(process, "step 1/3")
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate()
-    hint = rest.splitlines()[-1]
+    remaining, _ = process.communicate()
+    hint = remaining.splitlines()[-1]
     assert hint == f"resume with: drl run {job} --runs other --set spec.seed=7"
-    code, said = drl(*shlex.split(hint.partition(": drl ")[2]))
-    assert (code, "resuming from the checkpoint of step 1" in said) == (0, True)
+    code, output = drl(*shlex.split(hint.partition(": drl ")[2]))
+    assert (code, "resuming from the checkpoint of step 1" in output) == (0, True)
 
 
 def test_a_run_from_standard_input_resumes_from_the_copy_of_the_job(
@@ -200,10 +200,10 @@ def test_a_run_from_standard_input_resumes_from_the_copy_of_the_job(
         process = start("run", "-", "--steps", "4", stdin=text)
         until(process, "step 1/4")
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate()
-    assert rest.splitlines()[-1] == "resume with: drl run runs/a-job/job.yaml"
-    code, said = drl("run", "runs/a-job/job.yaml")
-    assert (code, "resuming from the checkpoint of step 1 of 4" in said) == (0, True)
+        remaining, _ = process.communicate()
+    assert remaining.splitlines()[-1] == "resume with: drl run runs/a-job/job.yaml"
+    code, output = drl("run", "runs/a-job/job.yaml")
+    assert (code, "resuming from the checkpoint of step 1 of 4" in output) == (0, True)
 
 
 def test_a_trainer_that_ignores_signals_is_killed_with_its_descendants(
@@ -221,10 +221,10 @@ def test_a_trainer_that_ignores_signals_is_killed_with_its_descendants(
     process.send_signal(signal.SIGINT)
     seen = until(process, "killing the trainer")
     assert "stopping now, without a checkpoint; press Ctrl-C again to kill the trainer" in seen
-    rest, _ = process.communicate()
+    remaining, _ = process.communicate()
     assert process.returncode == 130
-    assert "terminated processes that the trainer left running: python" in rest
-    assert f"removed shared memory that the trainer left in /dev/shm: {segment.name}" in rest
+    assert "terminated processes that the trainer left running: python" in remaining
+    assert f"removed shared memory that the trainer left in /dev/shm: {segment.name}" in remaining
     assert not alive(trainer)
     assert not alive(child)
     assert not segment.exists()
@@ -233,10 +233,10 @@ def test_a_trainer_that_ignores_signals_is_killed_with_its_descendants(
 def test_a_process_left_by_a_successful_run_is_terminated_and_named(
     write_job: WriteJob, drl: Drl, tmp_path: Path
 ) -> None:
-    code, said = drl("run", write_job("litter"), "--patience", "0")
+    code, output = drl("run", write_job("litter"), "--patience", "0")
     trainer, child = map(int, (tmp_path / "runs" / "a-job" / "pids").read_text().split())
     assert code == 0
-    assert "terminated processes that the trainer left running: python" in said
+    assert "terminated processes that the trainer left running: python" in output
     assert not alive(child)
     assert not (Path("/dev/shm") / f"psm_drltest{trainer}").exists()
 
@@ -266,27 +266,27 @@ def test_the_last_line_is_the_cause_after_what_the_log_says_of_it(
     write_job: WriteJob, drl: Drl, behave: str, exit_code: int, cause: str, shown: str, hidden: str
 ) -> None:
     """An error that the trainer reports hides the log."""
-    code, said = drl("run", write_job(behave))
+    code, output = drl("run", write_job(behave))
     assert code == exit_code
-    assert said.splitlines()[-2:] == ["log: runs/a-job/train.log", f"failed: {cause}"]
-    assert shown in said and hidden not in said
+    assert output.splitlines()[-2:] == ["log: runs/a-job/train.log", f"failed: {cause}"]
+    assert shown in output and hidden not in output
 
 
 def test_prompts_cannot_control_the_terminal(write_job: WriteJob, drl: Drl) -> None:
-    code, said = drl("run", write_job("control"))
+    code, output = drl("run", write_job("control"))
     assert code == 1
-    assert "warning: prompt ' ]0;title" in said and "failed: prompt ' ]0;title" in said
-    assert said.replace("\n", "").isprintable(), repr(said)
+    assert "warning: prompt ' ]0;title" in output and "failed: prompt ' ]0;title" in output
+    assert output.replace("\n", "").isprintable(), repr(output)
 
 
 def test_a_second_concurrent_run_of_a_job_is_refused(write_job: WriteJob, start: Start, drl: Drl) -> None:
     job = write_job("wait")
     process = start("run", job)
     until(process, "step 1/3")
-    code, said = drl("run", job)
+    code, output = drl("run", job)
     assert code == 2
-    assert "runs/a-job: this job is already running (process " in said
-    assert str(process.pid) in said
+    assert "runs/a-job: this job is already running (process " in output
+    assert str(process.pid) in output
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert process.returncode == 130
@@ -354,20 +354,20 @@ def test_missing_files_are_refused_before_the_run_starts(write_job: WriteJob, dr
     (tmp_path / "model" / "model_index.json").unlink()
     (tmp_path / "clip").mkdir()
     scorers = "{name: mine, function: {path: no.py}}, {name: aesthetic, settings: {head_path: no.pth, %s}}"
-    code, said = drl("run", job, "--set", f"spec.reward.scorers=[{scorers % 'model_name_or_path: ./clip'}]")
+    code, output = drl("run", job, "--set", f"spec.reward.scorers=[{scorers % 'model_name_or_path: ./clip'}]")
     assert code == 2
-    assert f"{job}:6: spec.model.base: no model in model (no model_index.json); " in said
-    assert f"{job}:7: spec.data.train[0]: no readable file train.jsonl" in said
-    assert "spec.reward.scorers[0].function.path: no file no.py" in said
-    assert "spec.reward.scorers[1].settings.head_path: no file or folder no.pth" in said
-    assert "4 problems" in said
+    assert f"{job}:6: spec.model.base: no model in model (no model_index.json); " in output
+    assert f"{job}:7: spec.data.train[0]: no readable file train.jsonl" in output
+    assert "spec.reward.scorers[0].function.path: no file no.py" in output
+    assert "spec.reward.scorers[1].settings.head_path: no file or folder no.pth" in output
+    assert "4 problems" in output
     assert not (tmp_path / "runs").exists()
 
 
 def test_an_unknown_entrypoint_program_is_refused(write_job: WriteJob, drl: Drl) -> None:
-    code, said = drl("run", write_job(), "--set", "spec.algorithm.entrypoint=[no-such-program]")
+    code, output = drl("run", write_job(), "--set", "spec.algorithm.entrypoint=[no-such-program]")
     assert code == 2
-    assert "spec.algorithm.entrypoint: no program 'no-such-program' on this machine" in said
+    assert "spec.algorithm.entrypoint: no program 'no-such-program' on this machine" in output
 
 
 def test_steps_and_seed_options_set_the_fields(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:

@@ -42,23 +42,23 @@ def test_there_are_local_and_cluster_examples() -> None:
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 def test_an_example_validates(path: Path, examples: Path) -> None:
-    code, said = drl("validate", examples / path.name)
+    code, output = drl("validate", examples / path.name)
     if "/" in load_job(path).job.spec.model.base:  # an id of the hub, which only the operator downloads
-        assert (code, "is a model id, which only the operator downloads" in said) == (2, True), said
+        assert (code, "is a model id, which only the operator downloads" in output) == (2, True), output
     else:
-        valid, *notes = said.splitlines()
+        valid, *notes = output.splitlines()
         assert (code, valid) == (0, f"{examples / path.name}: {path.stem} is valid")
         # tests/contract/test_examples_compose.py: the example says why it has what is warned of
         assert [line for line in notes if not line.startswith(f"note: {examples / path.name}: spec.")] == []
-    code, said = drl("validate", "--cluster", path)
-    assert code == 0, said
+    code, output = drl("validate", "--cluster", path)
+    assert code == 0, output
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 def test_an_example_renders(path: Path) -> None:
-    code, said = drl("render", path)
-    assert code == 0, said
-    assert f"trainer.experiment_name={path.stem}" in said.splitlines()
+    code, output = drl("render", path)
+    assert code == 0, output
+    assert f"trainer.experiment_name={path.stem}" in output.splitlines()
     result = CliRunner().invoke(app, ["render", "--cluster", str(path)])
     assert result.exit_code == 0, result.output
     assert [body["kind"] for body in YAML(typ="safe", pure=True).load_all(result.stdout)][-1] == "RayJob"
@@ -66,16 +66,16 @@ def test_an_example_renders(path: Path) -> None:
 
 def test_an_example_without_its_model_tells_how_to_create_it(examples: Path, tmp_path: Path) -> None:
     shutil.copytree(examples, tmp_path, ignore=shutil.ignore_patterns(TINY), dirs_exist_ok=True)
-    code, said = drl("validate", tmp_path / "sd3-tiny-cpu.yaml")
+    code, output = drl("validate", tmp_path / "sd3-tiny-cpu.yaml")
     assert code == 2
-    assert f"`drl model tiny sd3 {tmp_path / TINY}`" in said
+    assert f"`drl model tiny sd3 {tmp_path / TINY}`" in output
 
 
 @pytest.mark.parametrize("path", [path for path in JOBS if path.stem.endswith("-cluster")], ids=lambda path: path.stem)
 def test_a_cluster_example_keeps_its_results_on_a_claim_from_the_examples(path: Path) -> None:
     job = load_job(path).job
     claims = [
-        each for found in (EXAMPLES / "claims").glob("*.yaml") for each in YAML(typ="safe", pure=True).load_all(found)
+        body for file in (EXAMPLES / "claims").glob("*.yaml") for body in YAML(typ="safe", pure=True).load_all(file)
     ]
     assert job.spec.checkpoint.claim_name in [claim["metadata"]["name"] for claim in claims]
     assert {claim["kind"] for claim in claims} == {"PersistentVolumeClaim"}

@@ -29,11 +29,11 @@ POOLED = JOB.replace("    - name: jpeg", f"    - name: pickscore\n      {POOL}")
 def test_a_machine_needs_the_accelerators_of_all_pools(text: str, needed: int) -> None:
     job = read_job(text, "job.yaml").job
     document = Document.parse(text, "job.yaml")
-    found = []
+    problems = []
     for count in (needed - 1, needed):
         here = (Accelerators("NVIDIA", count, ("H100",) * count),)
-        found.append([problem.text for problem in machine_problems(job, document, here, ())])
-    assert found == [[f"the job needs {needed} NVIDIA accelerators; this machine has {needed - 1}"], []]
+        problems.append([problem.text for problem in machine_problems(job, document, here, ())])
+    assert problems == [[f"the job needs {needed} NVIDIA accelerators; this machine has {needed - 1}"], []]
 
 
 def test_a_local_run_has_accelerators_of_one_vendor() -> None:
@@ -43,9 +43,9 @@ def test_a_local_run_has_accelerators_of_one_vendor() -> None:
     job = read_job(text, "job.yaml").job
     document = Document.parse(text, "job.yaml")
     here = (Accelerators("NVIDIA", 10, ("H100",) * 10),)
-    found = {problem.field: problem.text for problem in machine_problems(job, document, here, ())}
-    said = "is Ascend: a local run uses accelerators of one vendor, and the trainer's are NVIDIA"
-    assert found == {"spec.rollout.accelerator.vendor": said, "spec.reward.model.accelerator.vendor": said}
+    problems = {problem.field: problem.text for problem in machine_problems(job, document, here, ())}
+    reason = "is Ascend: a local run uses accelerators of one vendor, and the trainer's are NVIDIA"
+    assert problems == {"spec.rollout.accelerator.vendor": reason, "spec.reward.model.accelerator.vendor": reason}
 
 
 def test_a_shell_that_is_offline_cannot_send_results_to_the_hub() -> None:
@@ -53,17 +53,17 @@ def test_a_shell_that_is_offline_cannot_send_results_to_the_hub() -> None:
     document = Document.parse(JOB, "job.yaml")
     assert list(variable_problems(job, document, {"HF_HUB_OFFLINE": "1"})) == []
     job = read_job(JOB, "job.yaml", ["spec.output={url: hf://owner/name}"]).job
-    (found,) = variable_problems(job, document, {"HF_HUB_OFFLINE": "1"})
-    assert found.field == "spec.output.url"
-    assert "this shell sets HF_HUB_OFFLINE=1: unset it, and only the results reach the hub" in found.text
+    (problem,) = variable_problems(job, document, {"HF_HUB_OFFLINE": "1"})
+    assert problem.field == "spec.output.url"
+    assert "this shell sets HF_HUB_OFFLINE=1: unset it, and only the results reach the hub" in problem.text
     mixed = [
         "spec.output={url: hf://owner/name}",
         "spec.storage={endpoint: 'http://m:9000'}",
         "spec.model.base=s3://b/m",
     ]
     both = read_job(JOB, "job.yaml", mixed).job
-    (found,) = variable_problems(both, document, {})
-    assert found.field == "spec.storage.endpoint" and found.text.startswith("is ambiguous")
+    (problem,) = variable_problems(both, document, {})
+    assert problem.field == "spec.storage.endpoint" and problem.text.startswith("is ambiguous")
     assert list(variable_problems(both, document, {"HF_ENDPOINT": "https://hub"})) == []
     for environment in ({}, {"HF_HUB_OFFLINE": "0"}, {"HF_HUB_OFFLINE": ""}):
         assert list(variable_problems(job, document, environment)) == []
@@ -119,21 +119,21 @@ def test_a_function_that_the_trainer_would_refuse_is_found_without_running_its_f
     scorer = f"- name: own\n      function: {{path: {file}}}\n      settings: {settings}"
     job = GOOD.replace("- name: jpeg", scorer)
     at = "spec.reward.scorers[0]."
-    said = [f"{at}{each.format(file=file)}" for each in found]
-    assert reward_problems(job) == said
+    expected = [f"{at}{problem.format(file=file)}" for problem in found]
+    assert reward_problems(job) == expected
     (file.parent / "own.txt").write_text(text, encoding="utf-8")
     assert reward_problems(job.replace("own.py", "own.txt"))[0].endswith("own.txt is not a Python file (.py)")
-    for other in (
+    for custom_reward in (
         "algorithm: {entrypoint: [python3, mine.py]}",
         "algorithm: {overrides: [reward.reward_manager.module.path=mine.py]}",
     ):
-        assert reward_problems(f"{job}  {other}\n") == []
+        assert reward_problems(f"{job}  {custom_reward}\n") == []
 
 
 def reward_problems(text: str) -> list[str]:
     """What is wrong with the scorers of a job on this machine."""
     problems = file_problems(read_job(text, "job.yaml").job, Document.parse(text, "job.yaml"))
-    return [f"{each.field}: {each.text}" for each in problems if each.field.startswith("spec.reward")]
+    return [f"{problem.field}: {problem.text}" for problem in problems if problem.field.startswith("spec.reward")]
 
 
 def test_sides_that_a_model_cannot_generate_are_refused_as_by_the_trainer(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_command_for_a_cluster_names_the_log_of_a_run_on_this_machine(
     (tmp_path / "runs" / "mine" / "train.log").touch()
     none = f"--kubeconfig={tmp_path / 'none'}"
     refused = [CliRunner().invoke(app, [command, name, none]) for name in ("mine", "other")]
-    assert [each.exit_code for each in refused] == [2, 2]
+    assert [invoked.exit_code for invoked in refused] == [2, 2]
     assert "cannot use the kubeconfig" in refused[0].stderr
     assert "read runs/mine/train.log, or run drl report mine" in refused[0].stderr
     assert "on this machine" not in refused[1].stderr
@@ -54,8 +54,8 @@ def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path, monkeypatc
     monkeypatch.chdir(gone)
     gone.rmdir()
     refused = CliRunner().invoke(app, ["render", str(EXAMPLE)])
-    said = "the working directory does not exist any more: change to another folder\n"
-    assert (refused.exit_code, refused.stderr) == (2, said)
+    message = "the working directory does not exist any more: change to another folder\n"
+    assert (refused.exit_code, refused.stderr) == (2, message)
 
 
 @pytest.mark.parametrize(("charset", "shown"), [("utf-8", "→"), ("latin-1", "\\u2192")])

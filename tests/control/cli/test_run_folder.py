@@ -83,12 +83,12 @@ def test_of_a_changed_job_only_the_fields_that_prevent_a_resume_are_named(tmp_pa
 
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_a_run_folder_that_is_no_folder_is_named(tmp_path: Path, kind: str) -> None:
-    place = tmp_path / "runs" / "a-job"
-    place.parent.mkdir()
+    run = tmp_path / "runs" / "a-job"
+    run.parent.mkdir()
     if kind == "file":
-        place.touch()
+        run.touch()
     else:
-        place.symlink_to(tmp_path / "absent")
+        run.symlink_to(tmp_path / "absent")
     with pytest.raises(run_folder.RunFolderError, match=r"cannot use .*runs/a-job: .*; choose another --runs or"):
         prepare(tmp_path / "project", tmp_path / "runs")
 

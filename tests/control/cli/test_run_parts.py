@@ -150,8 +150,8 @@ def test_a_failure_is_distinguished_from_a_stop(code: int, asked: int, stopped: 
 def test_the_last_line_of_a_failure_is_its_cause(
     code: int, reported: str | None, log: list[str], out_of_memory: bool, said: list[str]
 ) -> None:
-    found = failure.explain(code, reported, log, "runs/a/train.log", out_of_memory=out_of_memory, disk_full=False)
-    assert found == [*said[:-1], "log: runs/a/train.log", said[-1]]
+    lines = failure.explain(code, reported, log, "runs/a/train.log", out_of_memory=out_of_memory, disk_full=False)
+    assert lines == [*said[:-1], "log: runs/a/train.log", said[-1]]
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_the_last_line_of_a_failure_is_its_cause(
     [(None, "failed: the disk of the run folder is full"), ("OSError: no space", "failed: OSError: no space")],
 )
 def test_a_full_disk_is_the_cause_of_a_failure_without_an_error(reported: str | None, said: str) -> None:
-    found = failure.explain(1, reported, [], "train.log", out_of_memory=False, disk_full=True)
-    assert found[-1].startswith(said)
+    lines = failure.explain(1, reported, [], "train.log", out_of_memory=False, disk_full=True)
+    assert lines[-1].startswith(said)
 
 
 def test_a_log_excerpt_is_the_last_traceback() -> None:
@@ -215,9 +215,9 @@ def test_a_trainer_that_sends_to_the_hub_is_not_told_to_stay_offline() -> None:
 
 
 def test_a_complete_machine_is_ready() -> None:
-    found = list(diagnose(GOOD))
-    assert {finding.level for finding in found} == {"ok"}
-    assert found[-1].text == "jobs run on the CPU (suitable for tiny models)"
+    findings = list(diagnose(GOOD))
+    assert {finding.level for finding in findings} == {"ok"}
+    assert findings[-1].text == "jobs run on the CPU (suitable for tiny models)"
     with_devices = replace(GOOD, accelerators=(Accelerators("NVIDIA", 2, ("NVIDIA H100",)),))
     assert list(diagnose(with_devices))[-1].text == "jobs run on 2 NVIDIA accelerators"
 
@@ -237,9 +237,9 @@ def test_a_complete_machine_is_ready() -> None:
     ],
 )
 def test_each_finding_has_its_remedy(change: dict[str, object], level: str, said: str) -> None:
-    found = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
-    assert [finding.level for finding in found] == [level]
-    assert said in f"{found[0].text} {found[0].remedy}"
+    findings = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
+    assert [finding.level for finding in findings] == [level]
+    assert said in f"{findings[0].text} {findings[0].remedy}"
 
 
 def test_remedies_name_only_commands_that_exist() -> None:
@@ -261,7 +261,7 @@ def test_remedies_name_only_commands_that_exist() -> None:
     ]
     assert len(remedies) >= 7 + len(STACK)
     makefile = (Path(__file__).parents[3] / "Makefile").read_text(encoding="utf-8")
-    for target in {found for remedy in remedies for found in re.findall(r"\bmake ([a-z-]+)", remedy)}:
+    for target in {name for remedy in remedies for name in re.findall(r"\bmake ([a-z-]+)", remedy)}:
         assert f"\n{target}:" in makefile
     assert not [remedy for remedy in remedies if "pip install" in remedy], "the distribution is on no package index"
 

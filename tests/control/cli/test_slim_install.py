@@ -29,7 +29,7 @@ def requirements(name: str, extra: str | None = None) -> list[str]:
 
 def closure(names: list[str]) -> set[str]:
     """Distributions and all that they require, extras left out."""
-    found: set[str] = set()
+    required_names: set[str] = set()
     todo = list(names)
     while todo:
         name = todo.pop()
@@ -37,10 +37,10 @@ def closure(names: list[str]) -> set[str]:
             required = requirements(name)
         except PackageNotFoundError:
             continue  # required on another platform only
-        if name not in found:
-            found.add(name)
+        if name not in required_names:
+            required_names.add(name)
             todo += required
-    return found
+    return required_names
 
 
 def make_site(site: Path, names: list[str]) -> Path:
@@ -93,8 +93,8 @@ def test_operator_and_settings_need_the_operators_extra_and_no_training_stack(tm
         "            importlib.import_module(module.name)\n"
         "print(verl_omni.settings_schema.layout.default_algorithm())"
     )
-    found = run(site, "-c", code)
-    assert found.stdout.splitlines() == ["[]", "flow_grpo"], found.stderr[-2000:]
+    child = run(site, "-c", code)
+    assert child.stdout.splitlines() == ["[]", "flow_grpo"], child.stderr[-2000:]
 
 
 def test_commands_for_a_cluster_without_its_client_say_what_to_install(slim: Path) -> None:
@@ -112,8 +112,8 @@ def test_doctor_names_missing_packages_with_the_remedy(slim: Path) -> None:
     result = drl(slim, "doctor")
     assert result.returncode == 1
     lines = result.stdout.splitlines()
-    place = lines.index("MISSING torch is not installed")
-    assert lines[place + 1].endswith("-> run `make setup` in a clone of the repository")
+    index = lines.index("MISSING torch is not installed")
+    assert lines[index + 1].endswith("-> run `make setup` in a clone of the repository")
     assert lines[-1] == f"not ready: {sum(line.startswith('MISSING') for line in lines)} missing"
 
 
