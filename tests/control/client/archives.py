@@ -24,15 +24,15 @@ def sends(data: bytes, status: bytes | None = SUCCESS) -> Callable[[FakeWebSocke
 
 def archive(*members: tuple[str, bytes | tarfile.TarInfo]) -> bytes:
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as made:
+    with tarfile.open(fileobj=file, mode="w") as tar:
         for name, content in members:
             if isinstance(content, bytes):
                 info = tarfile.TarInfo(name)
                 info.size = len(content)
-                made.addfile(info, io.BytesIO(content))
+                tar.addfile(info, io.BytesIO(content))
             else:
                 content.name = name
-                made.addfile(content)
+                tar.addfile(content)
     return file.getvalue()
 
 

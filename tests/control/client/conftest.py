@@ -15,13 +15,13 @@ from control.client.job_objects import PODS, full_job, pod
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    made = FakeServer()
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    fake = FakeServer()
+    thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield made
-    made.shutdown()
+    yield fake
+    fake.shutdown()
     thread.join()
-    made.server_close()
+    fake.server_close()
 
 
 @pytest.fixture

@@ -73,8 +73,8 @@ class FakeServer(ThreadingHTTPServer):
         if path == PATH:
             return 200, {"items": list(self.jobs.values())}
         name = path.removeprefix(f"{PATH}/")
-        found = self.jobs.get(name)
-        return (200, found) if found else (404, {"message": "not found", "details": {"name": name}})
+        job = self.jobs.get(name)
+        return (200, job) if job else (404, {"message": "not found", "details": {"name": name}})
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -119,8 +119,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.posts.append(body)
         self.server.queries.append(dict(parse_qsl(urlsplit(self.path).query)))
         if body["kind"] == "Pod":
-            made = {**body, "metadata": {**body["metadata"], "name": f"{body['metadata']['generateName']}x"}}
-            self.answer(201, made)
+            pod = {**body, "metadata": {**body["metadata"], "name": f"{body['metadata']['generateName']}x"}}
+            self.answer(201, pod)
             return
         name = body["metadata"]["name"]
         if self.server.refusal:

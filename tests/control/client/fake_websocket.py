@@ -52,5 +52,5 @@ class FakeWebSocket:
             (length,) = struct.unpack("!Q", self._in.read(8))
         mask = self._in.read(4)
         data = self._in.read(length)
-        plain = bytes(byte ^ mask[place % 4] for place, byte in enumerate(data))
+        plain = bytes(byte ^ mask[index % 4] for index, byte in enumerate(data))
         return plain[0], plain[1:]

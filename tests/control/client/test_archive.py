@@ -34,8 +34,8 @@ def with_headers(headers: dict[str, str]) -> bytes:
     info = tarfile.TarInfo("a")
     info.size = 1
     info.pax_headers = headers
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as made:
-        made.addfile(info, io.BytesIO(b"x"))
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info, io.BytesIO(b"x"))
     return file.getvalue()
 
 
@@ -80,9 +80,9 @@ def test_an_unsafe_or_malformed_archive_leaves_nothing(
 ) -> None:
     running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends((BAD | BROKEN)[name])
     before = names(tmp_path)
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out' / 'a'}")
+    fetched = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out' / 'a'}")
     why = "unsafe archive, nothing was kept" if name in BAD else "pod blue-a01-w0: the archive "
-    assert (said.exit_code, why in said.stderr) == (1, True), said.output
+    assert (fetched.exit_code, why in fetched.stderr) == (1, True), fetched.output
     assert names(tmp_path) == before
 
 
@@ -91,8 +91,8 @@ def test_an_unsafe_or_malformed_archive_leaves_nothing(
 )
 def test_any_bytes_are_an_archive_or_an_error_of_one(changes: list[tuple[int, int]], name: str) -> None:
     data = bytearray(BROKEN[name])
-    for place, value in changes:
-        data[place % len(data)] = value
+    for offset, value in changes:
+        data[offset % len(data)] = value
     for start in range(0, len(data), tarfile.BLOCKSIZE):  # with the checksum that a header needs
         block = data[start : start + tarfile.BLOCKSIZE]
         if block[257:262] == b"ustar":
@@ -146,20 +146,20 @@ def test_a_header_without_an_end_is_refused(first: bytes, begin: bytes, rest: by
 
 def test_a_name_that_is_not_utf_8_is_printed(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
     running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(archive(("./a\udcff\x1b", b"x")))
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}", "--json")
-    assert said.exit_code == 0, said.output
-    assert said.stdout.isascii() and said.stdout.rstrip("\n").isprintable()
-    assert json.loads(said.stdout)["files"] == ["a\udcff\x1b"]
+    fetched = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}", "--json")
+    assert fetched.exit_code == 0, fetched.output
+    assert fetched.stdout.isascii() and fetched.stdout.rstrip("\n").isprintable()
+    assert json.loads(fetched.stdout)["files"] == ["a\udcff\x1b"]
 
 
 @pytest.mark.parametrize("end", [0, 100, 512, 600, 1024])
 def test_an_archive_that_ends_too_early_leaves_nothing(
     end: int, running: FakeServer, kubeconfig: Path, tmp_path: Path
 ) -> None:
-    whole = archive(("a", b"x" * 512), ("b", b"x" * 512))
-    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(whole[:end], None)
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}")
-    assert (said.exit_code, "the connection broke" in said.stderr) == (1, True), said.output
+    complete = archive(("a", b"x" * 512), ("b", b"x" * 512))
+    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(complete[:end], None)
+    fetched = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}")
+    assert (fetched.exit_code, "the connection broke" in fetched.stderr) == (1, True), fetched.output
     assert not (tmp_path / "out").exists()
 
 
@@ -168,8 +168,8 @@ def test_a_command_that_fails_after_a_whole_archive_leaves_nothing(
 ) -> None:
     failure = b'{"status": "Failure", "message": "exit code 137"}'
     running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(archive(("a", b"x")), failure)
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}")
-    assert (said.exit_code, said.stderr) == (1, "exec in pod blue-a01-w0: exit code 137\n")
+    fetched = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}")
+    assert (fetched.exit_code, fetched.stderr) == (1, "exec in pod blue-a01-w0: exit code 137\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -190,13 +190,13 @@ def test_files_are_written_aside_in_their_folder_which_an_error_leaves_as_it_was
     owner = {"job": "blue"}
     folder = tmp_path / "a" / "results"
     for existed in (False, True):
-        with contextlib.suppress(ZeroDivisionError), staging(folder, owner) as made:
-            assert made.parent == folder
-            (made / "file").write_text("half")
+        with contextlib.suppress(ZeroDivisionError), staging(folder, owner) as staged:
+            assert staged.parent == folder
+            (staged / "file").write_text("half")
             raise ZeroDivisionError
         assert folder.exists() is existed
-        with staging(folder, owner) as made:
-            (made / "file").write_text("whole")
+        with staging(folder, owner) as staged:
+            (staged / "file").write_text("whole")
         assert {path.name: path.read_text() for path in folder.iterdir()} == {
             "file": "whole",
             MARKER: json.dumps(owner),

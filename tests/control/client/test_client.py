@@ -25,8 +25,8 @@ def test_jobs_are_what_the_cluster_has(kubeconfig: Path) -> None:
 
 
 def test_suspend_and_resume_change_a_job_once(server: FakeServer, kubeconfig: Path) -> None:
-    said = [drl(kubeconfig, command, "blue").stdout for command in ("suspend", "suspend", "resume", "resume")]
-    assert said == [
+    outputs = [drl(kubeconfig, command, "blue").stdout for command in ("suspend", "suspend", "resume", "resume")]
+    assert outputs == [
         "blue: suspension requested\n",
         "blue: spec.suspend is already true\n",
         "blue: resumed\n",
@@ -44,9 +44,9 @@ def test_who_suspends_a_job_without_a_claim_is_told_that_it_will_start_again(
     assert drl(kubeconfig, "suspend", "blue").stderr == ""
     server.jobs["blue"]["spec"]["suspend"] = False
     server.jobs["blue"]["status"]["conditions"] = [{**kept, "status": "False", "reason": "ResultsOnEmptyDir"}]
-    said = drl(kubeconfig, "suspend", "blue")
-    assert said.stdout == "blue: suspension requested\n"
-    assert "its checkpoints are deleted with the pods, and drl resume blue starts it again" in said.stderr
+    suspended = drl(kubeconfig, "suspend", "blue")
+    assert suspended.stdout == "blue: suspension requested\n"
+    assert "its checkpoints are deleted with the pods, and drl resume blue starts it again" in suspended.stderr
 
 
 @pytest.mark.parametrize("state", ["Succeeded", "Failed"])
@@ -56,14 +56,14 @@ def test_a_job_that_has_ended_is_not_changed(
 ) -> None:
     server.jobs["blue"]["status"] = {"state": state, "conditions": [{"type": state, "status": "True", "reason": "R"}]}
     server.jobs["blue"]["spec"]["suspend"] = command[0] == "resume"
-    said = drl(kubeconfig, *command, "blue")
-    assert (said.exit_code, said.stderr) == (2, f"blue is {state}: nothing to {command[0]}\n")
-    assert (said.stdout, server.patches) == ("", [])
+    refused = drl(kubeconfig, *command, "blue")
+    assert (refused.exit_code, refused.stderr) == (2, f"blue is {state}: nothing to {command[0]}\n")
+    assert (refused.stdout, server.patches) == ("", [])
 
 
 def test_scale_changes_the_number_of_rollout_pods_once(server: FakeServer, kubeconfig: Path) -> None:
-    said = [drl(kubeconfig, "scale", "blue", "--replicas=4").stdout for _ in range(2)]
-    assert said == ["blue: spec.rollout.replicas is 4, was 2\n", "blue: spec.rollout.replicas is already 4\n"]
+    outputs = [drl(kubeconfig, "scale", "blue", "--replicas=4").stdout for _ in range(2)]
+    assert outputs == ["blue: spec.rollout.replicas is 4, was 2\n", "blue: spec.rollout.replicas is already 4\n"]
     assert [sent for _, _, sent in server.patches] == [{"spec": {"rollout": {"replicas": 4}}}]
     assert drl(kubeconfig, "scale", "blue", "--replicas=0").exit_code == 2
 
@@ -99,7 +99,9 @@ def test_commands_about_one_job_print_json(kubeconfig: Path) -> None:
     why = said("why", "blue")
     assert (why["name"], why["state"], why["reason"]) == ("blue", "Starting", "ClaimNotFound")
     assert why["text"] == drl(kubeconfig, "why", "blue").stdout.rstrip("\n")
-    assert [said("suspend", "blue") for _ in range(2)] == [{"name": "blue", "changed": each} for each in (True, False)]
+    assert [said("suspend", "blue") for _ in range(2)] == [
+        {"name": "blue", "changed": changed} for changed in (True, False)
+    ]
     assert said("resume", "blue") == {"name": "blue", "changed": True}
     assert said("scale", "blue", "--replicas=4") == {"name": "blue", "changed": True, "replicas": 4}
 
@@ -139,11 +141,11 @@ def test_a_time_limit_ends_the_repetition_of_unanswered_requests(
     server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "PATIENCE_SECONDS", 5.0)
-    found = Client.from_kubeconfig(str(kubeconfig)).follow("blue", poll=0.05, seconds=0.1)
-    next(found)
+    follower = Client.from_kubeconfig(str(kubeconfig)).follow("blue", poll=0.05, seconds=0.1)
+    next(follower)
     server.refusal = 503, {}
     with pytest.raises(Unavailable):
-        next(found)
+        next(follower)
     assert len(server.queries) < 10
 
 
@@ -214,7 +216,7 @@ def test_cancel_deletes_only_the_job_that_was_read(server: FakeServer, kubeconfi
 def test_an_answer_that_is_not_of_kubernetes_is_an_error_in_words(
     server: FakeServer, kubeconfig: Path, command: tuple[str, ...]
 ) -> None:
-    for text, said in (
+    for text, message in (
         ("<html>Please log in</html>", "the answer is not one of Kubernetes: GET "),
         ("<html>Please log in</html>", "'<html>Please log in</html>"),
         ('["a"]', "the answer is not one of Kubernetes: GET "),
@@ -222,7 +224,7 @@ def test_an_answer_that_is_not_of_kubernetes_is_an_error_in_words(
     ):
         server.texts[f"{PATH}/blue"] = [[text]]
         refused = drl(kubeconfig, *command)
-        assert (refused.exit_code, said in refused.stderr) == (1, True), refused
+        assert (refused.exit_code, message in refused.stderr) == (1, True), refused
     assert server.deletions == []
 
 
@@ -256,10 +258,10 @@ def holding(state: Any, kind: str, value: Any, reason: str, message: str = "text
     ],
 )
 def test_the_explanation_names_cause_and_remedy(status: Status, expected: str) -> None:
-    said = explain("red", status, None)
-    assert expected in said
-    assert said.startswith("red ")
-    assert ".." not in said
+    explanation = explain("red", status, None)
+    assert expected in explanation
+    assert explanation.startswith("red ")
+    assert ".." not in explanation
 
 
 @pytest.mark.parametrize(

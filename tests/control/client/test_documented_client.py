@@ -32,10 +32,10 @@ def test_the_example_of_the_docs_runs(
     reply = server.reply
 
     def ended(target: str) -> tuple[int, dict[str, object]]:
-        found = server.jobs.get("red-grpo-cluster")
-        if found is not None:
-            found["metadata"]["uid"] = "u"
-            found["status"] = {**DONE, "children": {"rayClusterUID": CLUSTER}}
+        job = server.jobs.get("red-grpo-cluster")
+        if job is not None:
+            job["metadata"]["uid"] = "u"
+            job["status"] = {**DONE, "children": {"rayClusterUID": CLUSTER}}
         return reply(target)
 
     monkeypatch.setattr(server, "reply", ended)

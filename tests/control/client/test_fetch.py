@@ -30,9 +30,9 @@ BETWEEN = "adapters/step_000003"  # an adapter that was saved without a checkpoi
 
 def test_results_come_from_a_running_pod(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
     to = tmp_path / "results" / "blue"
-    said = drl(kubeconfig, "fetch", "blue", f"--to={to}")
-    assert said.exit_code == 0, said.output
-    assert said.stdout == f"4 files of blue in {to}\nreport: {to / 'report.html'}\n"
+    fetched = drl(kubeconfig, "fetch", "blue", f"--to={to}")
+    assert fetched.exit_code == 0, fetched.output
+    assert fetched.stdout == f"4 files of blue in {to}\nreport: {to / 'report.html'}\n"
     assert names(to) == RESULTS
     assert (to / "report.html").stat().st_size == 300_000
     assert running.posts == []
@@ -58,8 +58,8 @@ def test_an_adapter_that_is_newer_than_the_checkpoints_comes_instead_of_theirs(
 def test_no_command_runs_in_a_pod_of_another_ray_cluster(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
     running.objects[PODS][1]["items"].insert(0, pod("a-stray", attempt=7, cluster="other"))
     running.sockets[f"{PODS}/a-stray/exec"] = sends(archive(("stray", b"")))
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert (said.exit_code, names(tmp_path / "a")) == (0, RESULTS), said.output
+    fetched = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (fetched.exit_code, names(tmp_path / "a")) == (0, RESULTS), fetched.output
 
 
 def test_files_of_others_are_not_overwritten(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_files_of_others_are_not_overwritten(running: FakeServer, kubeconfig: Pa
     (tmp_path / "mine" / "report.html").write_text("mine")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
-    for name, said in (("mine", "has other files"), ("file", "is not a folder"), ("link", "is not a folder")):
+    for name, reason in (("mine", "has other files"), ("file", "is not a folder"), ("link", "is not a folder")):
         refused = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / name}")
-        assert (refused.exit_code, said in refused.stderr) == (2, True)
+        assert (refused.exit_code, reason in refused.stderr) == (2, True)
     assert (tmp_path / "mine" / "report.html").read_text() == "mine"
     drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'new'}")
     running.jobs["blue"]["metadata"]["uid"] = "later"
@@ -84,8 +84,8 @@ def test_after_the_end_a_pod_that_mounts_the_claim_is_made_and_deleted(
     server.objects[PODS] = 200, {"items": []}
     server.objects[MADE] = 200, {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
     server.sockets[f"{MADE}/exec"] = run_program(run_folder)
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
-    assert (said.exit_code, names(tmp_path / "a")) == (0, RESULTS), said.output
+    fetched = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
+    assert (fetched.exit_code, names(tmp_path / "a")) == (0, RESULTS), fetched.output
     assert server.deletions == [(MADE, {"gracePeriodSeconds": 0})]
     server.sockets[f"{MADE}/exec"] = sends(b"", b'{"status": "Failure", "message": "exit code 1"}')
     assert drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'b'}", "--image=rollout:1").exit_code == 1
@@ -101,9 +101,9 @@ def rayjob(image: str, owner: str = "u") -> dict[str, Any]:
     groups = [
         {
             "groupName": group,
-            "template": {"spec": {"containers": [{"name": "sidecar"}, {"name": "ray", "image": found}]}},
+            "template": {"spec": {"containers": [{"name": "sidecar"}, {"name": "ray", "image": group_image}]}},
         }
-        for group, found in (("rollout", "other:1"), ("trainer", image))
+        for group, group_image in (("rollout", "other:1"), ("trainer", image))
     ]
     meta = {"name": "blue-a01", "ownerReferences": [{"kind": "DiffusionRLJob", "uid": owner, "controller": True}]}
     return {"metadata": meta, "spec": {"rayClusterSpec": {"workerGroupSpecs": groups}}}
@@ -118,10 +118,10 @@ def test_the_pod_runs_the_image_of_the_job_of_its_attempt_or_of_its_operator(
     server.sockets[f"{MADE}/exec"] = run_program(run_folder)
 
     def fetched(*options: str) -> str:
-        said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", *options)
+        done = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", *options)
         image = str(server.posts[-1]["spec"]["containers"][0]["image"])
-        assert (said.exit_code, f"pod blue-fetch-x with image {image} mounts the claim" in said.stderr) == (0, True), (
-            said.output
+        assert (done.exit_code, f"pod blue-fetch-x with image {image} mounts the claim" in done.stderr) == (0, True), (
+            done.output
         )
         return image
 
@@ -144,10 +144,10 @@ def test_no_pod_runs_an_image_of_what_may_not_be_the_operator(
     server.objects[PODS] = 200, {"items": []}
     there = [deployment("a-tenant", IMAGE="evil:1"), deployment("omni-system", IMAGE="operator:1")]
     server.objects[DEPLOYMENTS] = 200, {"items": there}
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert (said.exit_code, server.posts) == (1, []), said.output
-    assert "2 Deployments may be the operator of namespace team: a-tenant/omni, omni-system/omni" in said.stderr
-    assert "give --image IMAGE" in said.stderr
+    refused = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (refused.exit_code, server.posts) == (1, []), refused.output
+    assert "2 Deployments may be the operator of namespace team: a-tenant/omni, omni-system/omni" in refused.stderr
+    assert "give --image IMAGE" in refused.stderr
 
 
 def test_a_pod_that_does_not_start_is_deleted_and_told(
@@ -160,28 +160,28 @@ def test_a_pod_that_does_not_start_is_deleted_and_told(
     waits = {"name": "ray", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
     meta = {"name": "blue-fetch-x", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
     server.objects[MADE] = 200, {"metadata": meta, "status": {"phase": "Pending", "containerStatuses": [waits]}}
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
-    assert (said.exit_code, len(server.deletions), (tmp_path / "a").exists()) == (1, 1, False)
+    failed = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
+    assert (failed.exit_code, len(server.deletions), (tmp_path / "a").exists()) == (1, 1, False)
     told = "pod blue-fetch-x does not start: ErrImagePull: no such image"
-    assert told in said.stderr
+    assert told in failed.stderr
     waits_for = "note: pod blue-fetch-x does not run yet: ErrImagePull: no such image; waiting up to "
-    assert said.stderr.count(waits_for) == 1, "told at once, and once"
+    assert failed.stderr.count(waits_for) == 1, "told at once, and once"
     server.deletion = 403, {"message": "User u cannot delete pods"}
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
-    assert f"{told}; pod blue-fetch-x could not be deleted, delete it yourself: " in said.stderr
+    failed = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
+    assert f"{told}; pod blue-fetch-x could not be deleted, delete it yourself: " in failed.stderr
 
 
 def test_without_pod_claim_or_image_the_reason_is_told(server: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
     server.jobs["blue"] = full_job(DONE)
     server.objects[PODS] = 200, {"items": []}
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert (said.exit_code, "give --image IMAGE" in said.stderr) == (1, True)
-    assert "the operator's default image is not known" in said.stderr
+    failed = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (failed.exit_code, "give --image IMAGE" in failed.stderr) == (1, True)
+    assert "the operator's default image is not known" in failed.stderr
     assert server.posts == []
     server.jobs["blue"]["spec"]["backoffLimit"] = 0
     del server.jobs["blue"]["spec"]["checkpoint"]["claimName"]
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert (said.exit_code, "no spec.checkpoint.claimName" in said.stderr) == (1, True)
+    failed = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (failed.exit_code, "no spec.checkpoint.claimName" in failed.stderr) == (1, True)
 
 
 def test_a_missing_run_folder_and_a_missing_right_are_told(
@@ -189,13 +189,13 @@ def test_a_missing_run_folder_and_a_missing_right_are_told(
 ) -> None:
     path = f"{PODS}/blue-a01-w0/exec"
     running.sockets[path] = run_program(tmp_path / "none")
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert (said.exit_code, "there is no run folder" in said.stderr) == (1, True), said.output
+    failed = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (failed.exit_code, "there is no run folder" in failed.stderr) == (1, True), failed.output
     del running.sockets[path]
     running.objects[path] = 403, {"message": "User u cannot get pods/exec"}
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert said.exit_code == 1
-    assert said.stderr.startswith(
+    failed = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert failed.exit_code == 1
+    assert failed.stderr.startswith(
         "exec in pod blue-a01-w0: User u cannot get pods/exec; ask for this right: docs/reference/cli.md"
     )
     assert not (tmp_path / "a").exists()
@@ -208,20 +208,20 @@ def test_errors_of_a_pod_cannot_control_the_terminal(running: FakeServer, kubeco
         web.close()
 
     running.sockets[f"{PODS}/blue-a01-w0/exec"] = serve
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert said.stderr == "exec in pod blue-a01-w0: Traceback\n ]0;title   2J no numpy\n"
+    failed = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert failed.stderr == "exec in pod blue-a01-w0: Traceback\n ]0;title   2J no numpy\n"
 
 
 def test_the_pod_that_reads_a_claim_is_restricted() -> None:
     body = full_job(DONE)
-    place = run_place(body)
-    assert place is not None
-    made: dict[str, Any] = render_fetch_pod(body, place, "rollout:1")
-    spec = made["spec"]
-    container = made["spec"]["containers"][0]
+    run = run_place(body)
+    assert run is not None
+    fetch_pod: dict[str, Any] = render_fetch_pod(body, run, "rollout:1")
+    spec = fetch_pod["spec"]
+    container = fetch_pod["spec"]["containers"][0]
     assert container["volumeMounts"] == [{"name": "runs", "mountPath": "/runs", "readOnly": True}]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert spec["automountServiceAccountToken"] is False
-    assert "diffusionrl.io/job" not in made["metadata"]["labels"]
-    assert made["metadata"]["ownerReferences"][0]["uid"] == "u"
+    assert "diffusionrl.io/job" not in fetch_pod["metadata"]["labels"]
+    assert fetch_pod["metadata"]["ownerReferences"][0]["uid"] == "u"

@@ -76,18 +76,18 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_printed(
     token: str, server: FakeServer, kubeconfig: Path
 ) -> None:
     change(kubeconfig, user={"token": token})
-    said = drl(kubeconfig, "why", "blue")
-    assert (said.exit_code, "its token has a line break or another character" in only_line(said)) == (2, True)
-    assert "secret" not in said.output
+    refused = drl(kubeconfig, "why", "blue")
+    assert (refused.exit_code, "its token has a line break or another character" in only_line(refused)) == (2, True)
+    assert "secret" not in refused.output
     assert server.queries == []
 
 
 def test_rejected_credentials_are_named_with_what_to_do(server: FakeServer, kubeconfig: Path) -> None:
     server.refusal = 401, {"message": "Unauthorized", "reason": "Unauthorized"}
     for command in (("why", "blue"), ("submit", str(EXAMPLE)), ("logs", "blue"), ("watch", "blue")):
-        said = drl(kubeconfig, *command)
-        assert (said.exit_code, "rejects the credentials of the kubeconfig" in only_line(said)) == (1, True), command
-        assert "log in again" in said.stderr
+        done = drl(kubeconfig, *command)
+        assert (done.exit_code, "rejects the credentials of the kubeconfig" in only_line(done)) == (1, True), command
+        assert "log in again" in done.stderr
     with pytest.raises(Unavailable, match="rejects the credentials"):
         Client.from_kubeconfig(str(kubeconfig)).list()
 
@@ -107,42 +107,42 @@ def test_a_certificate_of_another_authority_is_one_line(kubeconfig: Path, tmp_pa
             f"https://127.0.0.1:{port}",
             **{"certificate-authority-data": pki.encoded(authorities[1].certificate.read_bytes())},
         )
-        said = drl(kubeconfig, "why", "blue")
-    assert (said.exit_code, "CERTIFICATE_VERIFY_FAILED" in only_line(said)) == (1, True)
-    assert "compare server, tls-server-name and certificate-authority" in said.stderr
+        failed = drl(kubeconfig, "why", "blue")
+    assert (failed.exit_code, "CERTIFICATE_VERIFY_FAILED" in only_line(failed)) == (1, True)
+    assert "compare server, tls-server-name and certificate-authority" in failed.stderr
 
 
 def test_key_and_certificate_that_do_not_belong_together_are_named(kubeconfig: Path) -> None:
     words = dict.fromkeys(("client-certificate-data", "client-key-data"), pki.encoded(b"none"))
     with listening(socket.socket.close) as port:
         change(kubeconfig, f"https://127.0.0.1:{port}", user=words)
-        said = drl(kubeconfig, "why", "blue")
-    assert "check certificate-authority, client-certificate and client-key" in only_line(said)
+        failed = drl(kubeconfig, "why", "blue")
+    assert "check certificate-authority, client-certificate and client-key" in only_line(failed)
     change(kubeconfig, "http://127.0.0.1:1")
-    said = drl(kubeconfig, "why", "blue")
-    assert (said.exit_code, "a server without https:// gets no certificate" in only_line(said)) == (2, True)
+    failed = drl(kubeconfig, "why", "blue")
+    assert (failed.exit_code, "a server without https:// gets no certificate" in only_line(failed)) == (2, True)
 
 
 def test_a_server_without_a_scheme_is_refused(server: FakeServer, kubeconfig: Path) -> None:
     change(kubeconfig, f"127.0.0.1:{server.server_port}")
-    said = drl(kubeconfig, "why", "blue")
-    assert (said.exit_code, "must begin with https:// or http://" in only_line(said)) == (2, True)
+    refused = drl(kubeconfig, "why", "blue")
+    assert (refused.exit_code, "must begin with https:// or http://" in only_line(refused)) == (2, True)
     assert server.queries == []
 
 
 def test_a_user_whose_exec_plugin_fails_has_no_credentials(kubeconfig: Path) -> None:
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false", "interactiveMode": "Never"}
     change(kubeconfig, user={"exec": plugin})
-    said = drl(kubeconfig, "why", "blue")
-    assert (said.exit_code, "user 'u' has no credentials" in only_line(said)) == (2, True), said.output
-    assert "; exec: process returned 1" in said.stderr
+    failed = drl(kubeconfig, "why", "blue")
+    assert (failed.exit_code, "user 'u' has no credentials" in only_line(failed)) == (2, True), failed.output
+    assert "; exec: process returned 1" in failed.stderr
 
 
 def test_a_cluster_that_does_not_answer_is_an_error(kubeconfig: Path) -> None:
     change(kubeconfig, "http://127.0.0.1:1")
-    said = only_line(drl(kubeconfig, "why", "blue"))
-    assert said.startswith("no answer from the cluster: GET ") and "Connection refused" in said
-    assert said.endswith("; check the server of the kubeconfig, VPN and proxy")
+    line = only_line(drl(kubeconfig, "why", "blue"))
+    assert line.startswith("no answer from the cluster: GET ") and "Connection refused" in line
+    assert line.endswith("; check the server of the kubeconfig, VPN and proxy")
 
 
 def test_a_server_that_never_answers_is_asked_once(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,11 +151,11 @@ def test_a_server_that_never_answers_is_asked_once(kubeconfig: Path, monkeypatch
     with listening(asked.append) as port:
         change(kubeconfig, f"http://127.0.0.1:{port}")
         for number, command in enumerate((("submit", str(EXAMPLE)), ("why", "blue")), 1):
-            said = drl(kubeconfig, *command)
-            assert (said.exit_code, "Read timed out" in only_line(said)) == (1, True), command
+            failed = drl(kubeconfig, *command)
+            assert (failed.exit_code, "Read timed out" in only_line(failed)) == (1, True), command
             assert len(asked) == number, "drl submit asks for the operator's settings first"
-    for found in asked:
-        found.close()
+    for accepted in asked:
+        accepted.close()
 
 
 @pytest.fixture
@@ -198,8 +198,8 @@ def test_a_pod_without_a_kubeconfig_uses_its_service_account(
     assert (url, headers["authorization"]) == (f"https://127.0.0.1:{pod_port}/api", "bearer secret")
     assert client.namespace == "team"
     assert Client.from_kubeconfig(namespace="other").namespace == "other"
-    given: tuple[dict[str, str], ...] = ({"context": "main"}, {"kubeconfig": str(tmp_path / "absent")})
-    for options in given:
+    choices: tuple[dict[str, str], ...] = ({"context": "main"}, {"kubeconfig": str(tmp_path / "absent")})
+    for options in choices:
         with pytest.raises(UnusableKubeconfig, match="there is no file"):
             Client.from_kubeconfig(**options)
     (tmp_path / "ca.crt").unlink()
@@ -210,10 +210,10 @@ def test_a_pod_without_a_kubeconfig_uses_its_service_account(
 def test_a_missing_or_malformed_file_is_one_line(kubeconfig: Path, tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     assert f"there is no file {absent}; set KUBECONFIG" in only_line(drl(absent, "why", "blue"))
-    said = only_line(drl(tmp_path, "why", "blue"))
-    assert f"cannot use the kubeconfig: {tmp_path} cannot be read: Is a directory; set KUBECONFIG" in said
+    line = only_line(drl(tmp_path, "why", "blue"))
+    assert f"cannot use the kubeconfig: {tmp_path} cannot be read: Is a directory; set KUBECONFIG" in line
     context = "{current-context: a, contexts: [{name: a, context: 5}], clusters: [], users: []}"
     for text in ("a: [", "[1, 2]", "", "contexts: 3", context):
         kubeconfig.write_text(text)
-        said = drl(kubeconfig, "why", "blue")
-        assert (said.exit_code, "cannot use the kubeconfig: " in only_line(said)) == (2, True), text
+        refused = drl(kubeconfig, "why", "blue")
+        assert (refused.exit_code, "cannot use the kubeconfig: " in only_line(refused)) == (2, True), text

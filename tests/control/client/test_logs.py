@@ -52,10 +52,10 @@ def test_the_output_of_all_trainer_pods_is_printed_with_their_names(pods: FakeSe
 def test_a_pod_without_output_is_named_and_the_others_are_read(pods: FakeServer, kubeconfig: Path) -> None:
     del pods.texts[f"{PODS}/blue-a01-w0/log"]
     pods.objects[f"{PODS}/blue-a01-w0/log"] = 400, {"message": 'container "ray" is waiting to start: ErrImagePull'}
-    said = drl(kubeconfig, "logs", "blue")
-    assert (said.exit_code, said.stdout) == (0, "[blue-a01-w1] I am w1\n")
-    assert said.stderr.startswith("note: blue-a01-w0: ")
-    assert "ErrImagePull" in said.stderr
+    logs = drl(kubeconfig, "logs", "blue")
+    assert (logs.exit_code, logs.stdout) == (0, "[blue-a01-w1] I am w1\n")
+    assert logs.stderr.startswith("note: blue-a01-w0: ")
+    assert "ErrImagePull" in logs.stderr
 
 
 def test_without_the_right_to_read_output_there_is_an_error(pods: FakeServer, kubeconfig: Path) -> None:
@@ -64,9 +64,9 @@ def test_without_the_right_to_read_output_there_is_an_error(pods: FakeServer, ku
         del pods.texts[f"{PODS}/{name}/log"]
         pods.objects[f"{PODS}/{name}/log"] = 403, {"message": 'User "u" cannot get resource "pods/log"'}
     for options in ((), ("--follow",)):
-        said = drl(kubeconfig, "logs", "blue", *options)
-        assert (said.exit_code, said.stdout) == (1, "")
-        assert 'cannot get resource "pods/log"; ask for this right' in said.stderr
+        logs = drl(kubeconfig, "logs", "blue", *options)
+        assert (logs.exit_code, logs.stdout) == (1, "")
+        assert 'cannot get resource "pods/log"; ask for this right' in logs.stderr
 
 
 def test_after_the_pods_are_gone_the_output_comes_from_the_claim(
@@ -76,9 +76,9 @@ def test_after_the_pods_are_gone_the_output_comes_from_the_claim(
     (tmp_path / "report.html").write_text("not sent")
     server.objects[PODS] = 200, {"items": []}
     server.jobs["blue"] = full_job(DONE)
-    made = f"{PODS}/blue-fetch-x"
-    server.objects[made] = 200, {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
-    server.sockets[f"{made}/exec"] = run_program(tmp_path)
+    fetch_pod = f"{PODS}/blue-fetch-x"
+    server.objects[fetch_pod] = 200, {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
+    server.sockets[f"{fetch_pod}/exec"] = run_program(tmp_path)
     for options, lines in (((), 0), (("--follow",), 0), (("--tail=2", "--pod=trainer"), 1)):
         kept = drl(kubeconfig, "logs", "blue", "--image=rollout:1", *options)
         printed = ["step 1", "step 2", "\ufffd without an end"][lines:]
@@ -86,7 +86,7 @@ def test_after_the_pods_are_gone_the_output_comes_from_the_claim(
         assert kept.stderr == (
             "note: no pod of blue runs: pod blue-fetch-x with image rollout:1 mounts the claim runs\n"
         )
-        assert server.deletions.pop() == (made, {"gracePeriodSeconds": 0})
+        assert server.deletions.pop() == (fetch_pod, {"gracePeriodSeconds": 0})
     kept = drl(kubeconfig, "logs", "blue", "--image=rollout:1", "--tail=1", "--json")
     assert [json.loads(line) for line in kept.stdout.splitlines()] == [{"pod": None, "text": "\ufffd without an end"}]
     head = drl(kubeconfig, "logs", "blue", "--pod=head")
@@ -140,8 +140,8 @@ def test_following_continues_after_a_broken_connection_without_repeating_lines(
             return super().pop(0)
 
     pods.texts[path] = Ends(pods.texts[path])
-    said = drl(kubeconfig, "logs", "blue", "--follow", "--tail=9")
-    assert said.stdout.splitlines() == ["one", "two", "three", "four"], said.output
+    followed = drl(kubeconfig, "logs", "blue", "--follow", "--tail=9")
+    assert followed.stdout.splitlines() == ["one", "two", "three", "four"], followed.output
     follows = [query for query in pods.queries if query.get("follow")]
     assert [query.get("sinceTime") for query in follows] == [None, same, "2026-01-01T00:00:00.000000003Z"]
     assert [query.get("tailLines") for query in follows] == ["9", None, None]
@@ -163,8 +163,8 @@ def test_following_survives_a_look_at_the_pods_that_is_not_answered(
         return answer(target)
 
     monkeypatch.setattr(pods, "reply", reply)
-    said = drl(kubeconfig, "logs", "blue", "--follow")
-    assert (said.exit_code, said.stdout) == (0, "one\n"), said.output
+    followed = drl(kubeconfig, "logs", "blue", "--follow")
+    assert (followed.exit_code, followed.stdout) == (0, "one\n"), followed.output
 
 
 def test_only_pods_of_the_attempts_ray_cluster_count(pods: FakeServer, kubeconfig: Path) -> None:
@@ -188,13 +188,13 @@ def test_only_pods_of_the_attempts_ray_cluster_count(pods: FakeServer, kubeconfi
 def test_help_and_docs_name_every_role(kubeconfig: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if "`--pod NAME`" in line)
-    said = drl(kubeconfig, "logs", "--help").stdout.partition("--pod")[2].partition("--tail")[0]
+    help_text = drl(kubeconfig, "logs", "--help").stdout.partition("--pod")[2].partition("--tail")[0]
     for role in (HEAD, TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP):
-        assert (role in said, f"`{role}`" in row) == (True, True), role
+        assert (role in help_text, f"`{role}`" in row) == (True, True), role
 
 
 def test_a_job_of_another_version_has_no_known_place() -> None:
     assert run_place(make_job("blue")) is None
-    place = run_place(full_job({}))
-    assert place is not None
-    assert (place.path, place.claim, place.mount) == ("/runs/blue", "runs", "/runs")
+    run = run_place(full_job({}))
+    assert run is not None
+    assert (run.path, run.claim, run.mount) == ("/runs/blue", "runs", "/runs")

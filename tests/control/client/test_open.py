@@ -67,8 +67,8 @@ def port_of(url: str) -> int:
 def test_connections_are_forwarded_to_the_head_pod(server: FakeServer, kubeconfig: Path) -> None:
     client = Client.from_kubeconfig(str(kubeconfig))
     server.sockets[FORWARD] = serve_page
-    said: list[str] = []
-    with PortForwarder(client.connection, "team", "blue-a01-h", 8265, 0, said.append) as forwarder:
+    messages: list[str] = []
+    with PortForwarder(client.connection, "team", "blue-a01-h", 8265, 0, messages.append) as forwarder:
         port = port_of(forwarder.url)
         assert [get(port, path)[-2:] for path in ("/a", "/b", "/c")] == [b"/a", b"/b", b"/c"]
         server.sockets[FORWARD] = serve_error
@@ -78,8 +78,8 @@ def test_connections_are_forwarded_to_the_head_pod(server: FakeServer, kubeconfi
         server.objects[FORWARD] = 403, {"message": "User u cannot create pods/portforward"}
         with pytest.raises((http.client.HTTPException, OSError)):
             get(port, "/e")
-    assert [line for line in said if "connection refused" in line], said
-    assert "User u cannot create pods/portforward" in said[-1]
+    assert [line for line in messages if "connection refused" in line], messages
+    assert "User u cannot create pods/portforward" in messages[-1]
     with pytest.raises(ConnectionRefusedError):
         get(port, "/f")
 
@@ -89,12 +89,12 @@ def test_url_and_place_of_the_token_are_printed(
 ) -> None:
     monkeypatch.setattr(open_dashboard, "_wait", lambda: None)
     server.objects[PODS] = 200, {"items": [head(TOKEN)]}
-    said = drl(kubeconfig, "open", "blue", "--port=0")
-    assert said.exit_code == 0, said.output
-    assert "Ray dashboard of blue: http://127.0.0.1:" in said.stdout
+    opened = drl(kubeconfig, "open", "blue", "--port=0")
+    assert opened.exit_code == 0, opened.output
+    assert "Ray dashboard of blue: http://127.0.0.1:" in opened.stdout
     assert (
         "kubectl get secret blue-a01-x --namespace team --output jsonpath='{.data.auth_token}' | base64 --decode"
-        in said.stdout
+        in opened.stdout
     )
     told = json.loads(drl(kubeconfig, "open", "blue", "--port=0", "--json").stdout)
     assert (told["secret"], told["key"]) == ("blue-a01-x", "auth_token")
@@ -117,10 +117,10 @@ def test_the_report_is_copied_and_opened_in_the_browser(
     server.objects[PODS] = 200, {"items": [worker]}
     server.jobs["blue"] = full_job({"state": "Running", "attempts": 1})
     server.sockets[f"{PODS}/w/exec"] = run_program(run)
-    said = drl(kubeconfig, "open", "blue", "--report")
+    reported = drl(kubeconfig, "open", "blue", "--report")
     path = tmp_path / "runs" / "blue" / "report.html"
-    assert (said.exit_code, said.stdout, opened) == (0, f"report: {path}\n", [path.as_uri()]), said.output
-    assert sorted(found.name for found in path.parent.iterdir()) == [MARKER, "report.html"]
+    assert (reported.exit_code, reported.stdout, opened) == (0, f"report: {path}\n", [path.as_uri()]), reported.output
+    assert sorted(file.name for file in path.parent.iterdir()) == [MARKER, "report.html"]
     told = drl(kubeconfig, "open", "blue", "--report", "--json")
     assert (json.loads(told.stdout), len(opened)) == ({"report": str(path)}, 1)
     refused = drl(kubeconfig, "open", "blue", "--report", "--port=0")
@@ -140,6 +140,6 @@ def test_a_port_in_use_and_a_missing_head_are_errors(
     server.objects[PODS] = 200, {"items": [head(TOKEN, cluster="other")]}
     assert "no ready head pod" in drl(kubeconfig, "open", "blue", "--port=0").stderr, "it is a pod of something else"
     server.objects[PODS] = 200, {"items": [head(TOKEN)]}
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = drl(kubeconfig, "open", "blue", f"--port={other.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = drl(kubeconfig, "open", "blue", f"--port={listener.getsockname()[1]}")
     assert (taken.exit_code, "--port 0 for any free one" in taken.stderr) == (2, True)

@@ -31,8 +31,8 @@ def deployment(namespace: str, **settings: str) -> dict[str, Any]:
 
 def test_a_job_is_created_as_it_is_written(server: FakeServer, kubeconfig: Path) -> None:
     server.jobs.clear()
-    made = drl(kubeconfig, "submit", str(EXAMPLE))
-    assert (made.exit_code, made.stdout) == (0, "red-grpo-cluster created in namespace team\n"), made.output
+    sent = drl(kubeconfig, "submit", str(EXAMPLE))
+    assert (sent.exit_code, sent.stdout) == (0, "red-grpo-cluster created in namespace team\n"), sent.output
     written = document()
     assert server.posts == [{**written, "metadata": {**written["metadata"], "namespace": "team"}}]
     assert server.queries[-1] == {"fieldValidation": "Strict"}, (
@@ -63,18 +63,18 @@ def test_a_dry_run_creates_nothing(server: FakeServer, kubeconfig: Path) -> None
 
 def test_a_field_that_the_cluster_would_drop_is_refused(server: FakeServer, kubeconfig: Path) -> None:
     server.refusal = 400, {"message": 'strict decoding error: unknown field "spec.output"'}
-    said = drl(kubeconfig, "submit", str(EXAMPLE))
-    assert (said.exit_code, said.stdout) == (1, "")
+    refused = drl(kubeconfig, "submit", str(EXAMPLE))
+    assert (refused.exit_code, refused.stdout) == (1, "")
     assert 'unknown field "spec.output"; nothing was changed: the definition of jobs on the cluster (CRD) is older' in (
-        said.stderr
+        refused.stderr
     )
 
 
 def test_a_user_who_may_only_create_learns_that_the_name_is_taken(server: FakeServer, kubeconfig: Path) -> None:
     server.jobs["red-grpo-cluster"] = document()
     server.objects[f"{PATH}/red-grpo-cluster"] = 403, {"message": "User u cannot get resource"}
-    said = drl(kubeconfig, "submit", str(EXAMPLE))
-    assert (said.exit_code, "namespace team has a job red-grpo-cluster, and you may not read it" in said.stderr) == (
+    done = drl(kubeconfig, "submit", str(EXAMPLE))
+    assert (done.exit_code, "namespace team has a job red-grpo-cluster, and you may not read it" in done.stderr) == (
         2,
         True,
     )
@@ -83,8 +83,8 @@ def test_a_user_who_may_only_create_learns_that_the_name_is_taken(server: FakeSe
 def test_a_job_that_is_being_deleted_is_not_the_same_job(server: FakeServer, kubeconfig: Path) -> None:
     at = "2026-01-01T00:00:00Z"
     server.jobs["red-grpo-cluster"] = {**document(), "metadata": {"name": "red-grpo-cluster", "deletionTimestamp": at}}
-    said = drl(kubeconfig, "submit", str(EXAMPLE))
-    assert (said.exit_code, said.stderr.splitlines()[-1]) == (
+    refused = drl(kubeconfig, "submit", str(EXAMPLE))
+    assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (
         2,
         f"red-grpo-cluster is being deleted since {at}; submit it again when it is gone",
     )
@@ -108,11 +108,11 @@ def test_the_policy_of_the_operator_refuses_before_the_job_is_sent(server: FakeS
 def test_without_the_policy_the_job_is_sent_with_a_note(server: FakeServer, kubeconfig: Path) -> None:
     server.jobs.clear()
     server.objects["/apis/apps/v1/deployments"] = 403, {"message": "User u cannot list deployments"}
-    said = drl(kubeconfig, "submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
-    assert (said.exit_code, len(server.posts)) == (0, 1)
-    assert "note: refused unless the operator's policy allows it: --set spec.runtime.serviceAccountName" in said.stderr
-    assert "checked without the operator's policy" in said.stderr
-    assert "User u cannot list deployments" in said.stderr
+    done = drl(kubeconfig, "submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
+    assert (done.exit_code, len(server.posts)) == (0, 1)
+    assert "note: refused unless the operator's policy allows it: --set spec.runtime.serviceAccountName" in done.stderr
+    assert "checked without the operator's policy" in done.stderr
+    assert "User u cannot list deployments" in done.stderr
 
 
 def test_a_deployment_of_another_version_or_namespace_has_no_settings() -> None:
@@ -124,14 +124,14 @@ def test_a_deployment_of_another_version_or_namespace_has_no_settings() -> None:
 def test_a_deployment_of_another_namespace_does_not_replace_the_operator(server: FakeServer, kubeconfig: Path) -> None:
     server.jobs.clear()
     real = deployment("omni-system", POD_POLICY=json.dumps({"serviceAccounts": ["default"]}), IMAGE="a:1")
-    given = ("submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
-    for other in (deployment("a-tenant", IMAGE="evil:1"), deployment("a-tenant", X="1")):
-        for there in ([other, real], [real, other]):
+    submit = ("submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
+    for impostor in (deployment("a-tenant", IMAGE="evil:1"), deployment("a-tenant", X="1")):
+        for there in ([impostor, real], [real, impostor]):
             server.objects["/apis/apps/v1/deployments"] = 200, {"items": there}
-            said = drl(kubeconfig, *given)
-            assert (said.exit_code, server.posts) == (2, []), said.output
-            assert "2 Deployments may be the operator of namespace team: a-tenant/omni, omni-system/omni" in said.stderr
-            assert "--settings FILE.yaml" in said.stderr
+            done = drl(kubeconfig, *submit)
+            assert (done.exit_code, server.posts) == (2, []), done.output
+            assert "2 Deployments may be the operator of namespace team: a-tenant/omni, omni-system/omni" in done.stderr
+            assert "--settings FILE.yaml" in done.stderr
             with pytest.raises(AmbiguousOperator):
                 select_settings(there, "team")
     assert select_settings([deployment("a-tenant", NAMESPACES="a-tenant"), real], "team").image == "a:1"
@@ -139,24 +139,24 @@ def test_a_deployment_of_another_namespace_does_not_replace_the_operator(server:
 
 def test_defaults_that_the_api_server_adds_make_no_difference() -> None:
     job = load_job(EXAMPLE).job
-    found = {
+    stored = {
         **document(),
         "spec": job.spec.model_dump(mode="json", by_alias=True, exclude_none=True),
         "status": {"x": 1},
     }
-    found["metadata"] = {**found["metadata"], "uid": "u", "managedFields": [], "labels": {"added": "later"}}
-    assert find_differences(document(), found) == ()
-    found["spec"]["suspend"] = True
-    assert find_differences(document(), found) == ()
+    stored["metadata"] = {**stored["metadata"], "uid": "u", "managedFields": [], "labels": {"added": "later"}}
+    assert find_differences(document(), stored) == ()
+    stored["spec"]["suspend"] = True
+    assert find_differences(document(), stored) == ()
 
 
 def test_differences_name_field_and_both_values() -> None:
-    found = document()
-    found["spec"]["seed"] = 9
-    found["spec"]["trainer"]["totalSteps"] = 1
-    made = find_differences(document(), found)
-    assert made[0] == f"spec.seed (9 there, {load_job(EXAMPLE).job.spec.seed} here)"
-    assert len(made) == 2
+    stored = document()
+    stored["spec"]["seed"] = 9
+    stored["spec"]["trainer"]["totalSteps"] = 1
+    differences = find_differences(document(), stored)
+    assert differences[0] == f"spec.seed (9 there, {load_job(EXAMPLE).job.spec.seed} here)"
+    assert len(differences) == 2
     bare = document()
     del bare["spec"]["rollout"]["sampler"]["window"]
     (of_the_window,) = find_differences(document(), bare)

@@ -34,12 +34,12 @@ def event(uid: str, reason: str, count: int = 1) -> dict[str, Any]:
 
 
 def status(state: str, step: int | None = None, attempts: int = 1) -> dict[str, Any]:
-    made: dict[str, Any] = {"state": state, "attempts": attempts, "conditions": []}
+    fields: dict[str, Any] = {"state": state, "attempts": attempts, "conditions": []}
     if step is not None:
-        made["progress"] = {"globalStep": step, "totalSteps": 3, "reward": 0.5, "estimatedRemainingSeconds": 9}
+        fields["progress"] = {"globalStep": step, "totalSteps": 3, "reward": 0.5, "estimatedRemainingSeconds": 9}
     if state in ("Succeeded", "Failed"):
-        made["conditions"] = [{"type": state, "status": "True", "reason": "OutOfMemory"}]
-    return made
+        fields["conditions"] = [{"type": state, "status": "True", "reason": "OutOfMemory"}]
+    return fields
 
 
 class Story:
@@ -90,9 +90,9 @@ def test_a_job_is_followed_by_lines_to_its_end(
         status("Running", 2, 2),
         status("Succeeded", 3, 2),
     )
-    said = drl(kubeconfig, "watch", "blue")
-    assert said.exit_code == 0, said.output
-    assert said.stdout.splitlines() == [
+    watched = drl(kubeconfig, "watch", "blue")
+    assert watched.exit_code == 0, watched.output
+    assert watched.stdout.splitlines() == [
         "2026-01-01T00:00:00Z  Unschedulable: a b:key:",
         "2026-01-01T00:00:00Z  Retried: a b:key:",
         "Pending ...",
@@ -108,22 +108,22 @@ def test_a_job_is_followed_by_lines_to_its_end(
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_events_cannot_control_the_terminal(terminal: bool) -> None:
-    said = StringIO()
-    with make_display("blue", Console(file=said, force_terminal=terminal, width=80), plain=False) as display:
-        before = len(said.getvalue())
+    screen = StringIO()
+    with make_display("blue", Console(file=screen, force_terminal=terminal, width=80), plain=False) as display:
+        before = len(screen.getvalue())
         shown = watch.DisplayView(display)
         shown.event(parse_event({**event("u", "Warning"), "message": "\x1b]0;title\x07 \x9b2J"}))
         ready = {"type": "Ready", "status": "False", "reason": "PodsNotReady", "message": "\x1b]0;title\x07"}
         shown.job(_job({**make_job("blue"), "status": {"state": "Running", "conditions": [ready]}}))
-    text = said.getvalue()[before:]
+    text = screen.getvalue()[before:]
     assert "]0;title" in text and "\x1b]" not in text and "\x9b" not in text and "\x07" not in text
 
 
 def test_json_has_a_line_for_each_change(server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.objects[EVENTS] = 200, {"items": [event(str(number), "Old") for number in range(9)]}
     tell(server, monkeypatch, status("Running", 1), status("Running", 1), status("Failed", 1))
-    said = drl(kubeconfig, "watch", "blue", "--json")
-    lines = [json.loads(line) for line in said.stdout.splitlines()]
+    watched = drl(kubeconfig, "watch", "blue", "--json")
+    lines = [json.loads(line) for line in watched.stdout.splitlines()]
     assert [line["kind"] for line in lines] == ["event"] * 5 + ["status", "status"], (
         "nine events, of which only the last are news"
     )
@@ -133,7 +133,7 @@ def test_json_has_a_line_for_each_change(server: FakeServer, kubeconfig: Path, m
         0.5,
         "Failed",
     )
-    assert (said.exit_code, said.stderr) == (1, "blue is Failed; run drl why blue\n")
+    assert (watched.exit_code, watched.stderr) == (1, "blue is Failed; run drl why blue\n")
 
 
 def test_events_that_may_not_be_read_are_named_once(
@@ -141,9 +141,9 @@ def test_events_that_may_not_be_read_are_named_once(
 ) -> None:
     server.objects[EVENTS] = 403, {"message": "User u cannot list events"}
     tell(server, monkeypatch, status("Running", 1), status("Running", 2), status("Succeeded", 3))
-    said = drl(kubeconfig, "watch", "blue")
-    assert said.exit_code == 0
-    assert said.stderr.splitlines() == [
+    watched = drl(kubeconfig, "watch", "blue")
+    assert watched.exit_code == 0
+    assert watched.stderr.splitlines() == [
         "note: events are not shown: GET /api/v1/namespaces/team/events: User u cannot list events"
     ]
 
