@@ -68,9 +68,9 @@ class RecordingServer:
 
 @pytest.fixture
 async def server() -> AsyncIterator[RecordingServer]:
-    made = RecordingServer()
-    async with serving(made.handle) as made.port:
-        yield made
+    recording = RecordingServer()
+    async with serving(recording.handle) as recording.port:
+        yield recording
 
 
 def client(server: RecordingServer, *tokens: str, timeout: float = 30.0) -> ApiServer:
@@ -278,11 +278,11 @@ async def test_an_error_has_the_kind_that_the_answer_means(
     async with client(server) as cluster:
         with pytest.raises(
             error, match=r"^apply diffusionrl\.io/v1alpha1/namespaces/ns/diffusionrljobs/red: "
-        ) as found:
+        ) as raised:
             await cluster.apply(JOB)
-    assert type(found.value) is error
-    if isinstance(found.value, ServerError):
-        assert found.value.request == "apply diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
+    assert type(raised.value) is error
+    if isinstance(raised.value, ServerError):
+        assert raised.value.request == "apply diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
     assert server.metered == [("apply", "diffusionrljobs", answer(None).status)]  # type: ignore[arg-type]
 
 
@@ -290,17 +290,17 @@ async def test_a_status_that_the_definition_does_not_have_is_told_with_the_same_
     server: RecordingServer,
 ) -> None:
     body = {**JOB, "metadata": {**JOB["metadata"], "uid": "u", "resourceVersion": "1"}}
-    said = set()
+    messages = set()
     async with client(server) as cluster:
         for field in (".status.reason", ".status.warnings"):  # the API server names another one each time
             server.answer = status(500, f"failed to create typed patch object: {field}: field not declared in schema")
-            with pytest.raises(DefinitionOutdated, match="apply crds/ of the operator's version") as found:
+            with pytest.raises(DefinitionOutdated, match="apply crds/ of the operator's version") as raised:
                 await cluster.apply_status(JOBS, body, {})
-            said.add(str(found.value))
+            messages.add(str(raised.value))
         server.answer = status(500)
         with pytest.raises(ServerError):
             await cluster.apply_status(JOBS, body, {})
-    assert len(said) == 1, "else each pass would write another condition"
+    assert len(messages) == 1, "else each pass would write another condition"
 
 
 @pytest.mark.parametrize(
@@ -309,9 +309,9 @@ async def test_a_status_that_the_definition_does_not_have_is_told_with_the_same_
 async def test_retry_after_is_passed_on(server: RecordingServer, given: str, seconds: float | None) -> None:
     server.answer = lambda _: web.json_response({}, status=429, headers={"Retry-After": given})
     async with client(server) as cluster:
-        with pytest.raises(Unavailable) as found:
+        with pytest.raises(Unavailable) as raised:
             await cluster.apply(JOB)
-    assert found.value.after == seconds
+    assert raised.value.after == seconds
     assert len(server.requests) == 1, "the package's own retries are off: the caller decides when to try again"
 
 
@@ -378,10 +378,10 @@ async def test_token_review(server: RecordingServer) -> None:
         {"kind": "TokenReview", "status": {"authenticated": True, "audiences": ["mine"], "user": user}}, status=201
     )
     async with client(server) as cluster:
-        found = await cluster.review_token("secret", "mine")
+        identity = await cluster.review_token("secret", "mine")
         assert await cluster.review_token("secret", "other") is None
-    assert found is not None
-    assert (found.user, found.pod) == ("system:serviceaccount:ns:a", "p")
+    assert identity is not None
+    assert (identity.user, identity.pod) == ("system:serviceaccount:ns:a", "p")
     assert server.requests[0][3]["spec"] == {"token": "secret", "audiences": ["mine"]}
 
 

@@ -32,8 +32,8 @@ async def load(path: Path) -> Credentials:
 
 
 async def header(credentials: Credentials) -> str | None:
-    found: str | None = await credentials.loaded.configuration.get_api_key_with_prefix("BearerToken")
-    return found
+    value: str | None = await credentials.loaded.configuration.get_api_key_with_prefix("BearerToken")
+    return value
 
 
 @pytest.fixture

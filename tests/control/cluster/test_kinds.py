@@ -18,9 +18,9 @@ def test_paths_of_one_object_of_all_and_of_all_namespaces() -> None:
 
 @pytest.mark.parametrize("part", ["", ".", ".."])
 def test_a_part_that_leads_to_other_objects_is_refused(part: str) -> None:
-    for given in ((part,), ("team", part), ("team", "red", part)):
+    for parts in ((part,), ("team", part), ("team", "red", part)):
         with pytest.raises(ValueError, match="other objects"):
-            JOBS.path(*given)
+            JOBS.path(*parts)
 
 
 def test_a_part_stays_one_part() -> None:

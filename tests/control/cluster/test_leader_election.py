@@ -88,9 +88,9 @@ class World:
         self.delivered[place] = len(self.cluster.events)
 
     def lease(self) -> Body:
-        found = self.cluster.get(LEASES, "system", "omni")
-        assert found is not None
-        return found
+        lease = self.cluster.get(LEASES, "system", "omni")
+        assert lease is not None
+        return lease
 
     @property
     def holder(self) -> str | None:
@@ -326,8 +326,8 @@ def test_two_replicas_never_write_at_the_same_time(
     actions: list[tuple[str, float]], rates: tuple[float, ...], offsets: tuple[float, ...]
 ) -> None:
     world = World("a", "b", "c")
-    for place, replica in enumerate(world.replicas):
-        replica.fence.clock = lambda place=place: world.at * rates[place] + offsets[place]  # type: ignore[misc]
+    for index, replica in enumerate(world.replicas):
+        replica.fence.clock = lambda index=index: world.at * rates[index] + offsets[index]  # type: ignore[misc]
 
     async def play() -> None:
         for action, number in actions:
@@ -347,9 +347,9 @@ def test_two_replicas_never_write_at_the_same_time(
             assert len(writers) <= 1, (action, number, writers)
         world.at += 20
         for _ in range(3):
-            for place, replica in enumerate(world.replicas):
+            for index, replica in enumerate(world.replicas):
                 await replica.step()
-                world.deliver(place)
+                world.deliver(index)
             world.at += 2
         assert sum(replica.writes for replica in world.replicas) <= 1
 

@@ -28,10 +28,10 @@ def test_the_values_around_a_deep_one_are_read(before: Any, after: Any, name: st
     last = json.dumps(after, indent=pretty)
     deep = f"[{{{key}:" * DEPTH + '[{"b":' * LEVELS + "1" + "}]" * (DEPTH + LEVELS)
     text = f'{{"items": [{first}, {deep}, {last}], "after": {last}}}'
-    found = load_json(text.encode())
-    assert (found["items"][0], found["items"][2], found["after"]) == (before, after, after)
+    parsed = load_json(text.encode())
+    assert (parsed["items"][0], parsed["items"][2], parsed["after"]) == (before, after, after)
     levels = 2
-    inner = found["items"][1]
+    inner = parsed["items"][1]
     while not isinstance(inner, str):
         inner = inner[0] if isinstance(inner, list) else inner[name]
         levels = levels + 1

@@ -87,9 +87,9 @@ def test_a_late_change_of_an_older_object_of_that_name_is_ignored() -> None:
     cache.put(JOBS, job("j1", 1))
     cache.put(JOBS, job("j2", 9))
     assert cache.put(JOBS, job("j1", 8, state="Running")) is None
-    found = cache.job(KEY)
-    assert found is not None
-    assert found["metadata"]["uid"] == "j2"
+    cached = cache.job(KEY)
+    assert cached is not None
+    assert cached["metadata"]["uid"] == "j2"
     cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 12, uid="new", owner="j2"))
     assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 11, uid="old", owner="j1")) is None
     assert [seen.uid for seen in cache.observed(KEY, "j2").rayjobs] == ["new"]
@@ -120,9 +120,9 @@ def test_objects_with_the_labels_of_a_job_and_other_controllers_are_not_its_obje
         cache.put(kind, stray)
     # A RayJob of the job's under a name that no attempt has, and the pod of another job's cluster.
     cache.put(RAYJOBS, child(RAYJOBS, "copy"))
-    other = child(PODS, "of-blue", **killed)
-    other["metadata"]["ownerReferences"][0] |= {"name": "blue-a01-x", "uid": "blue"}
-    cache.put(PODS, other)
+    foreign = child(PODS, "of-blue", **killed)
+    foreign["metadata"]["ownerReferences"][0] |= {"name": "blue-a01-x", "uid": "blue"}
+    cache.put(PODS, foreign)
     seen = cache.observed(KEY, "j1")
     assert (seen.newest, seen.empty, seen.evidence, seen.pods) == (0, True, (), ())
 
@@ -140,7 +140,7 @@ def test_owners_count_in_any_version_of_their_api() -> None:
         body["metadata"]["ownerReferences"][0]["apiVersion"] = version
         cache.put(kind, body)
     seen = cache.observed(KEY, "j1")
-    assert [each.attempt for each in (*seen.rayjobs, *seen.clusters, *seen.pods)] == [1, 1, 1]
+    assert [owned.attempt for owned in (*seen.rayjobs, *seen.clusters, *seen.pods)] == [1, 1, 1]
 
 
 def test_edited_labels_change_neither_job_nor_attempt() -> None:
@@ -150,7 +150,7 @@ def test_edited_labels_change_neither_job_nor_attempt() -> None:
     edited = child(RAYJOBS, "red-a01", 3, jobStatus="RUNNING")
     edited["metadata"]["labels"] |= {"diffusionrl.io/job": "blue", "diffusionrl.io/attempt": "9"}
     assert cache.put(RAYJOBS, edited) == KEY
-    assert [(found.attempt, found.job) for found in cache.observed(KEY, "j1").rayjobs] == [(1, "RUNNING")]
+    assert [(rayjob.attempt, rayjob.job) for rayjob in cache.observed(KEY, "j1").rayjobs] == [(1, "RUNNING")]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -196,8 +196,8 @@ def test_evidence_outlives_its_pod_and_is_bounded() -> None:
         pod = child(PODS, f"p{number}", conditions=target)
         cache.put(PODS, pod)
         cache.remove(PODS, pod)
-    found = cache.observed(KEY, "j1").evidence
-    assert len(found) == 8
+    evidence = cache.observed(KEY, "j1").evidence
+    assert len(evidence) == 8
 
 
 def test_all_events_of_a_job_give_the_same_key() -> None:

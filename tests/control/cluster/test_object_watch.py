@@ -83,8 +83,8 @@ async def watch(*streams: list[Any], lists: list[list[Any]] | None = None) -> tu
     """Run a watch to the end of its scripts."""
     source = ScriptedSource(list(streams), lists or [])
     seen = Seen()
-    made = ObjectWatch(source, JOBS, None, "", seen.handle, seen.listed, seen.sync, sleep=seen.sleep)
-    task = asyncio.create_task(made.run())
+    watching = ObjectWatch(source, JOBS, None, "", seen.handle, seen.listed, seen.sync, sleep=seen.sleep)
+    task = asyncio.create_task(watching.run())
     async with asyncio.timeout(10):
         await source.exhausted.wait()
     task.cancel()

@@ -19,9 +19,9 @@ def test_copies_that_the_api_server_keeps_and_annotations_that_nothing_reads_are
     read = {"kueue.x-k8s.io/a": "b", "diffusionrl.io/pause-rolling-update": "true"}
     annotations = {LAST_APPLIED: json.dumps(job()), "a": "b", **read}
     body = job(managedFields=[{"manager": "x"}], annotations=annotations)
-    given = copy.deepcopy(body)
+    original = copy.deepcopy(body)
     assert keep_read_fields(JOBS, body) == job(annotations=read)
     assert keep_read_fields(NETWORK_POLICIES, body) == job(annotations={"a": "b", **read})
-    assert body == given, "the object itself is not changed"
+    assert body == original, "the object itself is not changed"
     body["metadata"]["annotations"] = None
     assert keep_read_fields(JOBS, body) == job(annotations={})

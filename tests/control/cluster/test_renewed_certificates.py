@@ -62,9 +62,9 @@ def mount_account(folder: Path, authority: Authority) -> None:
 async def load_account(folder: Path, port: int) -> Credentials:
     """The service account of a pod."""
     environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
-    found = await load_credentials(environ, folder)
+    credentials = await load_credentials(environ, folder)
     CountedCredentials.loads = 0
-    return CountedCredentials(found.loaded, environ, folder)
+    return CountedCredentials(credentials.loaded, environ, folder)
 
 
 async def request(credentials: Credentials) -> tuple[ApiServer, Callable[[], Awaitable[None]]]:

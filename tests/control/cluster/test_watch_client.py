@@ -82,9 +82,9 @@ def page(text: str) -> Answer:
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
     monkeypatch.setattr(module, "PAGE_PAUSE", 0.0)
-    made = Server()
-    async with serving(made.handle) as made.port:
-        yield made
+    answering = Server()
+    async with serving(answering.handle) as answering.port:
+        yield answering
 
 
 def event(change: str, name: str, text: str = "") -> Body:
@@ -187,10 +187,10 @@ async def test_a_failed_page_is_requested_again_and_not_the_list(server: Server)
 
     server.answers = [page("a", "first"), says(500), says(503), page("b", "second"), says(500), page("c")]
     async with server.client() as client:
-        found = [
+        names_and_versions = [
             (body["metadata"]["name"], version) async for page, version in client.pages(PODS, "ns", "") for body in page
         ]
-    assert found == [("a", "9"), ("b", "9"), ("c", "9")]
+    assert names_and_versions == [("a", "9"), ("b", "9"), ("c", "9")]
     tokens = [request.query.get("continue") for request in server.requests]
     assert tokens == [None, "first", "first", "first", "second", "second"]
 
@@ -221,13 +221,13 @@ async def test_a_page_of_large_objects_is_requested_with_fewer_of_them(
             {"metadata": {"name": name}, "text": "x" * 5000 * (number in large)}
             for number, name in enumerate(names[begin:end], begin)
         ]
-        rest = str(end) if end < len(names) else ""
-        return web.json_response({"metadata": {"resourceVersion": "9", "continue": rest}, "items": items})
+        token = str(end) if end < len(names) else ""
+        return web.json_response({"metadata": {"resourceVersion": "9", "continue": token}, "items": items})
 
     server.answers = [answer]
     async with server.client() as client:
-        found = [body["metadata"]["name"] async for page, _ in client.pages(PODS, "ns", "") for body in page]
-    assert found == names
+        received = [body["metadata"]["name"] async for page, _ in client.pages(PODS, "ns", "") for body in page]
+    assert received == names
     sizes = [int(request.query["limit"]) for request in server.requests]
     assert sizes[:3] == [16, 2, 4]
     assert sizes[-1] == 16

@@ -13,7 +13,7 @@ from omni_operator.reports.endpoint import BODY_LIMIT
 
 @pytest.fixture
 async def server() -> AsyncIterator[ReportServer]:
-    made = ReportServer()
-    async with serve(made.endpoint().routes(), 0, BODY_LIMIT, "127.0.0.1") as port:
-        made.port = port
-        yield made
+    started = ReportServer()
+    async with serve(started.endpoint().routes(), 0, BODY_LIMIT, "127.0.0.1") as port:
+        started.port = port
+        yield started

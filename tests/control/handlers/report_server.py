@@ -62,16 +62,16 @@ class ReportServer:
             (RAYCLUSTERS, f"{name}-x1", f"c{number}", ("RayJob", name, f"j{number}")),
             (PODS, f"{name}-x1-worker", f"p{number}", ("RayCluster", f"{name}-x1", f"c{number}")),
         ]
-        for kind, own, uid, (owner, owner_name, owner_uid) in chain:
+        for kind, child, uid, (owner, owner_name, owner_uid) in chain:
             controller = {"kind": owner, "name": owner_name, "uid": owner_uid, "controller": True}
-            meta = {"namespace": KEY[0], "name": own, "uid": uid, "labels": labels, "ownerReferences": [controller]}
+            meta = {"namespace": KEY[0], "name": child, "uid": uid, "labels": labels, "ownerReferences": [controller]}
             self.cache.put(kind, {"metadata": meta})
         return {"name": f"{name}-x1-worker", "uid": f"p{number}"}
 
     def token_of(self, pod: dict[str, str]) -> str:
-        made = token(AUDIENCE, pod=pod)
-        self.cluster.tokens[made, AUDIENCE] = Identity(USER, pod["name"], pod["uid"])
-        return made
+        signed = token(AUDIENCE, pod=pod)
+        self.cluster.tokens[signed, AUDIENCE] = Identity(USER, pod["name"], pod["uid"])
+        return signed
 
     def endpoint(self, body_seconds: float = 60.0, relay: ReportRelay | None = None) -> ReportEndpoint:
         authorizer = ReportAuthorizer(self.cluster, self.cache, lambda: self.now)

@@ -46,11 +46,11 @@ async def port() -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[list[Streams]]:
-    made: list[Streams] = []
+    connections: list[Streams] = []
     try:
-        yield made
+        yield connections
     finally:
-        for _, writer in made:
+        for _, writer in connections:
             writer.close()
 
 
@@ -61,7 +61,7 @@ async def test_a_flood_closes_its_own_connections_and_those_of_others_stay(port:
             assert await ask(streams[-1]) == b"HTTP/1.1 200"
         for _ in range(5 * MOST):
             streams.append(await open_from("127.0.0.9", port))
-        answers = [await ask(each) for each in streams]
+        answers = [await ask(connection) for connection in streams]
         assert answers[:3] == [b"HTTP/1.1 200"] * 3
         flood = answers[3:]
         left = MOST - 3
@@ -125,8 +125,8 @@ async def test_scrapes_at_the_same_time_share_one_page() -> None:
     pages = await asyncio.gather(*(metrics.page() for _ in range(50)))
     assert (CountedJobs.pages, len(set(pages))) == (1, 1)
     cancelled = asyncio.create_task(metrics.page())
-    other = asyncio.create_task(metrics.page())
+    patient = asyncio.create_task(metrics.page())
     await asyncio.sleep(0)
     cancelled.cancel()
-    assert b"diffusionrl_jobs" in await other, "one that gives up does not end the page of others"
+    assert b"diffusionrl_jobs" in await patient, "one that gives up does not end the page of others"
     assert CountedJobs.pages == 2

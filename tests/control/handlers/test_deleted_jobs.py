@@ -47,13 +47,13 @@ def names_reachable(*roots: object) -> set[str]:
     waiting = list(roots)
     names = set[str]()
     while waiting:
-        found = waiting.pop()
-        if id(found) in seen or isinstance(found, OUTSIDE):
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, OUTSIDE):
             continue
-        seen.add(id(found))
-        if isinstance(found, str):
-            names |= set(re.findall(r"job-[0-9]+", found))
-        waiting += gc.get_referents(found)
+        seen.add(id(value))
+        if isinstance(value, str):
+            names |= set(re.findall(r"job-[0-9]+", value))
+        waiting += gc.get_referents(value)
     return names
 
 
@@ -111,8 +111,8 @@ class Operator:
     def submit(self, key: Key) -> str:
         """A new job; its uid."""
         meta = {"namespace": key[0], "name": key[1]}
-        made = self.cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC})
-        return str(made["metadata"]["uid"])
+        stored = self.cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC})
+        return str(stored["metadata"]["uid"])
 
     def run(self, key: Key) -> tuple[str, str]:
         """KubeRay makes the cluster of the first attempt, with one pod; name and uid of that."""

@@ -154,16 +154,16 @@ async def test_namespaces_take_turns_however_many_jobs_one_of_them_has() -> None
 
 async def test_passes_that_wait_for_an_answer_leave_places_to_other_namespaces() -> None:
     passes = Passes()
-    other = ("other", "a")
+    elsewhere = ("other", "a")
     slow = [("ns", f"job-{number}") for number in range(50)]
     passes.barriers = {key: asyncio.Event() for key in slow}
     workers = new_workers(passes, places=16)
     for key in slow:
         workers.wake(key)
     await passes.until(8)
-    workers.wake(other)
+    workers.wake(elsewhere)
     await passes.until(9)
-    assert passes.started_keys == [*slow[:8], other]
+    assert passes.started_keys == [*slow[:8], elsewhere]
     for barrier in passes.barriers.values():
         barrier.set()
     await passes.until(51)

@@ -37,9 +37,9 @@ async def session() -> AsyncIterator[tuple[ClientSession, str]]:
     async with serving(answer) as port:
         configuration = Configuration(host=f"http://127.0.0.1:{port}")
         configuration.api_key = {"BearerToken": "Bearer secret"}
-        made = new_session(await connection_info(Loaded(configuration, "ns")))
-        async with made.aiohttp_session:
-            yield made.aiohttp_session, made.server
+        context = new_session(await connection_info(Loaded(configuration, "ns")))
+        async with context.aiohttp_session:
+            yield context.aiohttp_session, context.server
 
 
 async def test_lines_of_a_watch_are_whole_and_deep_ones_are_cut(session: tuple[ClientSession, str]) -> None:
@@ -47,8 +47,8 @@ async def test_lines_of_a_watch_are_whole_and_deep_ones_are_cut(session: tuple[C
     response = await client.get(f"{server}/watch")
     async with response:
         text = b"".join([part async for part in response.content.iter_chunked(2**20)])
-    *lines, rest = text.split(b"\n")
-    assert rest == b"", "what has no end is no event"
+    *lines, after_last = text.split(b"\n")
+    assert after_last == b"", "what has no end is no event"
     assert [lines[0], *lines[2:]] == [LINES[0], *LINES[2:]]
     assert "(nested too deeply)" in json.dumps(json.loads(lines[1]))
 

@@ -29,10 +29,10 @@ async def test_passes_are_made_only_while_it_leads_and_start_with_nothing_rememb
     cluster = FakeCluster(lambda: NOW)
     cache = ObjectCache()
     reports = ReportStore()
-    made: list[Reconciler] = []
+    reconcilers: list[Reconciler] = []
 
     def new_reconciler() -> Reconciler:
-        made.append(
+        reconcilers.append(
             Reconciler(
                 cluster=cluster,
                 cache=cache,
@@ -42,7 +42,7 @@ async def test_passes_are_made_only_while_it_leads_and_start_with_nothing_rememb
                 instance="test",
             )
         )
-        return made[-1]
+        return reconcilers[-1]
 
     replica = LeadingReplica(cache, reports, Settings(), lambda result, seconds: None, new_reconciler, lambda: NOW)
     meta = {"namespace": KEY[0], "name": KEY[1]}
@@ -66,4 +66,4 @@ async def test_passes_are_made_only_while_it_leads_and_start_with_nothing_rememb
     assert cluster.log == []
     replica.begin()
     assert await replica.end(10)
-    assert len(made) == 2
+    assert len(reconcilers) == 2

@@ -24,7 +24,7 @@ from omni_operator.status.reasons.table import reasons_shown
 
 
 def test_settings_come_from_the_environment() -> None:
-    made = from_environ(
+    settings = from_environ(
         {
             "OMNI_OPERATOR_NAMESPACES": "a, b",
             "OMNI_OPERATOR_IMAGE": "x:1",
@@ -36,13 +36,13 @@ def test_settings_come_from_the_environment() -> None:
         "system",
         7,
     )
-    assert (made.namespaces, made.cluster.image, made.instance) == (("a", "b"), "x:1", "pod-1_7")
-    assert made.timeouts.stall == timedelta(seconds=30)
+    assert (settings.namespaces, settings.cluster.image, settings.instance) == (("a", "b"), "x:1", "pod-1_7")
+    assert settings.timeouts.stall == timedelta(seconds=30)
     names = {"NVIDIA": "nvidia.com/gpu", "Ascend": "huawei.com/npu"}
-    assert made.cluster.resource_names == names
+    assert settings.cluster.resource_names == names
     in_file = ClusterSettings.model_validate({"resourceNames": {"Ascend": "huawei.com/npu"}})
     assert in_file.resource_names == names, "drl validate --settings reads them like the operator"
-    assert (made.namespace, made.lease, made.reports_url) == ("system", "omni-operator", None)
+    assert (settings.namespace, settings.lease, settings.reports_url) == ("system", "omni-operator", None)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,9 @@ async def test_every_reason_has_a_series_before_the_first_failure() -> None:
 
     async def failures() -> dict[str, float]:
         page = text_string_to_metric_families((await metrics.page()).decode())
-        return {each.labels["reason"]: each.value for family in page for each in family.samples if each.name == name}
+        return {
+            sample.labels["reason"]: sample.value for family in page for sample in family.samples if sample.name == name
+        }
 
     before = await failures()
     assert before == dict.fromkeys(reasons_shown("failure"), 0.0)

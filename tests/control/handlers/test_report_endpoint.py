@@ -24,11 +24,11 @@ from omni_operator.status.observed.trainer_report import parse_event
 @pytest.fixture
 async def impatient_server() -> AsyncIterator[ReportServer]:
     """Closes connections after a second; a busy machine may take part of it between two steps of a test."""
-    made = ReportServer()
+    impatient = ReportServer()
     timeouts = ConnectionTimeouts(idle=1.0, rest=0.2)
-    async with serve(made.endpoint(body_seconds=1.0).routes(), 0, BODY_LIMIT, "127.0.0.1", timeouts) as port:
-        made.port = port
-        yield made
+    async with serve(impatient.endpoint(body_seconds=1.0).routes(), 0, BODY_LIMIT, "127.0.0.1", timeouts) as port:
+        impatient.port = port
+        yield impatient
 
 
 async def test_a_report_is_stored_and_wakes_its_job(server: ReportServer) -> None:
@@ -56,28 +56,28 @@ class Replicas:
 @pytest.fixture
 async def replicas() -> AsyncIterator[Replicas]:
     async with aiohttp.ClientSession() as session:
-        made = Replicas(session)
+        pair = Replicas(session)
         async with (
-            serve(made.first.endpoint(relay=made.relays[0]).routes(), 0, BODY_LIMIT, "127.0.0.1") as first,
-            serve(made.second.endpoint(relay=made.relays[1]).routes(), 0, BODY_LIMIT, "127.0.0.1") as second,
+            serve(pair.first.endpoint(relay=pair.relays[0]).routes(), 0, BODY_LIMIT, "127.0.0.1") as first,
+            serve(pair.second.endpoint(relay=pair.relays[1]).routes(), 0, BODY_LIMIT, "127.0.0.1") as second,
         ):
-            made.first.port = first
-            made.second.port = second
-            made.url = f"http://127.0.0.1:{first}"
-            yield made
+            pair.first.port = first
+            pair.second.port = second
+            pair.url = f"http://127.0.0.1:{first}"
+            yield pair
 
 
 async def test_a_replica_that_does_not_lead_passes_reports_on(replicas: Replicas) -> None:
     leader = replicas.first
-    other = replicas.second
+    follower = replicas.second
     leader.reports.ask_checkpoint(KEY, leader.now)
-    assert await other.post(GOOD, STEP) == (200, {"checkpoint": True}), "the leader's answer"
+    assert await follower.post(GOOD, STEP) == (200, {"checkpoint": True}), "the leader's answer"
     report = leader.reports.newest(KEY, "u")
     assert report is not None
-    assert (report.step, leader.woken, leader.counted, other.counted) == (3, [KEY], ["taken"], ["relayed"])
-    assert (other.reports.newest(KEY, "u"), other.woken) == (None, [])
-    assert (await other.post(GOOD, {"event": "x"}))[0] == 400
-    assert (await other.post(token(AUDIENCE, word="forged"), STEP))[0] == 403
+    assert (report.step, leader.woken, leader.counted, follower.counted) == (3, [KEY], ["taken"], ["relayed"])
+    assert (follower.reports.newest(KEY, "u"), follower.woken) == (None, [])
+    assert (await follower.post(GOOD, {"event": "x"}))[0] == 400
+    assert (await follower.post(token(AUDIENCE, word="forged"), STEP))[0] == 403
     assert leader.counted == ["taken"], "it sees nothing of these"
 
 

@@ -207,7 +207,7 @@ async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_n
     woken.clear()
     watches.compare(RAYJOBS, None, {}, 10)
     assert woken == [("ns", "red")]
-    assert [one.name for one in watches.cache.observed(("ns", "red"), "diffusionrljobs-red").rayjobs] == ["red-a02"], (
+    assert [job.name for job in watches.cache.observed(("ns", "red"), "diffusionrljobs-red").rayjobs] == ["red-a02"], (
         "it is newer than the list"
     )
 
