@@ -23,7 +23,7 @@ def names(nav: Any) -> list[str]:
     if isinstance(nav, str):
         return [nav]
     inner = nav.values() if isinstance(nav, dict) else nav
-    return [name for each in inner for name in names(each)]
+    return [name for entry in inner for name in names(entry)]
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_anchors_are_those_of_github() -> None:
 
 def test_every_page_is_in_the_navigation_once() -> None:
     records = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs" / "adr").glob("*.md"))
-    found = names(navigation((ROOT / "docs" / "README.md").read_text("utf-8"), records))
+    listed = names(navigation((ROOT / "docs" / "README.md").read_text("utf-8"), records))
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert len(found) == len(set(found))
-    assert pages <= set(found)
-    assert {"quick-start.md", "contributing.md", "changelog.md", "chart-values.md"} <= set(found)
+    assert len(listed) == len(set(listed))
+    assert pages <= set(listed)
+    assert {"quick-start.md", "contributing.md", "changelog.md", "chart-values.md"} <= set(listed)
 
 
 @pytest.mark.slow  # builds all pages

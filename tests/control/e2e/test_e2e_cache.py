@@ -25,10 +25,10 @@ def test_sources_and_old_versions_are_removed_and_the_rest_stays(tmp_path: Path)
         filled(tmp_path / name / "file", 10)
         os.utime(tmp_path / name, (now, now))
     os.utime(tmp_path / ("a" * 16), (now - 8 * 86400,) * 2)
-    said: list[str] = []
-    cache.prune(tmp_path, said.append, lambda: now)
+    lines: list[str] = []
+    cache.prune(tmp_path, lines.append, lambda: now)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["archives", "images", "b" * 16])
-    assert [line.split(":")[0] for line in said] == [f"removing {tmp_path / name}" for name in (GO, "a" * 16)]
+    assert [line.split(":")[0] for line in lines] == [f"removing {tmp_path / name}" for name in (GO, "a" * 16)]
 
 
 def test_used_versions_stay_however_old(tmp_path: Path) -> None:

@@ -42,11 +42,11 @@ def test_folders_that_existed_before_or_are_in_use_stay(tmp_path: Path) -> None:
 def test_another_cluster_inherits_the_folders_to_remove(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
-    own = tmp_path / "own.json"
+    record = tmp_path / "own.json"
     heir = tmp_path / "heir.json"
-    own.write_text(json.dumps([str(folder)]))
+    record.write_text(json.dumps([str(folder)]))
     heir.write_text(json.dumps([str(tmp_path / "absent")]))
-    machine.give_back_folders(own, [heir])
+    machine.give_back_folders(record, [heir])
     assert folder.exists()
     machine.give_back_folders(heir)
     assert not folder.exists()

@@ -16,17 +16,17 @@ from e2e.cluster.processes import Daemons, identify
 def test_a_stale_record_kills_no_process(tmp_path: Path) -> None:
     """If the PID now belongs to another process, that one is not killed."""
     daemons = Daemons(tmp_path, bound=True)
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        identity = identify("old", other.pid)
+        identity = identify("old", stranger.pid)
         assert identity is not None
-        stale = {"name": "old", "pid": other.pid, "started": identity.started - 1, "boot": identity.boot}
+        stale = {"name": "old", "pid": stranger.pid, "started": identity.started - 1, "boot": identity.boot}
         (tmp_path / "processes" / "old.json").write_text(json.dumps(stale))
         daemons.stop_all()
-        assert other.poll() is None
+        assert stranger.poll() is None
     finally:
-        other.kill()
-        other.communicate()
+        stranger.kill()
+        stranger.communicate()
 
 
 def test_folders_of_killed_owners_are_swept_and_others_stay(tmp_path: Path) -> None:

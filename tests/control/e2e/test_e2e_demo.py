@@ -24,13 +24,13 @@ def test_the_example_is_the_main_job_with_a_device_and_a_claim() -> None:
 
 def test_results_replace_those_of_an_earlier_demo_and_nothing_else(tmp_path: Path) -> None:
     fetched = tmp_path / "runs" / JOB / "report.html"
-    made = tmp_path / "claim" / JOB / "report.html"
-    for file in (fetched, made):
+    of_claim = tmp_path / "claim" / JOB / "report.html"
+    for file in (fetched, of_claim):
         file.parent.mkdir(parents=True)
         file.write_text(str(file))
     for _ in range(2):
-        kept = keep(made.parent, tmp_path / "runs")
-        assert (kept / "report.html").read_text() == str(made)
+        kept = keep(of_claim.parent, tmp_path / "runs")
+        assert (kept / "report.html").read_text() == str(of_claim)
         (kept / "old.txt").touch()
     assert fetched.read_text() == str(fetched)
-    assert not (keep(made.parent, tmp_path / "runs") / "old.txt").exists()
+    assert not (keep(of_claim.parent, tmp_path / "runs") / "old.txt").exists()

@@ -55,9 +55,9 @@ def git(tree: Path, *arguments: str) -> str:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    found = release.read_versions(ROOT)
-    assert len(found) == 3
-    assert set(found.values()) == {installed_version("omni-operator")}
+    versions = release.read_versions(ROOT)
+    assert len(versions) == 3
+    assert set(versions.values()) == {installed_version("omni-operator")}
 
 
 def test_no_other_committed_file_names_the_version_of_the_chart_or_the_package() -> None:
@@ -163,14 +163,14 @@ def test_a_bill_of_materials_lists_the_locked_packages_with_their_hashes(name: s
         "omni-operator",
         "7.8.9",
     )
-    packages = {f"{each['name']}=={each['version']}": each for each in bill["components"]}
+    packages = {f"{component['name']}=={component['version']}": component for component in bill["components"]}
     assert {*packages} == {line.split()[0] for line in locked.splitlines() if "==" in line}
     hashes = set(locked.replace("--hash=sha256:", " ").split())
     for package in packages.values():
         files = package["externalReferences"]
         assert files
-        assert {found["content"] for file in files for found in file["hashes"]} <= hashes
-    assert any(each.get("dependsOn") for each in bill["dependencies"])
+        assert {digest["content"] for file in files for digest in file["hashes"]} <= hashes
+    assert any(dependency.get("dependsOn") for dependency in bill["dependencies"])
 
 
 @pytest.mark.slow
@@ -229,8 +229,8 @@ def test_a_release_that_fails_after_its_commit_says_how_to_begin_again(
     monkeypatch.setattr(release, "build_wheel", fails)
     monkeypatch.setattr(release, "helm", lambda: Path("helm"))
     assert release.main(["7.8.9", f"--root={checkout}", f"--out={tmp_path}", "--images"]) == 1
-    said = capsys.readouterr().err
-    assert said == f"{text}\nto begin again: git reset --hard {before[:12]} && rm -r {tmp_path / '7.8.9'}\n"
+    message = capsys.readouterr().err
+    assert message == f"{text}\nto begin again: git reset --hard {before[:12]} && rm -r {tmp_path / '7.8.9'}\n"
 
 
 def test_the_release_before_is_the_newest_earlier_one_that_can_be_checked(tmp_path: Path) -> None:
@@ -294,8 +294,8 @@ def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
     with tarfile.open(chart) as packed:
         described = packed.extractfile("omni-operator/Chart.yaml")
         assert described is not None
-        found = YAML(typ="safe").load(described)
-    assert (found["version"], found["appVersion"]) == ("7.8.9", "7.8.9")
+        metadata = YAML(typ="safe").load(described)
+    assert (metadata["version"], metadata["appVersion"]) == ("7.8.9", "7.8.9")
     with local.registry(tmp_path) as address:
         files = release_check.Files("7.8.9", out)
         release_check.publish(files, address, skopeo)

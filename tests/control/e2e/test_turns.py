@@ -79,10 +79,12 @@ def test_a_digest_changes_with_the_content_and_the_name_of_a_file_and_with_nothi
 
 
 def test_of_two_records_the_later_one_counts() -> None:
-    one = {"a": passed(LATELY), "b": passed(LONG_AGO)}
-    other = {"a": passed(LONG_AGO), "c": passed(LONG_AGO)}
+    left = {"a": passed(LATELY), "b": passed(LONG_AGO)}
+    right = {"a": passed(LONG_AGO), "c": passed(LONG_AGO)}
     assert (
-        newest(one, other) == newest(other, one) == {"a": passed(LATELY), "b": passed(LONG_AGO), "c": passed(LONG_AGO)}
+        newest(left, right)
+        == newest(right, left)
+        == {"a": passed(LATELY), "b": passed(LONG_AGO), "c": passed(LONG_AGO)}
     )
 
 
@@ -115,7 +117,7 @@ def test_only_tests_on_whole_clusters_that_passed_get_a_record() -> None:
 @pytest.mark.slow
 def test_a_test_without_a_turn_is_skipped_with_the_reason() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "bare", "e2e/suites/test_kueue.py", "-k", "preempted"]
-    said = subprocess.run(
+    done = subprocess.run(
         command,
         check=False,
         cwd=ROOT,
@@ -124,5 +126,5 @@ def test_a_test_without_a_turn_is_skipped_with_the_reason() -> None:
         text=True,
         timeout=120,
     )
-    assert (said.returncode, "1 skipped" in said.stdout) == (0, True), said.stdout + said.stderr
-    assert "no time left; it has its turn in a later run" in said.stdout
+    assert (done.returncode, "1 skipped" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert "no time left; it has its turn in a later run" in done.stdout

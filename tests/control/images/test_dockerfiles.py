@@ -27,8 +27,8 @@ def of(image: Image, name: str) -> list[str]:
 
 
 def last_stage(image: Image) -> list[Instruction]:
-    found = instructions(ROOT / image.dockerfile)
-    return found[max(index for index, (name, _) in enumerate(found) if name == "FROM") :]
+    steps = instructions(ROOT / image.dockerfile)
+    return steps[max(index for index, (name, _) in enumerate(steps) if name == "FROM") :]
 
 
 @IMAGES
@@ -116,8 +116,8 @@ def test_training_images_share_the_layer_of_the_environment(image: Image) -> Non
     Dockerfiles include no others, so this is what keeps the copies the same.
     """
     steps, others = (
-        [instruction for instruction in instructions(ROOT / one.dockerfile) if instruction[0] != "ARG"]
-        for one in (ALL[1], image)
+        [instruction for instruction in instructions(ROOT / built.dockerfile) if instruction[0] != "ARG"]
+        for built in (ALL[1], image)
     )
     environment = next(index for index, (_, argument) in enumerate(steps) if "import cv2" in argument)
     assert "uv pip install" in steps[environment - 1][1]

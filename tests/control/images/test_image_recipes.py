@@ -147,14 +147,14 @@ def test_a_full_disk_is_reported_before_the_build(free: int, room: int) -> None:
 
 
 def test_staged_files_have_no_time(tree: Path, tmp_path: Path) -> None:
-    one = tmp_path / "one"
-    two = tmp_path / "two"
-    for folder in (one, two):
+    early = tmp_path / "one"
+    late = tmp_path / "two"
+    for folder in (early, late):
         folder.mkdir()
         stage(SMALL, folder, tree)
         (tree / "code/a.py").touch()
-    assert {path.stat().st_mtime for path in one.rglob("*")} == {0.0}
-    assert recipe(SMALL, "b", one) == recipe(SMALL, "b", two)
+    assert {path.stat().st_mtime for path in early.rglob("*")} == {0.0}
+    assert recipe(SMALL, "b", early) == recipe(SMALL, "b", late)
 
 
 def test_the_environment_layer_does_not_depend_on_comments_of_the_lock(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ REQUIREMENTS = ROOT / "requirements"
 def lock() -> ModuleType:
     spec = importlib.util.spec_from_file_location("lock", REQUIREMENTS / "lock.py")
     assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize(

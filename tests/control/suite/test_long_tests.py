@@ -52,9 +52,9 @@ def test_each_has_its_turn(seconds: list[int]) -> None:
     ran = set[str]()
     for run in range(2 * TURNS):
         now = records.keys() - waiting(records, FILES, TURNS).keys()
-        took = sum(records[each].seconds for each in now)
+        took = sum(records[file].seconds for file in now)
         assert took <= max(sum(seconds) / TURNS, *seconds) * 1.000001
-        passed = {f"{each}::test": Passed(records[each].seconds, f"2026-02-{run + 1:02}", "") for each in now}
+        passed = {f"{file}::test": Passed(records[file].seconds, f"2026-02-{run + 1:02}", "") for file in now}
         records = updated(records, passed, set(), FILES)
         ran = ran | now
     assert ran == records.keys()
@@ -76,9 +76,9 @@ def test_a_long_file_is_recorded_when_all_of_it_passed() -> None:
 
 
 def test_the_files_are_those_that_share_no_control_plane() -> None:
-    found = digests(ROOT).keys()
-    assert {Path(__file__).relative_to(ROOT).as_posix(), "tests/ml/engine/runs/test_whole_job.py"} <= found
-    assert not [file for file in found if file.startswith("e2e/")]
+    files = digests(ROOT).keys()
+    assert {Path(__file__).relative_to(ROOT).as_posix(), "tests/ml/engine/runs/test_whole_job.py"} <= files
+    assert not [file for file in files if file.startswith("e2e/")]
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_a_file_that_waits_is_skipped_with_the_reason_and_one_of_every_run_is_no
         (tmp_path / f"test_{stem}.py").write_text(text)
     (tmp_path / "waits.json").write_text(json.dumps({"test_long.py": LONG_AGO, "test_core.py": LONG_AGO}))
     (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text())
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", str(tmp_path)],
         check=False,
         cwd=tmp_path,
@@ -98,5 +98,5 @@ def test_a_file_that_waits_is_skipped_with_the_reason_and_one_of_every_run_is_no
         text=True,
         timeout=120,
     )
-    assert "4 passed, 2 skipped" in said.stdout, said.stdout + said.stderr
-    assert "its file is long and waits for a later run (passed on 2026-01-01)" in said.stdout
+    assert "4 passed, 2 skipped" in done.stdout, done.stdout + done.stderr
+    assert "its file is long and waits for a later run (passed on 2026-01-01)" in done.stdout

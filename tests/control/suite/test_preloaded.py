@@ -28,9 +28,9 @@ OPTIONS = ("-q", "-p", "no:cacheprovider", "-c", os.devnull)
 
 @pytest.fixture
 def preloaded() -> Iterator[Preloaded]:
-    made = Preloaded((sys.executable, "-c", CODE))
-    yield made
-    made.close()
+    started = Preloaded((sys.executable, "-c", CODE))
+    yield started
+    started.close()
 
 
 def runs(process: psutil.Process) -> bool:

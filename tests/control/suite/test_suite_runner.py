@@ -156,27 +156,27 @@ def test_the_long_files_on_the_engine_exist_and_come_first() -> None:
 
 def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    said = list[str]()
+    lines = list[str]()
     log.write_text("")
     run = [
         (python("first", until(log, "b") + appending(log, "a")), python("end", appending(log, "d"), last=True)),
         (python("second", appending(log, "b")), python("third", appending(log, "c"), after=("first",))),
     ]
-    assert Runner(tmp_path / "run", said.append).run(run) == []
+    assert Runner(tmp_path / "run", lines.append).run(run) == []
     assert log.read_text().split() == ["b", "a", "c", "d"]
-    reported = [line.split("passed in")[1].split(": ")[1].strip() for line in said]
+    reported = [line.split("passed in")[1].split(": ")[1].strip() for line in lines]
     # "first" and "second" end at nearly the same time, so either may be reported first.
     assert sorted(reported[:2]) == ["first", "second"] and reported[2:] == ["third", "end"]
 
 
 def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     run = [
         (python("bad", "print('the reason'); raise SystemExit(3)"), python("next", "print('goes on')")),
         (python("needs it", "print('never')", after=("bad",)),),
     ]
-    assert Runner(tmp_path, said.append).run(run) == ["bad", "needs it"]
-    text = "\n".join(said)
+    assert Runner(tmp_path, lines.append).run(run) == ["bad", "needs it"]
+    text = "\n".join(lines)
     assert "FAILED" in text and "the reason" in text and "goes on" not in text
     assert "NOT RUN: needs it, because this failed: bad" in text
     stages, _ = timings.read(tmp_path)
@@ -245,13 +245,13 @@ def test_an_interrupted_run_ends_the_processes_of_its_stages(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_interruptible")
 def test_an_interrupted_run_lets_tests_remove_what_they_made(tmp_path: Path) -> None:
-    made = tmp_path / "made"
+    marker = tmp_path / "made"
     file = tmp_path / "test_long.py"
     file.write_text(
         "import pathlib, time, pytest\n"
         "@pytest.fixture\n"
         "def made():\n"
-        f"    path = pathlib.Path({str(made)!r})\n"
+        f"    path = pathlib.Path({str(marker)!r})\n"
         "    path.write_text('here')\n"
         "    yield\n"
         "    path.rename(path.with_name('removed'))\n"
@@ -259,14 +259,14 @@ def test_an_interrupted_run_lets_tests_remove_what_they_made(tmp_path: Path) -> 
     )
 
     def interrupt() -> None:
-        deadlines.wait_until("the test", deadlines.COMMAND, made.exists)
+        deadlines.wait_until("the test", deadlines.COMMAND, marker.exists)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     stage = Stage("long", ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", str(file)))
     with pytest.raises(KeyboardInterrupt):
         Runner(tmp_path / "run", lambda text: None).run([(stage,)])
-    assert not made.exists() and (tmp_path / "removed").exists()
+    assert not marker.exists() and (tmp_path / "removed").exists()
 
 
 def test_programs_of_a_control_plane_come_before_its_tests() -> None:
