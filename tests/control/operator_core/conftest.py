@@ -216,14 +216,14 @@ class Simulation:
         )
         if self.cluster.get(RAYCLUSTERS, key[0], cluster):
             return
-        made = self.cluster.make(
+        stored = self.cluster.make(
             {
                 "apiVersion": "ray.io/v1",
                 "kind": "RayCluster",
                 "metadata": {**meta, "name": cluster, "ownerReferences": [owner]},
             }
         )
-        owner = {"kind": "RayCluster", "name": cluster, "uid": made["metadata"]["uid"], "controller": True}
+        owner = {"kind": "RayCluster", "name": cluster, "uid": stored["metadata"]["uid"], "controller": True}
         for role in ("head", "worker"):
             labelled = {**meta["labels"], "ray.io/node-type": role, "ray.io/group": role}
             self.cluster.make(
@@ -324,14 +324,14 @@ class Simulation:
         return Status.model_validate(body.get("status") or {})
 
     def condition(self, kind: str, key: Key = KEY) -> Condition:
-        found = self.status(key).condition(kind)
-        assert found is not None, kind
-        return found
+        condition = self.status(key).condition(kind)
+        assert condition is not None, kind
+        return condition
 
     def verdict(self, kind: str, key: Key = KEY) -> tuple[str, str]:
         """Status and reason of a condition."""
-        found = self.condition(kind, key)
-        return found.status, found.reason
+        condition = self.condition(kind, key)
+        return condition.status, condition.reason
 
     def job_place(self, key: Key = KEY) -> tuple[Kind, str, str]:
         return JOBS, *key
@@ -359,7 +359,7 @@ def unexplained_reasons(history: Iterable[tuple[str, Kind, Body]]) -> set[tuple[
             shown |= {(failure.reason, "failure") for failure in status.failures}
             shown |= {(warning.reason, "warning") for warning in status.warnings}
             shown |= {(value.reason, f"{value.type}={value.status}") for value in status.conditions}
-    return {(reason, place) for reason, place in shown if not _is_explained(reason, place)}
+    return {(reason, shown_in) for reason, shown_in in shown if not _is_explained(reason, shown_in)}
 
 
 def _is_explained(reason: str, place: str) -> bool:

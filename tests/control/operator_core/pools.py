@@ -68,7 +68,7 @@ class Pools:
         """KubeRay makes a pod, and it becomes ready."""
         cluster = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
         owner = {"kind": "RayCluster", "name": CLUSTER, "uid": cluster["metadata"]["uid"], "controller": True}
-        groups = {found["groupName"]: found for found in cluster["spec"]["workerGroupSpecs"]}
+        groups = {spec["groupName"]: spec for spec in cluster["spec"]["workerGroupSpecs"]}
         template = groups[group]["template"]["metadata"]["labels"] if group in groups else {}
         labels = {**template, **cluster["metadata"]["labels"], "ray.io/node-type": "worker", "ray.io/group": group}
         self.made += 1
@@ -91,7 +91,9 @@ class Pools:
                 serving[group][body["status"]["podIP"]] = version if group == "rollout" else 0
         serving["rollout"] |= others
         reported = {
-            f"{group}/replica_versions": found for group, found in serving.items() if found or group == "rollout"
+            f"{group}/replica_versions": versions
+            for group, versions in serving.items()
+            if versions or group == "rollout"
         }
         self.simulation.report("heartbeat", **reported)
         await self.simulation.settle()
@@ -99,7 +101,7 @@ class Pools:
     def replace_named(self, group: str = "rollout", status: Any = READY) -> list[str]:
         """KubeRay deletes the pods of a group that are named, and starts others; the names."""
         there = {body["metadata"]["name"] for body in self.simulation.cluster.all(PODS)}
-        (strategy,) = (found.get("scaleStrategy", {}) for found in self.specs() if found["groupName"] == group)
+        (strategy,) = (spec.get("scaleStrategy", {}) for spec in self.specs() if spec["groupName"] == group)
         named = [name for name in strategy.get("workersToDelete", ()) if name in there]
         for name in named:
             self.simulation.cluster.remove(PODS, KEY[0], name)
@@ -111,10 +113,10 @@ class Pools:
 
     def specs(self) -> list[dict[str, Any]]:
         """The worker groups of the RayCluster."""
-        found: list[dict[str, Any]] = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"][
+        specs: list[dict[str, Any]] = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"][
             "workerGroupSpecs"
         ]
-        return found
+        return specs
 
     def change(self, index: int, **changed: Any) -> None:
         """Another program changes a worker group of the RayCluster."""
@@ -127,8 +129,8 @@ class Pools:
 
     def leaving(self, group: int = 1) -> list[str]:
         """Names of the pods of a group that KubeRay is to delete."""
-        found: list[str] = self.specs()[group]["scaleStrategy"]["workersToDelete"]
-        return found
+        names: list[str] = self.specs()[group]["scaleStrategy"]["workersToDelete"]
+        return names
 
     def patches(self) -> int:
         return int(self.simulation.cluster.log.count(("patch", "rayclusters")))
@@ -185,8 +187,8 @@ class Queue:
         await self.simulation.settle()
 
     def rayjob(self, name: str = RAYJOB) -> dict[str, Any]:
-        found: dict[str, Any] = self.simulation.cluster.get(RAYJOBS, KEY[0], name)
-        return found
+        body: dict[str, Any] = self.simulation.cluster.get(RAYJOBS, KEY[0], name)
+        return body
 
     def asked(self, name: str = RAYJOB) -> int:
         """Rollout pods that the RayJob asks for."""

@@ -36,8 +36,8 @@ async def test_a_job_runs_to_success(simulation: Any) -> None:
 
 async def test_the_condition_of_the_output_is_what_the_trainer_last_said(simulation: Any) -> None:
     def output() -> tuple[str, str, str]:
-        found = simulation.condition("OutputSent")
-        return found.status, found.reason, found.message
+        condition = simulation.condition("OutputSent")
+        return condition.status, condition.reason, condition.message
 
     simulation.submit(output={"url": "s3://bucket/runs"}, checkpoint={})
     await simulation.settle()
@@ -285,10 +285,10 @@ async def test_a_webhook_that_alters_each_status_is_not_answered_with_a_status_e
     simulation.foreign_reasons.add("Approved")
 
     async def alter(cluster: FakeCluster, kind: Kind, body: Body, status: Body) -> Body:
-        rest = {name: value for name, value in status.items() if name not in lost.split()}
+        kept = {name: value for name, value in status.items() if name not in lost.split()}
         if lost == "conditions":
-            rest["conditions"] = [{**found, "reason": "Approved"} for found in status["conditions"]]
-        return await stored(cluster, kind, body, rest)
+            kept["conditions"] = [{**condition, "reason": "Approved"} for condition in status["conditions"]]
+        return await stored(cluster, kind, body, kept)
 
     await simulation.submit_running(backoffLimit=1)
     with monkeypatch.context() as patch:

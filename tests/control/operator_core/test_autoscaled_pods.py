@@ -17,8 +17,8 @@ QUEUES = {"rollout": "rollout/queued_samples", "reward": "reward/queued_requests
 
 def autoscaled(pool: str, **limits: int) -> dict[str, Any]:
     """The parts of a spec, one of whose pools is autoscaled."""
-    given = {"minReplicas": 2, "maxReplicas": 6, "stabilizationSeconds": 60, SHARES[pool]: 10, **limits}
-    return spec_of(pool, autoscaling=given)
+    autoscaling = {"minReplicas": 2, "maxReplicas": 6, "stabilizationSeconds": 60, SHARES[pool]: 10, **limits}
+    return spec_of(pool, autoscaling=autoscaling)
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ async def test_pods_follow_the_queue_with_one_request_for_each_change(scaled: Sc
 
 async def test_a_queue_that_needs_more_than_the_maximum_is_a_condition(scaled: Scaled) -> None:
     await scaled.queue(61)
-    found = scaled.condition()
-    assert (found.status, found.reason, scaled.replicas()) == ("False", "AtMaximum", 6)
-    assert f"for each of 6 {scaled.pool} pods" in found.message
-    assert ".autoscaling.maxReplicas is 6" in found.message
+    condition = scaled.condition()
+    assert (condition.status, condition.reason, scaled.replicas()) == ("False", "AtMaximum", 6)
+    assert f"for each of 6 {scaled.pool} pods" in condition.message
+    assert ".autoscaling.maxReplicas is 6" in condition.message
 
 
 async def test_a_quota_is_named_and_no_more_pods_are_asked_for(scaled: Scaled) -> None:
@@ -91,8 +91,8 @@ async def test_a_quota_is_named_and_no_more_pods_are_asked_for(scaled: Scaled) -
     simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, status=status)
     await simulation.settle()
     await scaled.queue(60)
-    found = scaled.condition()
-    assert (found.status, found.reason, found.message) == ("False", "QuotaExceeded", text)
+    condition = scaled.condition()
+    assert (condition.status, condition.reason, condition.message) == ("False", "QuotaExceeded", text)
     assert scaled.replicas() == 3
     await simulation.after(120)
     await scaled.queue(0)
@@ -102,24 +102,24 @@ async def test_a_quota_is_named_and_no_more_pods_are_asked_for(scaled: Scaled) -
 async def test_a_pod_without_a_node_keeps_others_of_its_group_from_being_asked_for(scaled: Scaled) -> None:
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     waiting = {"phase": "Pending", "conditions": [unscheduled]}
-    other = "reward" if scaled.pool == "rollout" else "rollout"
-    scaled.pools.add(other, waiting)
+    other_pool = "reward" if scaled.pool == "rollout" else "rollout"
+    scaled.pools.add(other_pool, waiting)
     await scaled.simulation.settle()
     await scaled.queue(40)
     assert scaled.replicas() == 4, "the other group has its own nodes"
     name = scaled.pools.add(scaled.pool, waiting)
     await scaled.simulation.settle()
     await scaled.queue(60)
-    found = scaled.condition()
-    assert (found.reason, found.message) == ("Unschedulable", f"pod {name}: 0/3 nodes")
+    condition = scaled.condition()
+    assert (condition.reason, condition.message) == ("Unschedulable", f"pod {name}: 0/3 nodes")
     assert scaled.replicas() == 4
 
 
 async def test_in_a_queue_autoscaling_says_that_it_does_nothing(scaled: Scaled) -> None:
     scaled.simulation.cluster.change(JOBS, *KEY, metadata={"labels": {"kueue.x-k8s.io/queue-name": "q"}})
     await scaled.queue(60)
-    found = scaled.condition()
-    assert (found.status, found.reason, scaled.replicas()) == ("False", "InQueue", 3)
+    condition = scaled.condition()
+    assert (condition.status, condition.reason, scaled.replicas()) == ("False", "InQueue", 3)
 
 
 async def test_other_limits_are_no_change_for_the_next_attempt(scaled: Scaled) -> None:

@@ -31,8 +31,8 @@ def delete(simulation: Any) -> None:
 
 
 def restored(simulation: Any) -> bool:
-    found = simulation.cluster.get(*POLICY)
-    return bool(found and found["spec"]["ingress"])
+    policy = simulation.cluster.get(*POLICY)
+    return bool(policy and policy["spec"]["ingress"])
 
 
 @pytest.mark.parametrize("undo", [put_back, delete], ids=lambda undo: undo.__name__)
@@ -96,9 +96,9 @@ def remove_label_of_raycluster(simulation: Any) -> None:
 
 
 def has_label(simulation: Any) -> bool:
-    found = [(RAYJOBS, "red-a01"), (RAYCLUSTERS, CLUSTER)]
-    labels = [simulation.cluster.get(kind, KEY[0], name)["metadata"]["labels"] for kind, name in found]
-    return all("diffusionrl.io/job" in each for each in labels)
+    labelled = [(RAYJOBS, "red-a01"), (RAYCLUSTERS, CLUSTER)]
+    labels = [simulation.cluster.get(kind, KEY[0], name)["metadata"]["labels"] for kind, name in labelled]
+    return all("diffusionrl.io/job" in of_object for of_object in labels)
 
 
 @pytest.mark.parametrize(

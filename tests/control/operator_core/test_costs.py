@@ -63,10 +63,10 @@ def new_valid_specs() -> Callable[[], int]:
 
     def alive() -> list[int]:
         gc.collect()
-        return [id(found) for found in gc.get_objects() if type(found) is ValidSpec]
+        return [id(value) for value in gc.get_objects() if type(value) is ValidSpec]
 
     before = set(alive())
-    return lambda: sum(found not in before for found in alive())
+    return lambda: sum(identity not in before for identity in alive())
 
 
 async def start(simulation: Simulation) -> None:
@@ -97,8 +97,8 @@ def test_few_specifications_stay_and_each_change_of_a_job_counts(derived: Counte
     settings = ClusterSettings(image="rollout:1")
 
     def body(number: int = 0, **meta: Any) -> dict[str, Any]:
-        made = {"namespace": KEY[0], "name": f"job-{number}", "uid": f"u{number}", "generation": 1, **meta}
-        return {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": made, "spec": SPEC}
+        metadata = {"namespace": KEY[0], "name": f"job-{number}", "uid": f"u{number}", "generation": 1, **meta}
+        return {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": metadata, "spec": SPEC}
 
     first = cache.get(KEY, body(), settings)
     assert isinstance(first, ValidSpec)
@@ -128,7 +128,7 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
     objects = ObjectCache()
     tolerations = [{} for _ in range(ANNOTATIONS_BYTES // 3)]
     template = {"spec": {"tolerations": tolerations}} if part == "spec" else TEMPLATE
-    labels = {f"label-{place}": "" for place in range(ANNOTATIONS_BYTES // 10)} if part == "labels" else {}
+    labels = {f"label-{number}": "" for number in range(ANNOTATIONS_BYTES // 10)} if part == "labels" else {}
     meta = {"namespace": KEY[0], "name": KEY[1], "uid": "u", "generation": 1}
     spec = {**SPEC, "trainer": {"totalSteps": 10, "podTemplate": template}}
     large = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {**meta, "labels": labels}, "spec": spec}
@@ -138,10 +138,10 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
         objects.put(JOBS, body)
         kept = objects.job(KEY)
         assert kept is not None
-        found = cache.get(KEY, kept, settings)
+        parsed = cache.get(KEY, kept, settings)
     assert len(json.dumps(kept)) < 1000, "only the reason is kept"
-    assert isinstance(found, InvalidSpec) and found.job is None
-    assert f"characters as JSON, with the labels of the job: at most {ANNOTATIONS_BYTES}" in found.refused
+    assert isinstance(parsed, InvalidSpec) and parsed.job is None
+    assert f"characters as JSON, with the labels of the job: at most {ANNOTATIONS_BYTES}" in parsed.refused
     assert derived["_parse"] == 1
     assert new_valid_specs() == 0, "nothing of the generation before is kept either"
 

@@ -62,15 +62,15 @@ EDITS: dict[str, dict[str, Any]] = {
 async def stuck(simulation: Any, cause: str, **job: Any) -> None:
     """A job whose first attempt does not run."""
     await simulation.submit_starting(**job)
-    reason, said = CAUSES[cause]
-    if "cluster" in said:
-        simulation.cluster.change(RAYCLUSTERS, KEY[0], f"{RED}-x1", **said["cluster"])
+    reason, trouble = CAUSES[cause]
+    if "cluster" in trouble:
+        simulation.cluster.change(RAYCLUSTERS, KEY[0], f"{RED}-x1", **trouble["cluster"])
         for role in ("head", "worker"):
             simulation.cluster.remove(PODS, KEY[0], f"{RED}-x1-{role}")
-    if "pod" in said:
-        simulation.pod(1, "worker", said["pod"])
-    if "rayjob" in said:
-        simulation.cluster.change(RAYJOBS, KEY[0], RED, **said["rayjob"])
+    if "pod" in trouble:
+        simulation.pod(1, "worker", trouble["pod"])
+    if "rayjob" in trouble:
+        simulation.cluster.change(RAYJOBS, KEY[0], RED, **trouble["rayjob"])
     await simulation.settle()
     assert simulation.condition("Ready").reason == reason
 
@@ -303,9 +303,9 @@ def test_valid_fields_count_as_far_as_the_job_can_be_read_without_the_others(
     spec |= {"reward": {"scorers": [{"name": "color"}]}, **changes}
     meta = {"namespace": KEY[0], "name": KEY[1], "uid": "u", "generation": 1}
     body = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": spec}
-    found = SpecCache().get(KEY, body, ClusterSettings(image="rollout:1"))
-    assert isinstance(found, InvalidSpec)
-    assert (found.job is not None and found.job.spec.suspend) == left
-    if found.job is not None:
-        valid = [each for each in spec["data"]["train"] if isinstance(each, str)]
-        assert [str(each) for each in found.job.spec.data.train] == valid, "no more is left out than what is invalid"
+    parsed = SpecCache().get(KEY, body, ClusterSettings(image="rollout:1"))
+    assert isinstance(parsed, InvalidSpec)
+    assert (parsed.job is not None and parsed.job.spec.suspend) == left
+    if parsed.job is not None:
+        valid = [path for path in spec["data"]["train"] if isinstance(path, str)]
+        assert [str(path) for path in parsed.job.spec.data.train] == valid, "no more is left out than what is invalid"

@@ -167,7 +167,7 @@ async def test_a_trainer_warning_is_one_event_per_attempt_and_reason(simulation:
     notes = [event["note"] for event in simulation.events()]
     assert "attempt 1: step 3: all samples of a prompt are alike" in notes
     assert "attempt 1: CheckpointsSetAside: the newest checkpoint is damaged" in notes
-    assert [found.message for found in simulation.status().warnings] == [
+    assert [warning.message for warning in simulation.status().warnings] == [
         "step 4: all samples of a prompt are alike",
         "the newest checkpoint is damaged",
     ]

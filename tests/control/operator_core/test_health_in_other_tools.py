@@ -206,11 +206,11 @@ def test_every_state_has_the_health_that_the_documentation_says(new_simulation: 
         simulation = new_simulation()
         asyncio.run(scenario(simulation))
         bodies.append(simulation.cluster.get(JOBS, *KEY))
-    found = dict(zip(EXPECTED, health(bodies), strict=True))
-    assert {scenario.__name__: (said.kstatus, said.argo) for scenario, said in found.items()} == {
+    health_of = dict(zip(EXPECTED, health(bodies), strict=True))
+    assert {scenario.__name__: (shown.kstatus, shown.argo) for scenario, shown in health_of.items()} == {
         scenario.__name__: expected for scenario, expected in EXPECTED.items()
     }
     assert {body["status"].get("state") for body in bodies} == {None, *get_args(JobState)}
-    assert found[unschedulable].argo_message.startswith("Starting: Unschedulable: pod red-a01-x1-worker: 3 no GPU")
-    assert found[failed].argo_message.startswith("Failed: ApplicationError: attempt 1: ")
-    assert found[failed].kstatus_message.startswith("attempt 1: ")
+    assert health_of[unschedulable].argo_message.startswith("Starting: Unschedulable: pod red-a01-x1-worker: 3 no GPU")
+    assert health_of[failed].argo_message.startswith("Failed: ApplicationError: attempt 1: ")
+    assert health_of[failed].kstatus_message.startswith("attempt 1: ")

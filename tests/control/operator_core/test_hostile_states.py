@@ -42,11 +42,11 @@ def optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, An
 
 
 def conditions(*kinds: str) -> st.SearchStrategy[list[dict[str, Any]]]:
-    one = st.fixed_dictionaries(
+    condition = st.fixed_dictionaries(
         {"type": st.sampled_from(kinds), "status": st.sampled_from(["True", "False", "Unknown"])},
         optional={"reason": TEXTS, "message": TEXTS, "lastTransitionTime": TIMES},
     )
-    return st.lists(one, max_size=len(kinds), unique_by=lambda found: found["type"])
+    return st.lists(condition, max_size=len(kinds), unique_by=lambda found: found["type"])
 
 
 RAYJOB = optional(

@@ -224,11 +224,11 @@ async def test_a_finished_job_keeps_its_condition_and_its_cluster_is_deleted(sim
     assert simulation.status().rollout.summary == "1/1"
     simulation.lose_head(1)
     await simulation.settle()
-    said = simulation.condition("Failed")
-    assert said.reason == "HeadLost"
+    failed = simulation.condition("Failed")
+    assert failed.reason == "HeadLost"
     assert simulation.attempts() == []
     await simulation.after(3600)
-    assert simulation.condition("Failed") == said
+    assert simulation.condition("Failed") == failed
     assert simulation.status().rollout.summary == "0/1", "the pods are gone"
 
 

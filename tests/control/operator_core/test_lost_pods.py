@@ -21,11 +21,11 @@ SCORER = "scorer-sharp"
 async def test_a_lost_rollout_pod_ends_no_attempt_and_the_conditions_count_pods(simulation: Any, pools: Pools) -> None:
     await pools.run(backoffLimit=0)
     assert simulation.verdict("Ready") == ("True", "TrainerAndRolloutsServing")
-    for number, said in ((2, ("True", "RolloutsMissing")), (3, ("False", "TooFewRollouts"))):
+    for number, verdict in ((2, ("True", "RolloutsMissing")), (3, ("False", "TooFewRollouts"))):
         simulation.cluster.remove(PODS, KEY[0], f"{CLUSTER}-rollout-{number}")
         await simulation.settle()
         ready = simulation.condition("Ready")
-        assert (ready.status, ready.reason) == said
+        assert (ready.status, ready.reason) == verdict
     assert ready.message == "rollout pods 1/3: the trainer waits, spec.rollout.minReplicas is 2"
     status = simulation.status().rollout
     assert (status.desired, status.ready, status.updated, status.summary) == (3, 1, 1, "1/3")
@@ -208,8 +208,8 @@ async def test_a_lost_reward_pod_ends_no_attempt_and_the_conditions_count_pods(s
         simulation.cluster.remove(PODS, KEY[0], name)
     await simulation.settle()
     assert simulation.verdict("Ready") == ("False", "PodsNotReady")
-    said = "head ready, trainer pods 1/1, rollout pods 3/3, reward pods 0/3"
-    assert simulation.condition("Ready").message == said
+    message = "head ready, trainer pods 1/1, rollout pods 3/3, reward pods 0/3"
+    assert simulation.condition("Ready").message == message
     for _ in names:
         pools.add("reward")
     await simulation.settle()
@@ -233,8 +233,8 @@ async def test_a_lost_scorer_pod_ends_no_attempt(simulation: Any, pools: Pools) 
     simulation.cluster.remove(PODS, KEY[0], name)
     await simulation.settle()
     assert simulation.verdict("Ready") == ("False", "PodsNotReady")
-    said = f"head ready, trainer pods 1/1, rollout pods 3/3, {SCORER} pods 0/1"
-    assert simulation.condition("Ready").message == said
+    message = f"head ready, trainer pods 1/1, rollout pods 3/3, {SCORER} pods 0/1"
+    assert simulation.condition("Ready").message == message
     pools.add(SCORER)
     await simulation.settle()
     assert simulation.condition("Ready").reason == "TrainerAndRolloutsServing"

@@ -118,8 +118,8 @@ async def test_a_rayjob_without_its_owner_stays_the_attempt_and_gets_it_back(sim
     await simulation.after(60)
     assert (simulation.attempts(), simulation.status().attempts, simulation.status().failures) == (["red-a01"], 1, ())
     owner = simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")["metadata"]["ownerReferences"]
-    assert [(each["uid"], each.get("controller")) for each in owner[-1:]] == [(job, True)]
-    assert owner[:-1] == [each for each in owners if "controller" not in each], "others stay"
+    assert [(reference["uid"], reference.get("controller")) for reference in owner[-1:]] == [(job, True)]
+    assert owner[:-1] == [reference for reference in owners if "controller" not in reference], "others stay"
     assert simulation.condition("Updated").reason == "AsRequested"
     simulation.cluster.collect = collect
     simulation.cluster.remove(*simulation.job_place())

@@ -342,7 +342,7 @@ async def test_a_node_that_is_lost_with_the_head_is_a_disruption(simulation: Any
 
 async def test_a_node_that_came_back_is_no_reason_of_a_later_failure(simulation: Any) -> None:
     await simulation.submit_running(backoffLimit=0)
-    for conditions in (UNREACHABLE, [{**one, "status": "True"} for one in UNREACHABLE]):
+    for conditions in (UNREACHABLE, [{**condition, "status": "True"} for condition in UNREACHABLE]):
         simulation.pod(1, "worker", {"conditions": conditions})
         await simulation.after(10)
     simulation.end(1, "FAILED", "AppFailed", "exit code 1")

@@ -53,8 +53,8 @@ async def test_the_startup_phase_is_the_message_until_training_starts(simulation
     for text in ("starting the rollout engine", "evaluating"):
         simulation.report("phase", text=text)
         await simulation.after(20)
-        found = simulation.condition("Succeeded")
-        assert (found.status, found.reason, found.message) == ("Unknown", "Running", text)
+        condition = simulation.condition("Succeeded")
+        assert (condition.status, condition.reason, condition.message) == ("Unknown", "Running", text)
     simulation.report(step=1)
     await simulation.after(20)
     assert simulation.condition("Succeeded").message == ""
@@ -282,8 +282,8 @@ def test_accelerator_seconds_are_exact(new_simulation: Any, attempts: list[Any])
                 await simulation.settle()
             until = await end(simulation, how, attempt)
             expected += (until - started).total_seconds()
-            found = simulation.status().usage.accelerator_seconds / ACCELERATORS
-            assert math.isclose(found, expected, abs_tol=attempt), (attempt, how)
+            measured = simulation.status().usage.accelerator_seconds / ACCELERATORS
+            assert math.isclose(measured, expected, abs_tol=attempt), (attempt, how)
             if how == "succeed":
                 break
             if simulation.condition("Suspended").status == "True":
@@ -348,8 +348,8 @@ async def test_a_start_that_the_operators_clock_has_not_reached_counts_from_when
 def separate(count: int, replicas: int) -> dict[str, Any]:
     """Parts of a spec: one trainer pod with so many accelerators, and rollout pods with one each."""
     accelerator = {"vendor": "NVIDIA", "count": count}
-    own = {"placement": "Separate", "replicas": replicas, "accelerator": {"vendor": "NVIDIA", "count": 1}}
-    return {"trainer": {"totalSteps": 10, "accelerator": accelerator}, "rollout": own}
+    rollout = {"placement": "Separate", "replicas": replicas, "accelerator": {"vendor": "NVIDIA", "count": 1}}
+    return {"trainer": {"totalSteps": 10, "accelerator": accelerator}, "rollout": rollout}
 
 
 def run_pools(simulation: Any, attempt: int) -> None:
@@ -461,8 +461,8 @@ async def test_an_edit_while_the_operator_is_down_right_after_it_created_an_atte
 async def test_only_pods_that_request_accelerators_count_some(
     simulation: Any, vendor: str | None, accelerators: int
 ) -> None:
-    given = {"count": 2, **({"vendor": vendor} if vendor else {})}
-    await simulation.submit_running(trainer={"totalSteps": 10, "accelerator": given})
+    accelerator = {"count": 2, **({"vendor": vendor} if vendor else {})}
+    await simulation.submit_running(trainer={"totalSteps": 10, "accelerator": accelerator})
     await simulation.after(100)
     assert simulation.status().usage.accelerators == accelerators
     simulation.end(1)

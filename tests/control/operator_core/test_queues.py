@@ -19,11 +19,11 @@ PAUSE = Timeouts().queue.total_seconds()
 
 async def ask_on(queue: Queue, pauses: int) -> list[int]:
     """The numbers of rollout pods that the attempt asks for, after each pause of the first round."""
-    found = []
+    numbers = []
     for _ in range(pauses):
         await queue.simulation.after(PAUSE)
-        found.append(queue.asked())
-    return found
+        numbers.append(queue.asked())
+    return numbers
 
 
 async def test_a_queued_attempt_asks_for_fewer_rollout_pods_down_to_the_minimum_and_then_for_all_again(
@@ -114,8 +114,10 @@ async def test_a_job_that_kueue_suspends_at_its_creation_is_never_shown_as_admit
     simulation.reconciler.written = lambda kind, body: shown.append(body) if kind == JOBS else None
     simulation.submit()
     await simulation.settle()
-    conditions = [one for body in shown for one in body["status"]["conditions"] if one["type"] == "Admitted"]
-    assert {(one["status"], one["reason"]) for one in conditions} == {("False", "Queued")}
+    conditions = [
+        condition for body in shown for condition in body["status"]["conditions"] if condition["type"] == "Admitted"
+    ]
+    assert {(condition["status"], condition["reason"]) for condition in conditions} == {("False", "Queued")}
 
 
 async def test_the_condition_has_kueues_reason_which_is_read_once_a_minute(queue: Queue) -> None:
@@ -396,9 +398,9 @@ async def test_pods_that_wait_for_quota_are_a_condition_and_no_more_are_asked_fo
     await job.start()
     await job.report(35)
     name = await job.add_gated()
-    found = job.simulation.condition("RolloutsScaled")
-    assert (found.status, found.reason) == ("False", "Unschedulable")
-    assert found.message == f"pod {name}: waits for quota of its Kueue queue"
+    condition = job.simulation.condition("RolloutsScaled")
+    assert (condition.status, condition.reason) == ("False", "Unschedulable")
+    assert condition.message == f"pod {name}: waits for quota of its Kueue queue"
     assert job.simulation.condition("Ready").reason == "RolloutsMissing"
     await job.report(60)
     assert (job.requested(), job.created()) == (4, 4)

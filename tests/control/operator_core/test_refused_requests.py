@@ -106,7 +106,7 @@ async def test_without_the_right_to_look_for_its_attempt_a_job_says_so_and_start
     await simulation.after(600)
     ready = simulation.condition("Ready")
     assert (ready.status, ready.reason, ready.message) == ("False", "Forbidden", f"cannot get {kind.plural}")
-    assert "ReconcileError" not in {found.type for found in simulation.status().conditions}
+    assert "ReconcileError" not in {condition.type for condition in simulation.status().conditions}
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
     assert simulation.cluster.counts()["get", kind.plural] < 12
     for number in range(5):  # a pause is not ended by what others change
@@ -140,9 +140,9 @@ async def test_a_defect_is_shown_once_and_removed_by_the_next_good_pass(
         simulation.cluster.counts()
         await fail(simulation, 5)
         assert simulation.cluster.counts() == {("apply_status", "diffusionrljobs"): 1, ("create", "events"): 1}
-    found = shown(simulation)
-    assert found is not None
-    assert (found["status"], found["reason"], found["message"]) == ("True", "ZeroDivisionError", "division by zero")
+    error = shown(simulation)
+    assert error is not None
+    assert (error["status"], error["reason"], error["message"]) == ("True", "ZeroDivisionError", "division by zero")
     assert simulation.event_reasons().count("ReconcileError") == 1
     await simulation.reconcile()  # the worker's backoff is over
     await simulation.settle()
@@ -163,11 +163,11 @@ async def test_a_status_that_the_api_server_refuses_is_shown(simulation: Any, mo
     with monkeypatch.context() as patch:
         patch.setattr(FakeCluster, "apply_status", refuse)
         await fail(simulation)
-    found = shown(simulation)
-    assert found is not None
-    assert found["reason"] == "Refused"
-    assert found["message"].startswith("status.progress: Invalid value")
-    assert len(found["message"]) <= 1024
+    error = shown(simulation)
+    assert error is not None
+    assert error["reason"] == "Refused"
+    assert error["message"].startswith("status.progress: Invalid value")
+    assert len(error["message"]) <= 1024
     await simulation.reconcile()
     await simulation.settle()
     assert shown(simulation) is None
@@ -267,9 +267,9 @@ async def test_a_status_that_the_api_server_answers_with_500_is_shown(
             assert shown(simulation) is None
         with pytest.raises(ServerFailed):
             await simulation.reconcile()
-    found = shown(simulation)
-    assert found is not None
-    assert (found["reason"], found["message"]) == ("ServerFailed", "status: conversion webhook failed")
+    error = shown(simulation)
+    assert error is not None
+    assert (error["reason"], error["message"]) == ("ServerFailed", "status: conversion webhook failed")
     await simulation.reconcile()
     await simulation.settle()
     assert shown(simulation) is None

@@ -158,8 +158,8 @@ async def test_a_pod_that_is_replaced_is_not_said_to_be_lost_and_another_one_is(
     started = pools.add("rollout", {"phase": "Pending"})
     await simulation.after(20)
     assert pools.events("RolloutPodLost") == []
-    other = next(name for name in rollout_pods(simulation) if name not in (named, started))
-    simulation.cluster.change(PODS, KEY[0], other, status={"conditions": [{"type": "Ready", "status": "False"}]})
+    lost = next(name for name in rollout_pods(simulation) if name not in (named, started))
+    simulation.cluster.change(PODS, KEY[0], lost, status={"conditions": [{"type": "Ready", "status": "False"}]})
     await simulation.after(20)
     assert len(pools.events("RolloutPodLost")) == 1
 
@@ -220,7 +220,9 @@ async def test_a_template_before_that_is_none_stops_no_pass(simulation: Any, poo
     pools.replace_named(status={"phase": "Pending"})
     requests = pools.patches()
     await simulation.after(3600)
-    conditions = {found["type"]: found for found in simulation.cluster.get(JOBS, *KEY)["status"]["conditions"]}
+    conditions = {
+        condition["type"]: condition for condition in simulation.cluster.get(JOBS, *KEY)["status"]["conditions"]
+    }
     assert "ReconcileError" not in conditions
     assert conditions["Updated"]["reason"] == "RollingUpdate"
     assert image(pools) == "rollout:2", "there is nothing else to make the pods of"
@@ -232,8 +234,8 @@ async def test_rollout_and_reward_pods_are_replaced_at_the_same_time(simulation:
     simulation.edit(**{**spec_of("reward", **IMAGE), "rollout": NEW})
     await simulation.settle()
     assert len(pools.leaving(1)) == len(pools.replace_named("reward")) == 1
-    said = simulation.condition("Updated").message
-    assert "0 of 3 rollout pods" in said and "0 of 3 reward pods" in said
+    message = simulation.condition("Updated").message
+    assert "0 of 3 rollout pods" in message and "0 of 3 reward pods" in message
 
 
 async def upgrade(simulation: Any, pools: Pools) -> None:

@@ -59,7 +59,7 @@ async def test_a_training_goes_on_whatever_becomes_of_a_container_that_is_not_ra
     """KubeRay counts such pods as not ready, the head's too."""
     await simulation.submit_running()
     simulation.report(step=3)
-    status, said = PODS_WITH_TROUBLE[trouble]
+    status, reason = PODS_WITH_TROUBLE[trouble]
     for role in ("head", "worker"):
         simulation.pod(1, role, status)
     simulation.head(1, False, "ContainersNotReady")
@@ -70,13 +70,13 @@ async def test_a_training_goes_on_whatever_becomes_of_a_container_that_is_not_ra
     status = simulation.status()
     assert (status.state, status.failures, simulation.condition("Ready").status) == ("Running", (), "True")
     assert status.rollout.ready == status.rollout.desired
-    (warning,) = (found for found in status.warnings if found.reason == SIDECAR)
-    assert said in warning.message and "pod red-a01-x1-head" in warning.message and warning.time
-    assert "RewardConstant" in {found.reason for found in status.warnings}
+    (warning,) = (entry for entry in status.warnings if entry.reason == SIDECAR)
+    assert reason in warning.message and "pod red-a01-x1-head" in warning.message and warning.time
+    assert "RewardConstant" in {entry.reason for entry in status.warnings}
     assert simulation.event_reasons().count(SIDECAR) == 1
     pods = tuple(parse_pod(body) for body in simulation.cluster.all(PODS))
     told = explain("red", status, None, around=Surroundings(pods))
-    assert f"{SIDECAR}: {said}" in told and "What to do: correct the container that the message names" in told
+    assert f"{SIDECAR}: {reason}" in told and "What to do: correct the container that the message names" in told
 
 
 async def test_a_sidecar_that_keeps_restarting_costs_few_writes(simulation: Any) -> None:

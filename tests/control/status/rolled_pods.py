@@ -64,14 +64,14 @@ class World:
 
     @property
     def group(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.body["spec"]["workerGroupSpecs"][1]
-        return found
+        group: dict[str, Any] = self.body["spec"]["workerGroupSpecs"][1]
+        return group
 
     @property
     def pod_group(self) -> PodGroup:
-        found = self.cluster.group(self.name)
-        assert found is not None
-        return found
+        group = self.cluster.group(self.name)
+        assert group is not None
+        return group
 
     @property
     def wanted(self) -> str:
@@ -150,9 +150,9 @@ class World:
         if isinstance(step, ReplacePods):
             self.check(step, before)
         if isinstance(step, GiveUpTemplate):
-            own = [pod for pod in before.pods if pod.template == self.pod_group.template and not pod.deleting]
-            late = [pod for pod in own if not pod.unschedulable and self.now >= pod.created + DEADLINE]
-            served = {pod.name for pod in own if pod.address in self.versions}
+            current = [pod for pod in before.pods if pod.template == self.pod_group.template and not pod.deleting]
+            late = [pod for pod in current if not pod.unschedulable and self.now >= pod.created + DEADLINE]
+            served = {pod.name for pod in current if pod.address in self.versions}
             assert not served - set(self.pod_group.removed) or {pod.name for pod in late} - served, "pods that serve"
         if step is not None:
             patch = change(self.body, step, group_of(self.target, name=self.name), self.now)

@@ -59,8 +59,8 @@ def state(
         now=NOW,
     )
     conditions = derive_conditions(job, situation, refusal, "")
-    made = with_state(job.status.model_copy(update={"conditions": conditions}))
-    return made.state, made.reason
+    derived = with_state(job.status.model_copy(update={"conditions": conditions}))
+    return derived.state, derived.reason
 
 
 RUNNING = InProgress(Stage.RUNNING)
@@ -90,8 +90,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_situation_has_one_state_and_its_reason(name: str) -> None:
-    situation, given, expected, reason = CASES[name]
-    assert state(situation, **given) == (expected, reason)  # type: ignore[arg-type]
+    situation, arguments, expected, reason = CASES[name]
+    assert state(situation, **arguments) == (expected, reason)  # type: ignore[arg-type]
 
 
 def test_every_situation_and_every_state_is_one_of_the_cases() -> None:
@@ -104,14 +104,14 @@ def test_every_combination_of_conditions_has_a_state_with_a_reason() -> None:
     others = tuple(Condition(type=kind, status="Unknown", reason="X") for kind in CONDITION_TYPES if kind not in kinds)
     for values in itertools.product(get_args(Condition.model_fields["status"].annotation), repeat=len(kinds)):
         for reason in ("Queued", "Running", "Starting", "BetweenAttempts", "Other"):
-            found = tuple(
+            varied = tuple(
                 Condition(type=kind, status=value, reason=reason) for kind, value in zip(kinds, values, strict=True)
             )
-            made = with_state(Status(conditions=(*found, *others)))
-            assert made.state in get_args(JobState)
-            assert made.reason == reason
-            assert (made.state == "Succeeded") == (values[3] == "True")
-            assert (made.state == "Failed") == (values[4] == "True" and values[3] != "True")
+            derived = with_state(Status(conditions=(*varied, *others)))
+            assert derived.state in get_args(JobState)
+            assert derived.reason == reason
+            assert (derived.state == "Succeeded") == (values[3] == "True")
+            assert (derived.state == "Failed") == (values[4] == "True" and values[3] != "True")
 
 
 def test_a_job_that_was_never_passed_over_has_no_state() -> None:

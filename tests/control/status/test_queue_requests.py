@@ -73,16 +73,16 @@ def test_every_number_is_asked_for_again_and_again_whatever_the_clock_did(
 ) -> None:
     now = START
     begun = START + since
-    found = rayjob(size)
+    asking = rayjob(size)
     numbers: list[int] = []
     moves = iter(clock)
     # Until the clock has passed the begin of the wait again, at which all pods are asked for.
     for _ in range(30 * (MOST_STEPS + 1)):
-        requests, wake = find_request(Attempt(number=1, rayjob=found), begun, PATIENCE, now)
+        requests, wake = find_request(Attempt(number=1, rayjob=asking), begun, PATIENCE, now)
         assert wake is not None
         for request in requests:
             assert isinstance(request, AskForPods)
-            found = rayjob(replace(size, pods=request.new), asked=Asked(now, request.rounds))
+            asking = rayjob(replace(size, pods=request.new), asked=Asked(now, request.rounds))
             numbers.append(request.new)
         now = wake + {"late": timedelta(hours=5), "back": timedelta(hours=-9)}.get(next(moves, ""), timedelta())
     tail = numbers[-(MOST_STEPS + 1) :]

@@ -80,7 +80,7 @@ def test_the_last_warning_of_each_reason_is_kept() -> None:
         {"event": "warning", "reason": "SamplesCollapsed", "message": "step 4"},
         {"event": "stopped", "message": "bye"},
     )
-    assert [(found.reason, found.message) for found in report.warnings] == [
+    assert [(warning.reason, warning.message) for warning in report.warnings] == [
         ("Warning", "no report"),
         ("SamplesCollapsed", "step 4"),
     ]
@@ -100,7 +100,7 @@ def test_reasons_that_only_the_operator_observes_are_not_taken_from_a_trainer(na
 
 def test_unknown_reasons_of_warnings_share_one_entry() -> None:
     report = posted(*({"event": "warning", "reason": f"Made{number}", "message": "m"} for number in range(50)))
-    assert [(found.reason, found.message) for found in report.warnings] == [("Warning", "Made49: m")]
+    assert [(warning.reason, warning.message) for warning in report.warnings] == [("Warning", "Made49: m")]
 
 
 def test_texts_are_one_line_without_control_characters() -> None:

@@ -62,10 +62,10 @@ def test_quota_is_requested_before_pods_and_returned_after_them(
         rollouts=PoolFacts(group=ROLLOUT_GROUP, live=live, autoscaling=POLICY),
     )
     changes = (ScaleGroup(cluster, ROLLOUT_GROUP, 1, replicas, new),) if new and live and gated else ()
-    found = rayjob(requested)
-    steps = follow_pods(facts, Attempt(number=1, rayjob=found, cluster=cluster, pods=pods), changes)
+    with_request = rayjob(requested)
+    steps = follow_pods(facts, Attempt(number=1, rayjob=with_request, cluster=cluster, pods=pods), changes)
     wanted = changes[0].new if changes else replicas
-    request = ReserveQuota(found, found.requested[1], wanted)
+    request = ReserveQuota(with_request, with_request.requested[1], wanted)
     if live and gated and wanted > requested:
         assert steps == (request, *changes)
     elif live and gated and present <= wanted < requested:
@@ -76,6 +76,6 @@ def test_quota_is_requested_before_pods_and_returned_after_them(
 
 @given(NUMBER, NUMBER)
 def test_an_attempt_that_waits_asks_for_the_pods_that_it_was_created_with(requested: int, created_with: int) -> None:
-    found = rayjob(requested, created_with)
-    request = ReserveQuota(found, found.requested[1], created_with)
-    assert restore_numbers(found, Attempt(rayjob=found).sizes) == (None if requested == created_with else request)
+    waiting = rayjob(requested, created_with)
+    request = ReserveQuota(waiting, waiting.requested[1], created_with)
+    assert restore_numbers(waiting, Attempt(rayjob=waiting).sizes) == (None if requested == created_with else request)

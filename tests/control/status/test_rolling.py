@@ -28,17 +28,17 @@ from tests.control.status.rolled_pods import BAD, DEADLINE, START, World, group_
 
 def replace_all(world: World) -> list[list[str]]:
     """Let everything that new pods need happen after each pass; the pods that each step replaced."""
-    found = []
+    replaced = []
     for _ in range(20):
         if isinstance(step := world.step(), ReplacePods):
-            found.append([name for name in step.removed if name in world.pods])
+            replaced.append([name for name in step.removed if name in world.pods])
         world.kuberay()
         for name, pod in list(world.pods.items()):
             if pod.template == world.wanted:
                 world.serve(name, 9)
             if pod.deleting:
                 world.gone(name)
-    return found
+    return replaced
 
 
 def replacing(target: str = "b") -> World:
@@ -71,8 +71,8 @@ def test_without_a_report_of_the_replicas_nothing_is_replaced_or_given_up() -> N
     later = Observation(report=TrainerReport(attempt=2, at=START, replicas={"10.0.0.1": 1}))
     for attempt in (silent, replace(world.attempt, report=later.attempt(1).report)):
         assert find_steps(world.facts, attempt, START) == ((), None)
-        found = review_rolling(world.facts, attempt)
-        assert found is not None and "waiting for the trainer's report of its replicas" in found.message
+        review = review_rolling(world.facts, attempt)
+        assert review is not None and "waiting for the trainer's report of its replicas" in review.message
 
 
 def test_ready_pods_are_not_given_up_before_a_report_of_after_the_deadline() -> None:
@@ -187,6 +187,6 @@ def test_the_worst_of_two_groups_is_the_reason_and_the_message_has_both() -> Non
     policies = tuple(RollingUpdate(group=name, template="b") for name in (ROLLOUT_GROUP, REWARD_GROUP))
     facts = JobFacts(uid="j", generation=1, created=START, rolling=policies)
     report = TrainerReport(attempt=1, at=START, replicas={}, judges={})
-    found = review_rolling(facts, Attempt(number=1, cluster=cluster, report=report))
-    assert found is not None and found.reason == "RollingUpdate"
-    assert found.message == "no image; 0 of 1 reward pods have the current spec and serve, 1 missing or not ready"
+    review = review_rolling(facts, Attempt(number=1, cluster=cluster, report=report))
+    assert review is not None and review.reason == "RollingUpdate"
+    assert review.message == "no image; 0 of 1 reward pods have the current spec and serve, 1 missing or not ready"

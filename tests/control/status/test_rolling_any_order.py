@@ -91,14 +91,14 @@ class AnyOrder(RuleBasedStateMachine):
             world.now += timedelta(seconds=30)
         assert len(world.pods) == world.replicas
         served = {pod.template for pod in world.pods.values()}
-        found = review_rolling(world.facts, world.attempt)
+        review = review_rolling(world.facts, world.attempt)
         if world.target == BAD:
             assert served <= {"a", "b", "c"} and len(served) == 1
-            assert found is not None and (found.status, found.reason) == ("False", "RolledBack")
-        elif found is None:
+            assert review is not None and (review.status, review.reason) == ("False", "RolledBack")
+        elif review is None:
             assert served == {world.target}
         else:  # nothing served in its time, so it was given up; another one is served meanwhile
-            assert found.reason == "RolledBack" and len(served) == 1
+            assert review.reason == "RolledBack" and len(served) == 1
         assert {container["image"] for container in world.group["template"]["spec"]["containers"]} == served
         assert {world.group["rayStartParams"]["of"]} == served, "what belongs to a template changes with it"
 
