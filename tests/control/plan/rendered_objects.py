@@ -32,12 +32,12 @@ def workers(job: DiffusionRLJob) -> dict[str, Any]:
 
 def groups(job: DiffusionRLJob) -> list[dict[str, Any]]:
     """The worker groups, the trainer's first."""
-    found: list[dict[str, Any]] = ray_job(job)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    return found
+    specs: list[dict[str, Any]] = ray_job(job)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    return specs
 
 
 def refusals(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS) -> list[str]:
-    return [f"{format_path(found.at)}: {found.text}" for found in plan.find_refusals(job, settings)]
+    return [f"{format_path(refusal.at)}: {refusal.text}" for refusal in plan.find_refusals(job, settings)]
 
 
 def pod(group: dict[str, Any]) -> dict[str, Any]:

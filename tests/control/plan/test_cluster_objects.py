@@ -24,9 +24,9 @@ from omni_operator.plan.digest import compute_digest
 
 def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
     """The API server returns keys in another order than the operator renders them."""
-    one = {"a": {"b": 1, "c": [2]}, "d": 3}
-    other = {"d": 3, "a": {"c": [2], "b": 1}}
-    assert compute_digest(one) == compute_digest(other) != compute_digest({**one, "d": 4})
+    written = {"a": {"b": 1, "c": [2]}, "d": 3}
+    returned = {"d": 3, "a": {"c": [2], "b": 1}}
+    assert compute_digest(written) == compute_digest(returned) != compute_digest({**written, "d": 4})
 
 
 def test_the_digest_is_that_of_the_pods_and_leaves_out_the_job_file(make_job: MakeJob) -> None:
@@ -46,7 +46,7 @@ def test_ascend_pods_bind_to_the_pod_address_and_presets_can_be_overridden(make_
     assert pod(group)["runtimeClassName"] == "ascend"
     assert pod(group)["nodeSelector"] == {"accelerator-type": "module-910b-8"}
     assert group["template"]["metadata"]["labels"]["ring-controller.atlas"] == "ascend-910b"
-    other = workers(
+    overridden = workers(
         make_job(
             ascend,
             "spec.trainer.accelerator.runtimeClassName=mine",
@@ -54,9 +54,9 @@ def test_ascend_pods_bind_to_the_pod_address_and_presets_can_be_overridden(make_
             "spec.trainer.podTemplate={spec: {containers: [{name: ray, env: [{name: HCCL_SOCKET_IFNAME, value: e}]}]}}",
         )
     )
-    assert pod(other)["runtimeClassName"] == "mine"
-    assert pod(other)["nodeSelector"] == {"accelerator-type": "module-a3-16"}
-    assert env(other)["HCCL_SOCKET_IFNAME"] == "e"
+    assert pod(overridden)["runtimeClassName"] == "mine"
+    assert pod(overridden)["nodeSelector"] == {"accelerator-type": "module-a3-16"}
+    assert env(overridden)["HCCL_SOCKET_IFNAME"] == "e"
 
 
 def test_ray_has_a_logical_cpu_for_every_actor(make_job: MakeJob) -> None:
@@ -79,14 +79,14 @@ def test_only_scheduler_labels_are_copied_to_the_rayjob(make_job: MakeJob) -> No
     }
     annotations = {"kueue.x-k8s.io/elastic-job": "true", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
     job = make_job(f"metadata.labels={json.dumps(labels)}", f"metadata.annotations={json.dumps(annotations)}")
-    found = ray_job(job)["metadata"]
-    own = {
+    metadata = ray_job(job)["metadata"]
+    of_operator = {
         "app.kubernetes.io/managed-by": "omni-operator",
         "diffusionrl.io/job": "a-job",
         "diffusionrl.io/attempt": "1",
     }
-    assert found["labels"] == {**dict(list(labels.items())[:6]), **own}
-    assert set(found["annotations"]) == {
+    assert metadata["labels"] == {**dict(list(labels.items())[:6]), **of_operator}
+    assert set(metadata["annotations"]) == {
         "kueue.x-k8s.io/elastic-job",
         "ray.io/disable-provisioned-head-restart",
         RENDERED_ANNOTATION,
@@ -106,9 +106,14 @@ def test_each_group_of_pods_has_its_own_topology_and_annotations(make_job: MakeJ
     )
     cluster = ray_job(job)["spec"]["rayClusterSpec"]
     trainer, rollout = cluster["workerGroupSpecs"]
-    found = [group["template"]["metadata"]["annotations"] for group in (cluster["headGroupSpec"], trainer, rollout)]
-    assert [annotations["example.com/group"] for annotations in found] == [*groups]
-    topology = [{name: level for name, level in one.items() if name.endswith("-topology")} for one in found]
+    annotations_of_groups = [
+        group["template"]["metadata"]["annotations"] for group in (cluster["headGroupSpec"], trainer, rollout)
+    ]
+    assert [annotations["example.com/group"] for annotations in annotations_of_groups] == [*groups]
+    topology = [
+        {name: level for name, level in of_group.items() if name.endswith("-topology")}
+        for of_group in annotations_of_groups
+    ]
     assert topology == [
         {},
         {"kueue.x-k8s.io/podset-preferred-topology": "rack"},

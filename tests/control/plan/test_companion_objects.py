@@ -27,10 +27,10 @@ def test_a_server_opens_its_own_address_or_namespace_and_what_is_open_to_all_is_
     make_job: MakeJob, url: str, rule: dict[str, Any]
 ) -> None:
     scorers = f"spec.reward.scorers=[{{name: a, http: {{url: '{url}'}}}}]"
-    made = by_kind(make_job("spec.security.networkPolicy=DefaultDeny", "spec.model.base=/models/m", scorers))
-    found = made["NetworkPolicy"]["spec"]["egress"][2]
+    objects = by_kind(make_job("spec.security.networkPolicy=DefaultDeny", "spec.model.base=/models/m", scorers))
+    egress = objects["NetworkPolicy"]["spec"]["egress"][2]
     ports = rule.pop("ports", [])
-    assert [port["port"] for port in found.pop("ports", ())] == ports
-    assert found == rule
-    said = ", ".join(f"TCP {port}" for port in ports) if "to" not in rule else "none"
-    assert made["NetworkPolicy"]["metadata"]["annotations"]["diffusionrl.io/open-ports"] == said
+    assert [port["port"] for port in egress.pop("ports", ())] == ports
+    assert egress == rule
+    open_ports = ", ".join(f"TCP {port}" for port in ports) if "to" not in rule else "none"
+    assert objects["NetworkPolicy"]["metadata"]["annotations"]["diffusionrl.io/open-ports"] == open_ports

@@ -114,10 +114,10 @@ def test_all_output_goes_to_ray_the_run_folder_and_the_container(pod: Callable[[
     """A stopped job gets one signal: at the second, the trainer would not save."""
     here = pod(TRAINER)
     assert here.stop(here.start(shell)) == 7
-    said = "training\nsaving\nsaved after 1\n"
-    assert here.ray_log.read_text() == said
-    assert (here.runs / "train.log").read_text() == said
-    assert here.output.read_text() == "started\n" + said
+    lines = "training\nsaving\nsaved after 1\n"
+    assert here.ray_log.read_text() == lines
+    assert (here.runs / "train.log").read_text() == lines
+    assert here.output.read_text() == "started\n" + lines
     assert (here.runs / "job.yaml").read_text() == "of job.yaml\n"
     assert list(here.temporary.iterdir()) == []
 
@@ -133,10 +133,10 @@ def test_the_command_ends_when_ray_has_the_last_output(pod: Callable[[str], Pod]
 
 
 def test_a_killed_trainer_is_seen_by_its_exit_code(pod: Callable[[str], Pod], shell: str) -> None:
-    code, said = pod(KILLED).run(shell)
+    code, output = pod(KILLED).run(shell)
     # bash itself says that a program was killed, on a busy machine before the trainer's line was copied, or within it.
-    assert code == 137 and (said.startswith("training") or "\ntraining" in said)
-    assert killed_program(f"Job entrypoint command failed with exit code {code}, last available logs: {said}")
+    assert code == 137 and (output.startswith("training") or "\ntraining" in output)
+    assert killed_program(f"Job entrypoint command failed with exit code {code}, last available logs: {output}")
 
 
 def test_a_process_that_the_trainer_leaves_delays_the_end_and_does_not_prevent_it(pod: Callable[[str], Pod]) -> None:
@@ -159,6 +159,6 @@ def test_the_next_attempt_appends_to_the_log(pod: Callable[[str], Pod]) -> None:
 def test_the_trainer_does_not_start_without_the_job_folder(pod: Callable[[str], Pod], tmp_path: Path) -> None:
     here = pod(FAILING)
     (tmp_path / "job" / "job.yaml").unlink()
-    code, said = here.run()
-    assert (code, "job.yaml" in said, "the cause" in said) == (1, True, False)
+    code, output = here.run()
+    assert (code, "job.yaml" in output, "the cause" in output) == (1, True, False)
     assert not (here.runs / "train.log").exists()

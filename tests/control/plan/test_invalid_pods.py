@@ -21,8 +21,8 @@ def assigned(fields: dict[str, Any], role: str = "trainer") -> list[str]:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_refusal_with_the_field_of_the_author(make_job: MakeJob, name: str) -> None:
     fields, path, words = MISTAKES[name]
-    (found,) = refusals(make_job(NVIDIA, *assigned(fields)))
-    assert found.startswith(f"spec.trainer.{path}: {words}")
+    (refusal,) = refusals(make_job(NVIDIA, *assigned(fields)))
+    assert refusal.startswith(f"spec.trainer.{path}: {words}")
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -44,17 +44,17 @@ def test_the_pods_of_every_pool_are_checked(make_job: MakeJob, role: str) -> Non
 
 
 def test_a_mount_that_a_download_shares_is_refused_once(make_job: MakeJob) -> None:
-    (found,) = refusals(make_job("spec.model.base=a/b", *assigned(mounted("weights"))))
-    assert found.startswith("spec.trainer.podTemplate.spec.containers[0].volumeMounts[0].name")
+    (refusal,) = refusals(make_job("spec.model.base=a/b", *assigned(mounted("weights"))))
+    assert refusal.startswith("spec.trainer.podTemplate.spec.containers[0].volumeMounts[0].name")
 
 
 def test_one_hundred_mistakes_of_a_template_are_told(make_job: MakeJob) -> None:
-    mounts = [{"name": "weights", "mountPath": f"/w{place}"} for place in range(2 * TOLD)]
+    mounts = [{"name": "weights", "mountPath": f"/w{number}"} for number in range(2 * TOLD)]
     fields = {"podTemplate": {"spec": {"containers": [{"name": "ray", "volumeMounts": mounts}]}}}
     assert len(refusals(make_job(*assigned(fields)))) == TOLD
 
 
 def test_a_mount_without_a_name_is_one_error(make_job: MakeJob) -> None:
     fields = {"podTemplate": {"spec": {"containers": [{"name": "ray", "volumeMounts": [{"mountPath": "/w"}]}]}}}
-    (found,) = refusals(make_job(*assigned(fields)))
-    assert found == "spec.trainer.podTemplate.spec.containers[0].volumeMounts[0]: name must be given"
+    (refusal,) = refusals(make_job(*assigned(fields)))
+    assert refusal == "spec.trainer.podTemplate.spec.containers[0].volumeMounts[0]: name must be given"

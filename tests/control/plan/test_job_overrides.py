@@ -31,22 +31,22 @@ def job(*assignments: str) -> DiffusionRLJob:
 
 
 def settings(*assignments: str) -> dict[str, object]:
-    one = job(*assignments)
-    return dict(plan.render_settings(one, plan.local_layout(one, "/runs")))
+    parsed = job(*assignments)
+    return dict(plan.render_settings(parsed, plan.local_layout(parsed, "/runs")))
 
 
 def test_relative_paths_start_at_the_folder_of_the_file() -> None:
-    made = settings()
-    assert made["actor_rollout_ref.model.path"] == "/project/jobs/model"
-    assert made["data.train_files"] == ("/project/jobs/t.jsonl",)
-    assert made["data.val_files"] == ("/project/jobs/v.jsonl",)
-    assert made["trainer.default_local_dir"] == "/runs/a-job"
+    rendered = settings()
+    assert rendered["actor_rollout_ref.model.path"] == "/project/jobs/model"
+    assert rendered["data.train_files"] == ("/project/jobs/t.jsonl",)
+    assert rendered["data.val_files"] == ("/project/jobs/v.jsonl",)
+    assert rendered["trainer.default_local_dir"] == "/runs/a-job"
 
 
 def test_a_model_id_and_absolute_paths_stay() -> None:
-    made = settings("spec.model.base=Qwen/Qwen-Image", "spec.data.train=[/data/t.jsonl]")
-    assert made["actor_rollout_ref.model.path"] == "Qwen/Qwen-Image"
-    assert made["data.train_files"] == ("/data/t.jsonl",)
+    rendered = settings("spec.model.base=Qwen/Qwen-Image", "spec.data.train=[/data/t.jsonl]")
+    assert rendered["actor_rollout_ref.model.path"] == "Qwen/Qwen-Image"
+    assert rendered["data.train_files"] == ("/data/t.jsonl",)
 
 
 @pytest.mark.parametrize(
@@ -67,76 +67,76 @@ def test_a_base_with_one_slash_and_no_dot_is_a_model_id(base: str, path: str) ->
 def test_dtypes_that_are_not_given_are_left_to_the_trainer() -> None:
     names = ("actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype", "actor_rollout_ref.rollout.dtype")
     assert not settings().keys() & set(names)
-    made = settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=float32")
-    assert [made[name] for name in names] == ["bfloat16", "float32"]
+    rendered = settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=float32")
+    assert [rendered[name] for name in names] == ["bfloat16", "float32"]
 
 
 def test_a_single_scorer_is_set_by_name_with_its_settings() -> None:
-    made = settings()
-    assert (made["reward.scorer"], made["reward.scorer_kwargs.quality"]) == ("jpeg", 50)
-    assert "reward.reward_manager.name" not in made
+    rendered = settings()
+    assert (rendered["reward.scorer"], rendered["reward.scorer_kwargs.quality"]) == ("jpeg", 50)
+    assert "reward.reward_manager.name" not in rendered
 
 
 def test_a_function_of_the_user_is_a_custom_reward_function() -> None:
-    made = settings("spec.reward.scorers=[{name: mine, function: {path: r.py, name: score}}]")
-    assert made["reward.custom_reward_function.path"] == "/project/jobs/r.py"
-    assert made["reward.custom_reward_function.name"] == "score"
+    rendered = settings("spec.reward.scorers=[{name: mine, function: {path: r.py, name: score}}]")
+    assert rendered["reward.custom_reward_function.path"] == "/project/jobs/r.py"
+    assert rendered["reward.custom_reward_function.name"] == "score"
     module = settings("spec.reward.scorers=[{name: mine, function: {path: 'pkg://my.rewards'}}]")
     assert module["reward.custom_reward_function.path"] == "pkg://my.rewards"
 
 
 def test_a_reward_server_is_the_http_scorer() -> None:
-    made = settings("spec.reward.scorers=[{name: judge, http: {url: 'http://judge:80/', attempts: 5}}]")
-    assert made["reward.scorer"] == "http"
-    assert made["reward.scorer_kwargs.url"] == "http://judge:80/"
-    assert made["reward.scorer_kwargs.attempts"] == 5
+    rendered = settings("spec.reward.scorers=[{name: judge, http: {url: 'http://judge:80/', attempts: 5}}]")
+    assert rendered["reward.scorer"] == "http"
+    assert rendered["reward.scorer_kwargs.url"] == "http://judge:80/"
+    assert rendered["reward.scorer_kwargs.attempts"] == 5
 
 
 def test_the_paths_of_a_scorer_start_at_the_jobs_folder_and_repositories_stay() -> None:
     chosen = {"head_path": "head.pth", "model_name_or_path": "./clip/large", "device": "cpu"}
-    made = settings(f"spec.reward.scorers={json.dumps([{'name': 'aesthetic', 'settings': chosen}])}")
-    assert {name: made[f"reward.scorer_kwargs.{name}"] for name in chosen} == {
+    rendered = settings(f"spec.reward.scorers={json.dumps([{'name': 'aesthetic', 'settings': chosen}])}")
+    assert {name: rendered[f"reward.scorer_kwargs.{name}"] for name in chosen} == {
         "head_path": "/project/jobs/head.pth",
         "model_name_or_path": "/project/jobs/clip/large",
         "device": "cpu",
     }
     names = "{model_name_or_path: owner/name, processor_name_or_path: /models/h}"
-    made = settings(f"spec.reward.scorers=[{{name: pickscore, settings: {names}}}]")
-    assert made["reward.scorer_kwargs.model_name_or_path"] == "owner/name"
-    assert made["reward.scorer_kwargs.processor_name_or_path"] == "/models/h"
+    rendered = settings(f"spec.reward.scorers=[{{name: pickscore, settings: {names}}}]")
+    assert rendered["reward.scorer_kwargs.model_name_or_path"] == "owner/name"
+    assert rendered["reward.scorer_kwargs.processor_name_or_path"] == "/models/h"
 
 
 def test_several_scorers_are_weighted() -> None:
-    made = settings(
+    rendered = settings(
         "spec.reward.scorers=[{name: jpeg, weight: 2.0}, {name: red, builtin: color, required: false},"
         " {name: mine, function: {path: /r.py}, settings: {k: [1]}}]"
     )
-    assert made["reward.reward_manager.name"] == "MultiVisualRewardManager"
-    assert made["reward.reward_functions.jpeg.weight"] == 2.0
-    assert made["reward.reward_functions.red.name"] == "color"
-    assert made["reward.reward_functions.red.required"] is False
-    assert made["reward.reward_functions.mine.path"] == "/r.py"
-    assert made["reward.reward_functions.mine.k"] == [1]
+    assert rendered["reward.reward_manager.name"] == "MultiVisualRewardManager"
+    assert rendered["reward.reward_functions.jpeg.weight"] == 2.0
+    assert rendered["reward.reward_functions.red.name"] == "color"
+    assert rendered["reward.reward_functions.red.required"] is False
+    assert rendered["reward.reward_functions.mine.path"] == "/r.py"
+    assert rendered["reward.reward_functions.mine.k"] == [1]
 
 
 def test_a_scorer_of_evaluations_has_no_weight_and_may_end_the_run() -> None:
-    made = settings(
+    rendered = settings(
         "spec.reward={scorers: [{name: jpeg}, {name: red, builtin: color, use: Evaluation}], earlyStoppingPatience: 3}"
     )
-    assert made["reward.reward_manager.name"] == "MultiVisualRewardManager"
-    assert made["reward.early_stopping_patience"] == 3
-    given = {name.rpartition(".")[2]: value for name, value in made.items() if ".reward_functions.red." in name}
-    assert given == {"name": "color", "use": "evaluation"}
+    assert rendered["reward.reward_manager.name"] == "MultiVisualRewardManager"
+    assert rendered["reward.early_stopping_patience"] == 3
+    of_red = {name.rpartition(".")[2]: value for name, value in rendered.items() if ".reward_functions.red." in name}
+    assert of_red == {"name": "color", "use": "evaluation"}
 
 
 NUMBERS = ("spec.rollout.agentLoop.workers=2", "spec.rollout.engine.maxConcurrentRequests=9", "spec.reward.replicas=3")
 
 
 def test_numbers_of_workers_and_requests_are_set_only_if_the_job_gives_them() -> None:
-    made = settings(*NUMBERS)
+    rendered = settings(*NUMBERS)
     open_ones = settings()
-    found = {name: made[name] for name in made.keys() - open_ones.keys()}
-    assert found == {
+    numbers = {name: rendered[name] for name in rendered.keys() - open_ones.keys()}
+    assert numbers == {
         "actor_rollout_ref.rollout.agent.num_workers": 2,
         "actor_rollout_ref.rollout.max_concurrent_requests": 9,
         "reward.num_workers": 3,
@@ -147,8 +147,8 @@ def test_prompt_embeddings_are_kept_next_to_the_run_folders() -> None:
     rollout = "actor_rollout_ref.rollout"
     names = f"{rollout}.prompt_cache_dir", f"{rollout}.offload_text_encoders"
     assert not {*names} & settings().keys()
-    made = settings("spec.rollout.engine.promptCache=true")
-    assert made[names[0]] == "/runs/.prompt-cache" and names[1] not in made
+    rendered = settings("spec.rollout.engine.promptCache=true")
+    assert rendered[names[0]] == "/runs/.prompt-cache" and names[1] not in rendered
     both = settings("spec.rollout.engine={promptCache: true, offloadTextEncoders: true}")
     assert (both[names[0]], both[names[1]]) == ("/runs/.prompt-cache", True)
     with pytest.raises(JobError, match=r"offloadTextEncoders: needs spec.rollout.engine.promptCache: true"):
@@ -156,22 +156,22 @@ def test_prompt_embeddings_are_kept_next_to_the_run_folders() -> None:
 
 
 def test_a_local_run_has_all_accelerators_on_one_machine() -> None:
-    made = settings("spec.trainer.replicas=2", "spec.trainer.accelerator.count=2", "spec.rollout.replicas=4")
-    assert (made["trainer.nnodes"], made["trainer.n_gpus_per_node"]) == (1, 4)
+    rendered = settings("spec.trainer.replicas=2", "spec.trainer.accelerator.count=2", "spec.rollout.replicas=4")
+    assert (rendered["trainer.nnodes"], rendered["trainer.n_gpus_per_node"]) == (1, 4)
 
 
 def test_without_an_adapter_all_weights_are_trained() -> None:
-    made = settings("spec.model.lora.enabled=false")
-    assert made["actor_rollout_ref.model.lora_rank"] == 0
-    assert "actor_rollout_ref.model.target_modules" not in made
+    rendered = settings("spec.model.lora.enabled=false")
+    assert rendered["actor_rollout_ref.model.lora_rank"] == 0
+    assert "actor_rollout_ref.model.target_modules" not in rendered
 
 
 def test_an_adapter_to_start_from_gives_rank_and_alpha_unless_the_job_does() -> None:
     names = [f"actor_rollout_ref.model.lora_{name}" for name in ("adapter_path", "rank", "alpha")]
-    made = settings("spec.model.lora={startFrom: sft}")
-    assert [made[name] for name in names] == ["/project/jobs/sft", 0, None]
-    made = settings("spec.model.lora={startFrom: /sft, rank: 8, alpha: 4}")
-    assert [made[name] for name in names] == ["/sft", 8, 4]
+    rendered = settings("spec.model.lora={startFrom: sft}")
+    assert [rendered[name] for name in names] == ["/project/jobs/sft", 0, None]
+    rendered = settings("spec.model.lora={startFrom: /sft, rank: 8, alpha: 4}")
+    assert [rendered[name] for name in names] == ["/sft", 8, 4]
     assert [settings("spec.model.lora={}").get(name) for name in names] == [None, 32, 64]
 
 
@@ -180,16 +180,16 @@ def test_an_adapter_to_start_from_gives_rank_and_alpha_unless_the_job_does() -> 
     [("MixGRPO", "", "progressive"), ("MixGRPO", ", placement: Random", "random"), ("FlowGRPO", "", "random")],
 )
 def test_the_window_of_mix_grpo_moves_unless_it_is_random(name: str, placement: str, strategy: str) -> None:
-    made = settings(f"spec.algorithm.name={name}", f"spec.rollout.sampler.window={{size: 2, end: 4{placement}}}")
-    assert made["actor_rollout_ref.rollout.algo.sample_strategy"] == strategy
-    assert made["actor_rollout_ref.actor.diffusion_loss.loss_mode"] == "flow_grpo"
-    assert made["algorithm.adv_estimator"] == ("mix_grpo" if name == "MixGRPO" else "flow_grpo")
+    rendered = settings(f"spec.algorithm.name={name}", f"spec.rollout.sampler.window={{size: 2, end: 4{placement}}}")
+    assert rendered["actor_rollout_ref.rollout.algo.sample_strategy"] == strategy
+    assert rendered["actor_rollout_ref.actor.diffusion_loss.loss_mode"] == "flow_grpo"
+    assert rendered["algorithm.adv_estimator"] == ("mix_grpo" if name == "MixGRPO" else "flow_grpo")
 
 
 def test_a_progressive_window_has_its_training_steps_per_place() -> None:
-    made = settings("spec.rollout.sampler.window={size: 2, end: 4, placement: Progressive, stepsPerPlace: 3}")
-    assert made["actor_rollout_ref.rollout.algo.sample_strategy"] == "progressive"
-    assert made["actor_rollout_ref.rollout.algo.iters_per_group"] == 3
+    rendered = settings("spec.rollout.sampler.window={size: 2, end: 4, placement: Progressive, stepsPerPlace: 3}")
+    assert rendered["actor_rollout_ref.rollout.algo.sample_strategy"] == "progressive"
+    assert rendered["actor_rollout_ref.rollout.algo.iters_per_group"] == 3
 
 
 def test_target_modules_default_to_those_of_the_model_family() -> None:
@@ -200,9 +200,9 @@ def test_target_modules_default_to_those_of_the_model_family() -> None:
 
 
 def test_a_single_scorer_that_may_fail_needs_the_manager_of_several() -> None:
-    made = settings("spec.reward.scorers=[{name: jpeg, required: false}]")
-    assert made["reward.reward_functions.jpeg.required"] is False
-    assert "reward.scorer" not in made
+    rendered = settings("spec.reward.scorers=[{name: jpeg, required: false}]")
+    assert rendered["reward.reward_functions.jpeg.required"] is False
+    assert "reward.scorer" not in rendered
 
 
 def test_trackers_that_can_show_pictures_get_some() -> None:
@@ -227,25 +227,25 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every |= settings("spec.model.lora.startFrom=sft", "spec.reward.maxFailedShare=0")
     every |= settings("spec.output={url: s3://b/runs}", "spec.storage={endpoint: 'http://h:9000', region: eu}")
     trainer = "spec.trainer.accelerator={vendor: Mock}"
-    other = "accelerator: {vendor: Mock, rayResource: NPU}"
-    rollout = f"spec.rollout={{placement: Separate, batchesAhead: 1, minReplicas: 1, {other}}}"
+    npus = "accelerator: {vendor: Mock, rayResource: NPU}"
+    rollout = f"spec.rollout={{placement: Separate, batchesAhead: 1, minReplicas: 1, {npus}}}"
     every |= plan.render_settings(*plan.resolve_for_pods(job(trainer, rollout)))
-    judge = job(trainer, f"spec.reward.model={{base: judge, placement: Separate, {other}}}")
+    judge = job(trainer, f"spec.reward.model={{base: judge, placement: Separate, {npus}}}")
     every |= plan.render_settings(*plan.resolve_for_pods(judge))
     # No field sets it: it is left out where an override has it.
     assert [name for name in every if field_of(name) is None] == ["algorithm.rollout_correction.bypass_mode"]
-    assert [name for name in FIELDS if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
+    assert [name for name in FIELDS if not any(key == name or key.startswith(f"{name}.") for key in every)] == []
 
 
 def test_the_users_overrides_come_last_and_unchanged() -> None:
     mine = "actor_rollout_ref.actor.optim.betas=[0.9,0.95]"
-    one = job(f"spec.algorithm.overrides=['{mine}']")
-    assert plan.render_overrides(one, plan.local_layout(one, "/runs"))[-1] == mine
+    parsed = job(f"spec.algorithm.overrides=['{mine}']")
+    assert plan.render_overrides(parsed, plan.local_layout(parsed, "/runs"))[-1] == mine
 
 
 def test_the_command_uses_the_given_interpreter() -> None:
-    one = job("spec.algorithm.entrypoint=[python3, /child.py]")
-    line = plan.render_command(one, plan.local_layout(one, "/runs"), python="/venv/bin/python")
+    parsed = job("spec.algorithm.entrypoint=[python3, /child.py]")
+    line = plan.render_command(parsed, plan.local_layout(parsed, "/runs"), python="/venv/bin/python")
     assert line[:2] == ["/venv/bin/python", "/child.py"]
     assert plan.render_command(job(), plan.local_layout(job(), "/runs"))[:3] == [
         "python3",

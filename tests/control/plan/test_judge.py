@@ -28,14 +28,14 @@ AUTOSCALED = "autoscaling={maxReplicas: 4, requestsPerReplica: 8}"
 
 
 def judge_settings(job: DiffusionRLJob) -> dict[str, Any]:
-    made = plan.render_settings(*plan.resolve_for_pods(job))
-    return {name.removeprefix(f"{RM}."): value for name, value in made.items() if name.startswith(f"{RM}.")}
+    rendered = plan.render_settings(*plan.resolve_for_pods(job))
+    return {name.removeprefix(f"{RM}."): value for name, value in rendered.items() if name.startswith(f"{RM}.")}
 
 
 def test_on_the_trainers_accelerators_there_is_one_pool_and_every_pod_downloads_it(make_job: MakeJob) -> None:
     job = make_job(*JUDGE, *GPUS, "spec.reward.model.tensorParallelSize=4")
     (trainer,) = groups(job)
-    fetch = {each["name"]: each["command"] for each in trainer["template"]["spec"]["initContainers"]}
+    fetch = {container["name"]: container["command"] for container in trainer["template"]["spec"]["initContainers"]}
     folder = "/var/lib/diffusionrl/models/Qwen/Qwen3-VL-8B-Instruct"
     assert fetch["fetch-judge"] == ["hf", "download", "Qwen/Qwen3-VL-8B-Instruct", "--local-dir", folder]
     assert judge_settings(job) == {"enable": True, "model_path": folder, "rollout.tensor_model_parallel_size": 4}
@@ -48,13 +48,13 @@ def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(
         return reward["minReplicas"], reward["maxReplicas"]
 
     def digests(*more: str) -> set[str]:
-        given = {each.partition("=")[0] for each in ("spec.reward.model.replicas=", *more)}
-        fixed = [each for each in SEPARATE if each.partition("=")[0] not in given]
+        set_fields = {assignment.partition("=")[0] for assignment in ("spec.reward.model.replicas=", *more)}
+        fixed = [assignment for assignment in SEPARATE if assignment.partition("=")[0] not in set_fields]
         jobs = [make_job(*fixed, *more, f"spec.reward.model.replicas={count}") for count in (3, 5)]
-        made = {plan.digest_attempt(job, 1, SETTINGS) for job in jobs}
+        seen = {plan.digest_attempt(job, 1, SETTINGS) for job in jobs}
         bodies = [plan.render_attempt(job, 1, SETTINGS) for job in jobs]
-        assert made == {body["metadata"]["annotations"][RENDERED_ANNOTATION] for body in bodies}
-        return made
+        assert seen == {body["metadata"]["annotations"][RENDERED_ANNOTATION] for body in bodies}
+        return seen
 
     queue = "metadata.labels={kueue.x-k8s.io/queue-name: team}"  # in a queue, which has admitted the pods
     assert limits(make_job(*SEPARATE)) == (1, 1024) and limits(make_job(*SEPARATE, queue)) == (3, 3)
@@ -75,9 +75,9 @@ def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(
 def test_on_one_machine_it_has_the_accelerators_of_all_its_pods(make_job: MakeJob) -> None:
     job = make_job(OCR, *OWN, "spec.reward.model.base=./judges/tiny")
     here = plan.resolve_paths(job, "/jobs")
-    made = plan.render_settings(here, plan.local_layout(here, "/runs"))
-    found = [made.get(f"{RM}.{name}") for name in ("model_path", "nnodes", "n_gpus_per_node", "node_resource")]
-    assert found == ["/jobs/judges/tiny", 1, 12, None]
+    rendered = plan.render_settings(here, plan.local_layout(here, "/runs"))
+    values = [rendered.get(f"{RM}.{name}") for name in ("model_path", "nnodes", "n_gpus_per_node", "node_resource")]
+    assert values == ["/jobs/judges/tiny", 1, 12, None]
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ def with_template(make_job: MakeJob, role: str, template: Any) -> DiffusionRLJob
 def test_a_refused_template_names_the_chart_value_that_allows_it(make_job: MakeJob, role: str) -> None:
     for name, (template, policy) in {**templates_and_policies.LIFTED, **templates_and_policies.STRICTER}.items():
         job = with_template(make_job, role, template)
-        found = refusals(job)
-        assert found, name
-        assert all(text.startswith(f"spec.{role}.podTemplate") for text in found), (name, found)
+        texts = refusals(job)
+        assert texts, name
+        assert all(text.startswith(f"spec.{role}.podTemplate") for text in texts), (name, texts)
         for value in policy:
-            assert any(f"(jobs.podPolicy.{value} of the chart" in text for text in found), (name, found)
+            assert any(f"(jobs.podPolicy.{value} of the chart" in text for text in texts), (name, texts)
         assert refusals(job, **policy) == [], name
 
 
@@ -80,16 +80,16 @@ def test_what_no_value_allows_and_what_needs_none(make_job: MakeJob) -> None:
     ],
 )
 def test_a_refusal_names_the_line_of_the_author(make_job: MakeJob, template: Any, at: str) -> None:
-    found = refusals(with_template(make_job, "trainer", {"spec": template}), secrets=["hf-*"])
-    assert any(text.startswith(f"spec.trainer.podTemplate.spec{at}") for text in found), found
+    texts = refusals(with_template(make_job, "trainer", {"spec": template}), secrets=["hf-*"])
+    assert any(text.startswith(f"spec.trainer.podTemplate.spec{at}") for text in texts), texts
 
 
 def test_variables_that_a_download_shares_with_the_main_container_are_refused_once(make_job: MakeJob) -> None:
     env = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "s1", "key": "k"}}}]
     template = {"spec": {"containers": [{"name": "ray", "env": env}]}}
     job = make_job("spec.model.base=a/b", f"spec.trainer.podTemplate={json.dumps(template)}")
-    (found,) = refusals(job, secrets=["hf-*"])
-    assert found.startswith("spec.trainer.podTemplate.spec.containers[0].env[0]: the Secret 's1' is not allowed")
+    (refusal,) = refusals(job, secrets=["hf-*"])
+    assert refusal.startswith("spec.trainer.podTemplate.spec.containers[0].env[0]: the Secret 's1' is not allowed")
 
 
 def test_every_secret_and_service_account_of_a_job_is_checked(make_job: MakeJob) -> None:
@@ -118,10 +118,10 @@ def test_every_secret_and_service_account_of_a_job_is_checked(make_job: MakeJob)
         "spec.model={base: a/b, tokenSecretRef: {name: s9, key: k}}",
         "spec.observability.tracking={loggers: [wandb], wandbSecretRef: {name: s10, key: k}}",
     )
-    found = refusals(job, secrets=["hf-*"])
+    texts = refusals(job, secrets=["hf-*"])
     for number in range(1, 12):
-        assert len([text for text in found if f"the Secret 's{number}' is not allowed" in text]) == 1, number
-    assert any("spec.runtime.serviceAccountName: the service account 'other' is not allowed" in text for text in found)
+        assert len([text for text in texts if f"the Secret 's{number}' is not allowed" in text]) == 1, number
+    assert any("spec.runtime.serviceAccountName: the service account 'other' is not allowed" in text for text in texts)
     everything = [*PodPolicy().volume_types, "flexVolume"]
     assert refusals(job, serviceAccounts=["other"], volumeTypes=everything) == []
 
@@ -141,8 +141,10 @@ def test_a_pods_service_account_is_the_one_of_either_name_or_the_default(
     spec: dict[str, str], allowed: list[str], refused: dict[str, str]
 ) -> None:
     policy = PodPolicy.model_validate({"serviceAccounts": allowed, "serviceAccountTokens": True})
-    found = [each for each in find_breaches({"spec": spec}, policy, "audience") if "service account" in each.text]
-    assert {each.at[-1]: each.text.split("'")[1] for each in found} == refused
+    breaches = [
+        breach for breach in find_breaches({"spec": spec}, policy, "audience") if "service account" in breach.text
+    ]
+    assert {breach.at[-1]: breach.text.split("'")[1] for breach in breaches} == refused
 
 
 @pytest.mark.parametrize(
@@ -166,13 +168,13 @@ def test_a_path_of_the_node_is_allowed_with_what_is_below(
         "containers": [{"name": "ray", "volumeMounts": [mount]}],
         "volumes": [{"name": "v", "hostPath": {"path": path, "type": kind}}],
     }
-    found = refusals(with_template(make_job, "head", {"spec": template}), hostPaths=[{"path": "/usr/local/Ascend/"}])
-    assert (found == []) == allowed, found
+    texts = refusals(with_template(make_job, "head", {"spec": template}), hostPaths=[{"path": "/usr/local/Ascend/"}])
+    assert (texts == []) == allowed, texts
 
 
 def test_the_operators_own_pods_satisfy_the_default_policy() -> None:
     """So a job without a template needs no check of its pods."""
-    made = plan.ClusterSettings(image="i", report_url="http://r")
+    settings = plan.ClusterSettings(image="i", report_url="http://r")
     checked = 0
     for document in jobs(2, 60, SPEC, job_documents):
         for role in ("head", "trainer", "rollout"):
@@ -185,7 +187,7 @@ def test_the_operators_own_pods_satisfy_the_default_policy() -> None:
         except ValidationError:
             continue
         audience = report_audience("default", job.metadata.name)
-        for group in (render_head_group(job, 1, made), *render_worker_groups(job, 1, made)):
+        for group in (render_head_group(job, 1, settings), *render_worker_groups(job, 1, settings)):
             checked += 1
             assert list(find_breaches(group["template"], PodPolicy(), audience)) == []
     assert checked > 20
@@ -209,18 +211,18 @@ def test_a_policy_must_allow_the_operators_own_pods(policy: Any, said: str) -> N
 def test_one_hundred_errors_of_a_template_are_told(make_job: MakeJob) -> None:
     """A spec of 240 KiB can have tens of thousands, and all jobs wait until they are found and told."""
     many = 2_000
-    sysctls = [{"name": f"kernel.{place}", "value": "1"} for place in range(many)]
+    sysctls = [{"name": f"kernel.{number}", "value": "1"} for number in range(many)]
     job = with_template(make_job, "trainer", {"spec": {"securityContext": {"sysctls": sysctls}}})
     assert sum("sysctls" in text for text in refusals(job)) == TOLD
     with pytest.raises(JobError) as error:
-        with_template(make_job, "trainer", {"spec": {f"host{place}": 1 for place in range(many)}})
+        with_template(make_job, "trainer", {"spec": {f"host{number}": 1 for number in range(many)}})
     assert len(error.value.problems) == TOLD
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)  # comparing each with all others would take minutes
 def test_lists_with_many_entries_are_checked_in_proportion_to_their_length(make_job: MakeJob) -> None:
-    ports = [{"containerPort": 1 + place % 65535, "protocol": f"{place // 65535}"} for place in range(100_000)]
+    ports = [{"containerPort": 1 + number % 65535, "protocol": f"{number // 65535}"} for number in range(100_000)]
     template = {"spec": {"containers": [{"name": "ray", "ports": [*ports, ports[0]]}]}}
     assert [error.text for error in find_errors(template, complete=False)] == ["is in the list already"]
 
@@ -232,8 +234,8 @@ def test_a_refusal_names_the_field_of_a_reward_template(make_job: MakeJob) -> No
         "spec.reward.model.placement=Separate",
         f"spec.reward.model.podTemplate={json.dumps(template)}",
     )
-    found = refusals(job)
-    assert [text.partition(": ")[0] for text in found] == [
+    texts = refusals(job)
+    assert [text.partition(": ")[0] for text in texts] == [
         "spec.reward.model.podTemplate.spec.volumes[0]",
         "spec.reward.model.podTemplate.spec.hostNetwork",
     ]

@@ -59,8 +59,8 @@ def test_a_malformed_field_is_named(make_job: MakeJob, spec: Any, at: str, said:
 
 def test_nulls_and_whole_numbers_as_floats_are_accepted(make_job: MakeJob) -> None:
     template = {"spec": {"priority": 3.0, "hostname": None, "containers": [{"name": "ray", "ports": None}]}}
-    made = make_job(f"spec.trainer.podTemplate={json.dumps(template)}")
-    assert plan.find_refusals(made, plan.ClusterSettings(image="i")) == []
+    job = make_job(f"spec.trainer.podTemplate={json.dumps(template)}")
+    assert plan.find_refusals(job, plan.ClusterSettings(image="i")) == []
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_required_fields_may_come_from_the_operators_template(
     make_job: MakeJob, template: Any, at: str, said: str
 ) -> None:
     """The mount of /dev/shm has its name from the operator; another mount needs one."""
-    found = plan.find_refusals(
+    refusals = plan.find_refusals(
         make_job(f"spec.head.podTemplate={json.dumps({'spec': template})}"), plan.ClusterSettings(image="i")
     )
-    assert (format_path(found[0].at), found[0].text) == (at, said)
+    assert (format_path(refusals[0].at), refusals[0].text) == (at, said)
     mount = {"containers": [{"name": "ray", "volumeMounts": [{"mountPath": "/dev/shm", "readOnly": False}]}]}
     job = make_job(f"spec.head.podTemplate={json.dumps({'spec': mount})}")
     assert plan.find_refusals(job, plan.ClusterSettings(image="i")) == []
@@ -114,8 +114,8 @@ def test_nulls_and_missing_names_do_not_stop_the_checks(make_job: MakeJob) -> No
         "spec.checkpoint.path=/x",
         "spec.observability.tracking={loggers: [wandb]}",
     )
-    found = [one.text for one in plan.find_refusals(job, plan.ClusterSettings(image="i"))]
+    texts = [refusal.text for refusal in plan.find_refusals(job, plan.ClusterSettings(image="i"))]
     wanted = ("no container mounts 'c'", "wandb needs an API key")
-    assert len(found) == 2
-    assert all(part in text for part, text in zip(wanted, found, strict=True)), found
+    assert len(texts) == 2
+    assert all(part in text for part, text in zip(wanted, texts, strict=True)), texts
     assert not job.spec.keeps_results

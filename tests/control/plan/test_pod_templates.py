@@ -123,6 +123,6 @@ def test_a_malformed_quantity_is_an_error() -> None:
 
 
 def test_a_probe_keeps_its_handler_if_the_template_names_none() -> None:
-    own = {"containers": [{"name": "a", "livenessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 5}}]}
-    merged = merge_templates(own, {"containers": [{"name": "a", "livenessProbe": {"periodSeconds": 9}}]})
+    template = {"containers": [{"name": "a", "livenessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 5}}]}
+    merged = merge_templates(template, {"containers": [{"name": "a", "livenessProbe": {"periodSeconds": 9}}]})
     assert merged["containers"][0]["livenessProbe"] == {"exec": {"command": ["true"]}, "periodSeconds": 9}

@@ -32,9 +32,9 @@ def groups(job: DiffusionRLJob) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def container(group: dict[str, Any]) -> dict[str, Any]:
-    (found,) = group["template"]["spec"]["containers"]
-    assert isinstance(found, dict)
-    return found
+    (main,) = group["template"]["spec"]["containers"]
+    assert isinstance(main, dict)
+    return main
 
 
 def test_rollout_pods_have_a_folder_for_prompt_embeddings_if_the_job_keeps_them(make_job: MakeJob) -> None:
@@ -98,15 +98,15 @@ def test_the_number_of_rollout_pods_is_no_part_of_what_an_attempt_is_made_of(mak
         job.metadata.labels["kueue.x-k8s.io/queue-name"] = "q"
     assert len({plan.digest_attempt(job, 1, SETTINGS) for job in queued}) == 3
     trainer, rollout = groups(queued[0])
-    assert [(one["minReplicas"], one["maxReplicas"]) for one in (trainer, rollout)] == [(1, 1), (3, 3)]
+    assert [(group["minReplicas"], group["maxReplicas"]) for group in (trainer, rollout)] == [(1, 1), (3, 3)]
 
 
 @pytest.mark.parametrize(("seconds", "grace"), [(None, 90), (5, 35), (0, None)])
 def test_a_rollout_pod_that_is_deleted_drains_its_node_first(
     make_job: MakeJob, seconds: int | None, grace: int | None
 ) -> None:
-    given = () if seconds is None else (f"spec.rollout.drainSeconds={seconds}",)
-    trainer, rollout = groups(make_job(*SEPARATE, *given))
+    assignments = () if seconds is None else (f"spec.rollout.drainSeconds={seconds}",)
+    trainer, rollout = groups(make_job(*SEPARATE, *assignments))
     assert rollout["template"]["spec"].get("terminationGracePeriodSeconds") == grace
     hook = container(rollout).get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
     assert hook == (grace and ["python3", "-m", "verl_omni.utils.drain_node", str(grace - 30)])
@@ -158,10 +158,10 @@ def test_pools_of_two_vendors_get_what_each_needs_and_the_trainer_gets_rays_name
         (reward, "huawei", {"NPU": "2"}, "ascend:1"),
     ):
         assert {name: count for name, count in group["resources"].items() if name in ("GPU", "NPU")} == resources
-        images = {each["image"] for each in group["template"]["spec"]["initContainers"]}
+        images = {init_container["image"] for init_container in group["template"]["spec"]["initContainers"]}
         assert images == {image}, "init containers download on the same nodes"
-        (found,) = [entry["value"] for entry in container(group)["env"] if entry["name"] == "VERL_PLATFORM"]
-        assert (found, container(group)["image"]) == (platform, image)
+        (variable,) = [entry["value"] for entry in container(group)["env"] if entry["name"] == "VERL_PLATFORM"]
+        assert (variable, container(group)["image"]) == (platform, image)
     names = ("actor_rollout_ref.rollout.ray_resource", "reward.reward_model.ray_resource")
     in_pods = plan.render_settings(*plan.resolve_for_pods(job))
     assert [in_pods.get(name) for name in names] == ["NPU", "NPU"]
@@ -172,9 +172,9 @@ def test_pools_of_two_vendors_get_what_each_needs_and_the_trainer_gets_rays_name
 def test_rollout_pods_get_no_file_or_token_that_only_the_training_program_reads(make_job: MakeJob) -> None:
     tracking = "spec.observability.tracking={loggers: [wandb], wandbSecretRef: {name: w, key: k}}"
     trainer, rollout = groups(make_job(*SEPARATE, tracking, "spec.checkpoint.claimName=runs", "spec.model.base=a/b"))
-    volumes = [{volume["name"] for volume in one["template"]["spec"]["volumes"]} for one in (trainer, rollout)]
+    volumes = [{volume["name"] for volume in group["template"]["spec"]["volumes"]} for group in (trainer, rollout)]
     assert volumes == [{"shared-memory", "runs", "models", "job", "report-token"}, {"shared-memory", "models"}]
-    variables = [{entry["name"] for entry in container(one)["env"]} for one in (trainer, rollout)]
+    variables = [{entry["name"] for entry in container(group)["env"]} for group in (trainer, rollout)]
     assert variables[0] - variables[1] == {"WANDB_API_KEY", "DIFFUSIONRL_REPORT_URL", "DIFFUSIONRL_REPORT_TOKEN_FILE"}
     assert "annotations" not in rollout["template"]["metadata"]
     (fetch,) = rollout["template"]["spec"]["initContainers"]
@@ -192,12 +192,12 @@ def test_without_accelerators_of_their_own_rollout_pods_have_those_of_the_traine
 
 
 def test_pods_and_accelerators_of_both_pools_count(make_job: MakeJob) -> None:
-    found = []
+    counts = []
     for assignments in (SEPARATE, (), ("spec.rollout.placement=Separate", "spec.trainer.accelerator.vendor=CPU")):
         job = make_job(*assignments)
         facts = parse_job_facts({"metadata": {"name": "a"}}, job)
-        found.append((facts.trainer.pods, facts.rollouts.pods, count_accelerators(facts, Attempt())))
-    assert found == [(1, 3, 8 + 3 * 4), (1, 0, 0), (1, 1, 0)]
+        counts.append((facts.trainer.pods, facts.rollouts.pods, count_accelerators(facts, Attempt())))
+    assert counts == [(1, 3, 8 + 3 * 4), (1, 0, 0), (1, 1, 0)]
 
 
 @pytest.mark.parametrize(

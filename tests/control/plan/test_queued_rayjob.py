@@ -45,52 +45,52 @@ def rendered(make_job: MakeJob, replicas: int, *more: str, least: int | None = 2
 def asked(body: dict[str, Any], old: int, new: int) -> dict[str, Any]:
     """The RayJob after the operator has asked for another number."""
     changes = change(body, AskForPods(parse_rayjob(body), old, new, 0), NOW)
-    made = copy.deepcopy(body)
-    made["metadata"]["annotations"] |= changes["metadata"]["annotations"]
-    made["spec"]["entrypoint"] = changes["spec"]["entrypoint"]
-    made["spec"]["rayClusterSpec"] |= changes["spec"]["rayClusterSpec"]
-    return made
+    changed = copy.deepcopy(body)
+    changed["metadata"]["annotations"] |= changes["metadata"]["annotations"]
+    changed["spec"]["entrypoint"] = changes["spec"]["entrypoint"]
+    changed["spec"]["rayClusterSpec"] |= changes["spec"]["rayClusterSpec"]
+    return changed
 
 
 @pytest.mark.parametrize("more", [(), ("spec.rollout.engine.tensorParallelSize=2", "spec.trainer.replicas=2")])
 def test_the_changed_rayjob_is_that_of_a_job_with_as_many_pods(make_job: MakeJob, more: tuple[str, ...]) -> None:
     full = rendered(make_job, 12, *more)
     for number in (11, 2):
-        found = asked(full, 12, number)
+        changed = asked(full, 12, number)
         expected = rendered(make_job, number, *more)
-        assert not parse_rayjob(found).altered
-        pods = json.loads(found["metadata"]["annotations"].pop(PODS_ANNOTATION))
+        assert not parse_rayjob(changed).altered
+        pods = json.loads(changed["metadata"]["annotations"].pop(PODS_ANNOTATION))
         wanted = json.loads(expected["metadata"]["annotations"].pop(PODS_ANNOTATION))
         assert (
             pods["rollout"] == {**wanted["rollout"], "fewest": 2, "most": 12} and pods["trainer"] == wanted["trainer"]
         )
-        assert found["metadata"]["annotations"].pop(ASKED_ANNOTATION) == "2026-01-01T00:00:00Z 0"
-        for body in (found, expected):
+        assert changed["metadata"]["annotations"].pop(ASKED_ANNOTATION) == "2026-01-01T00:00:00Z 0"
+        for body in (changed, expected):
             for name in (RENDERED_ANNOTATION, SPEC_ANNOTATION, CHECKSUM_ANNOTATION):  # the two jobs' digests differ
                 body["metadata"]["annotations"].pop(name)
             trainer, _ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
             trainer["template"]["metadata"]["annotations"].pop(JOB_ANNOTATION)  # as its user wrote it
-        assert found == expected
+        assert changed == expected
         assert asked(asked(full, 12, number), number, 12)["spec"] == full["spec"]
 
 
 def test_what_was_changed_is_parsed_again(make_job: MakeJob) -> None:
-    found = parse_rayjob(asked(rendered(make_job, 4), 4, 3))
-    size = found.pool("rollout")
+    parsed = parse_rayjob(asked(rendered(make_job, 4), 4, 3))
+    size = parsed.pool("rollout")
     assert size and (size.pods, size.fewest, size.most, size.least) == (3, 2, 4, 2)
-    assert found.asked and (found.asked.at, found.asked.rounds) == (NOW, 0)
+    assert parsed.asked and (parsed.asked.at, parsed.asked.rounds) == (NOW, 0)
 
 
 def test_only_a_suspended_rayjob_with_the_expected_numbers_is_changed(make_job: MakeJob) -> None:
     body = rendered(make_job, 4)
     step = AskForPods(parse_rayjob(body), 4, 3, 0)
     assert is_as_decided(body, step)
-    admitted, scaled, other, noted = (copy.deepcopy(body) for _ in range(4))
+    admitted, scaled, replaced, noted = (copy.deepcopy(body) for _ in range(4))
     admitted["spec"]["suspend"] = False
     scaled["spec"]["rayClusterSpec"]["workerGroupSpecs"][1]["replicas"] = 3
-    other["metadata"]["uid"] = "v"
+    replaced["metadata"]["uid"] = "v"
     del noted["metadata"]["annotations"][PODS_ANNOTATION]
-    assert not any(is_as_decided(each, step) for each in (admitted, scaled, other, noted, asked(body, 4, 3)))
+    assert not any(is_as_decided(stale, step) for stale in (admitted, scaled, replaced, noted, asked(body, 4, 3)))
 
 
 @pytest.mark.parametrize(("least", "queue"), [(2, "metadata.labels={}"), (12, QUEUE), (None, QUEUE)])

@@ -23,12 +23,12 @@ def warned(make_job: MakeJob, *assignments: str) -> list[str]:
     """Fields of the warnings about a sound job with these changes; what has no field by the trainer's setting."""
     changed = {name.partition("=")[0] for name in assignments}
     kept = [assignment for assignment in SOUND if assignment.partition("=")[0] not in changed]
-    found = plan.find_risks(make_job(*kept, *assignments))
-    for risk in found:
+    risks = plan.find_risks(make_job(*kept, *assignments))
+    for risk in risks:
         assert re.search(r"\bis \S+", risk.text), "the value"
         assert re.search(r"arXiv:\d{4}\.\d{5}|[\w-]+/[\w-]+#\d+|verl-omni", risk.text), "the source"
     return [
-        risk.text.split()[0].rpartition(".")[2] if risk.at[-1] == "overrides" else str(risk.at[-1]) for risk in found
+        risk.text.split()[0].rpartition(".")[2] if risk.at[-1] == "overrides" else str(risk.at[-1]) for risk in risks
     ]
 
 
@@ -70,5 +70,5 @@ def test_a_recipe_is_warned_of(make_job: MakeJob, assignments: tuple[str, ...], 
 
 def test_warnings_of_a_job_on_a_cluster_contain_those_of_its_recipe(make_job: MakeJob) -> None:
     job = make_job("spec.rollout.samplesPerPrompt=4")
-    assert {risk.at for risk in plan.find_risks(job)} < {found.at for found in plan.find_warnings(job)}
+    assert {risk.at for risk in plan.find_risks(job)} < {warning.at for warning in plan.find_warnings(job)}
     assert plan.find_refusals(job, plan.ClusterSettings(image="i")) == []

@@ -67,8 +67,8 @@ OF_KUBERNETES = 256 * 1024  # TotalAnnotationSizeLimitB
 def test_the_operator_refuses_jobs_with_an_explanation(
     make_job: MakeJob, assignments: list[str], settings: plan.ClusterSettings, said: str
 ) -> None:
-    (found,) = plan.find_refusals(make_job(*assignments), settings)
-    assert said in f"{'.'.join(map(str, found.at))}: {found.text}"
+    (refusal,) = plan.find_refusals(make_job(*assignments), settings)
+    assert said in f"{'.'.join(map(str, refusal.at))}: {refusal.text}"
 
 
 def with_pools(make_job: MakeJob, scorers: int, *assignments: str) -> DiffusionRLJob:
@@ -83,15 +83,15 @@ def test_a_queue_gets_no_job_with_more_groups_of_pods_than_kueue_admits(make_job
     assert 1 + len(cluster["workerGroupSpecs"]) == QUEUE_POD_SETS, "head and worker groups"
     assert plan.find_refusals(fits, SETTINGS) == []
     assert plan.find_refusals(with_pools(make_job, 18), SETTINGS) == [], "without a queue there is no limit"
-    (found,) = plan.find_refusals(with_pools(make_job, 18, queue), SETTINGS)
-    assert found.at == ("spec", "reward", "scorers")
+    (refusal,) = plan.find_refusals(with_pools(make_job, 18, queue), SETTINGS)
+    assert refusal.at == ("spec", "reward", "scorers")
     groups = ", ".join(["head", "trainer", *(f"scorer-s{number}" for number in range(18))])
-    assert found.text == (
+    assert refusal.text == (
         f"18 scorers have a pool, and the job has 20 groups of pods ({groups}): a Kueue queue admits at most 18; "
         "remove pool from 2 of them"
     )
     separate = with_pools(make_job, QUEUE_POD_SETS - 2, queue, "spec.rollout={placement: Separate, replicas: 1}")
-    assert [found.at[-1] for found in plan.find_refusals(separate, SETTINGS)] == ["scorers"], "rollout pods count"
+    assert [refusal.at[-1] for refusal in plan.find_refusals(separate, SETTINGS)] == ["scorers"], "rollout pods count"
 
 
 def test_the_pod_template_may_set_the_key_or_mode_of_wandb(make_job: MakeJob) -> None:
@@ -174,10 +174,10 @@ def test_a_spec_that_does_not_fit_into_annotations_is_refused(make_job: MakeJob,
 
     def size(length: int) -> int:
         workers, *_ = plan.render_attempt(job(length), 1, SETTINGS)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-        found = workers["template"]["metadata"]["annotations"]
-        return sum(len(name.encode()) + len(value.encode()) for name, value in found.items())
+        pod_annotations = workers["template"]["metadata"]["annotations"]
+        return sum(len(name.encode()) + len(value.encode()) for name, value in pod_annotations.items())
 
     fits = max(length for length in range(10, 1300, 40) if not plan.find_refusals(job(length), SETTINGS))
     assert ANNOTATIONS_BYTES * 0.8 < size(fits) < OF_KUBERNETES
-    (found,) = plan.find_refusals(job(fits + 40), SETTINGS)
-    assert found.at == ("spec",) and f"at most {ANNOTATIONS_BYTES}" in found.text
+    (refusal,) = plan.find_refusals(job(fits + 40), SETTINGS)
+    assert refusal.at == ("spec",) and f"at most {ANNOTATIONS_BYTES}" in refusal.text

@@ -30,22 +30,22 @@ def pools(settings: dict[str, Any]) -> dict[str, Any]:
 def test_each_pool_is_a_worker_group_with_its_own_resource_accelerators_and_image(make_job: MakeJob) -> None:
     job = make_job(*POOLS)
     trainer, on_gpus, on_cpu = groups(job)
-    assert [each["groupName"] for each in (trainer, on_gpus, on_cpu)] == [
+    assert [group["groupName"] for group in (trainer, on_gpus, on_cpu)] == [
         "trainer",
         "scorer-pickscore",
         "scorer-my-ocr",
     ]
-    resources = [{name: n for name, n in each["resources"].items() if name != "CPU"} for each in (on_gpus, on_cpu)]
+    resources = [{name: n for name, n in group["resources"].items() if name != "CPU"} for group in (on_gpus, on_cpu)]
     assert resources == [{"GPU": "3", "omni_scorer_pickscore": "1"}, {"omni_scorer_my_ocr": "1"}]
     assert trainer["resources"]["omni_trainer"] == "1"
-    assert [(each["replicas"], each["minReplicas"], each["maxReplicas"]) for each in (on_gpus, on_cpu)] == [
+    assert [(group["replicas"], group["minReplicas"], group["maxReplicas"]) for group in (on_gpus, on_cpu)] == [
         (2, 2, 2),
         (1, 1, 1),
     ]
-    containers = [each["template"]["spec"]["containers"][0] for each in (on_gpus, on_cpu)]
-    assert [each["image"] for each in containers] == ["rollout:1", "ocr:1"]
-    assert [each["resources"].get("limits") for each in containers] == [{"nvidia.com/gpu": "3"}, None]
-    platforms = [{v["name"]: v.get("value") for v in each["env"]}["VERL_PLATFORM"] for each in containers]
+    containers = [group["template"]["spec"]["containers"][0] for group in (on_gpus, on_cpu)]
+    assert [container["image"] for container in containers] == ["rollout:1", "ocr:1"]
+    assert [container["resources"].get("limits") for container in containers] == [{"nvidia.com/gpu": "3"}, None]
+    platforms = [{v["name"]: v.get("value") for v in container["env"]}["VERL_PLATFORM"] for container in containers]
     assert platforms == ["nvidia", "cpu"]
     assert plan.find_refusals(job, SETTINGS) == []
 
@@ -62,13 +62,13 @@ def test_the_trainer_pins_the_processes_of_a_pool_to_its_pods(make_job: MakeJob)
         "my_ocr.pool.python": "/opt/omni/examples/envs/ocr/bin/python",
     }
     assert settings["trainer.node_resource"] == "omni_trainer"
-    other = make_job(
+    on_npus = make_job(
         "spec.trainer.accelerator={vendor: Ascend, count: 2}",
         "spec.rollout.replicas=2",
         f"spec.reward.scorers=[{ON_GPUS}]",
     )
-    assert pools(plan.render_settings(*plan.resolve_for_pods(other)))["pickscore.pool.ray_resource"] == "GPU"
-    (refused,) = plan.find_refusals(other, SETTINGS)
+    assert pools(plan.render_settings(*plan.resolve_for_pods(on_npus)))["pickscore.pool.ray_resource"] == "GPU"
+    (refused,) = plan.find_refusals(on_npus, SETTINGS)
     assert refused.at == ("spec", "reward", "scorers", 0, "pool", "podTemplate")
 
 
@@ -106,7 +106,7 @@ def test_the_accelerators_of_pools_are_counted(make_job: MakeJob) -> None:
 def test_pods_of_scorers_download_no_model_of_the_trainer(make_job: MakeJob) -> None:
     trainer, *others = groups(make_job(*POOLS, "spec.model.base=owner/name"))
     assert "initContainers" in trainer["template"]["spec"]
-    assert all("initContainers" not in each["template"]["spec"] for each in others)
+    assert all("initContainers" not in group["template"]["spec"] for group in others)
 
 
 @pytest.mark.parametrize(

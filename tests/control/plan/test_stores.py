@@ -25,55 +25,55 @@ def job(*assignments: str) -> DiffusionRLJob:
 
 def pods(made: DiffusionRLJob) -> dict[str, Any]:
     """Pod specs by group; `head` too."""
-    (ray_job,) = [each for each in plan.render_objects(made, 1, SETTINGS) if each["kind"] == "RayJob"]
+    (ray_job,) = [body for body in plan.render_objects(made, 1, SETTINGS) if body["kind"] == "RayJob"]
     cluster = ray_job["spec"]["rayClusterSpec"]
     groups = {group["groupName"]: group["template"]["spec"] for group in cluster["workerGroupSpecs"]}
     return {"head": cluster["headGroupSpec"]["template"]["spec"], **groups}
 
 
 def keys(container: dict[str, Any]) -> list[str]:
-    found = [entry for entry in container.get("env", ()) if entry["name"].startswith(("AWS_", "HF_TOKEN"))]
-    assert all(entry["valueFrom"]["secretKeyRef"]["name"] == "keys" for entry in found)
-    return [entry["name"] for entry in found]
+    keys = [entry for entry in container.get("env", ()) if entry["name"].startswith(("AWS_", "HF_TOKEN"))]
+    assert all(entry["valueFrom"]["secretKeyRef"]["name"] == "keys" for entry in keys)
+    return [entry["name"] for entry in keys]
 
 
 def test_only_the_trainer_gets_the_keys_of_its_output_and_data() -> None:
     separate = "spec.rollout={placement: Separate}"
     for changes in (["spec.output={url: s3://b/runs}"], ["spec.data.train=['s3://b/t.jsonl']"]):
-        made = pods(job(*changes, STORAGE, separate))
-        assert {group: keys(spec["containers"][0]) for group, spec in made.items()} == {
+        specs = pods(job(*changes, STORAGE, separate))
+        assert {group: keys(spec["containers"][0]) for group, spec in specs.items()} == {
             "head": [],
             "trainer": KEYS,
             "rollout": [],
         }
-        assert "initContainers" not in made["trainer"]
+        assert "initContainers" not in specs["trainer"]
 
 
 def test_only_the_trainer_gets_the_token_of_the_hub_and_may_reach_it() -> None:
-    made = pods(job(HUB, "spec.storage={secretName: keys}", "spec.rollout={placement: Separate}"))
-    assert {group: keys(spec["containers"][0]) for group, spec in made.items()} == {
+    specs = pods(job(HUB, "spec.storage={secretName: keys}", "spec.rollout={placement: Separate}"))
+    assert {group: keys(spec["containers"][0]) for group, spec in specs.items()} == {
         "head": [],
         "trainer": ["HF_TOKEN"],
         "rollout": [],
     }
     offline = {
-        group: [each["value"] for each in spec["containers"][0].get("env", ()) if each["name"] == "HF_HUB_OFFLINE"]
-        for group, spec in made.items()
+        group: [item["value"] for item in spec["containers"][0].get("env", ()) if item["name"] == "HF_HUB_OFFLINE"]
+        for group, spec in specs.items()
     }
     assert offline == {"head": [], "trainer": [""], "rollout": ["1"]}
 
 
 def test_one_secret_may_have_the_token_and_the_keys_or_leave_those_to_the_pods_identity() -> None:
-    made = pods(job(HUB, "spec.data.train=['s3://b/t.jsonl']", "spec.storage={secretName: keys}"))
-    (container,) = made["trainer"]["containers"]
+    specs = pods(job(HUB, "spec.data.train=['s3://b/t.jsonl']", "spec.storage={secretName: keys}"))
+    (container,) = specs["trainer"]["containers"]
     assert keys(container) == [*KEYS, "HF_TOKEN"]
-    sources = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container["env"] if "valueFrom" in each}
+    sources = {item["name"]: item["valueFrom"]["secretKeyRef"] for item in container["env"] if "valueFrom" in item}
     assert [sources[name].get("optional") for name in (*KEYS, "HF_TOKEN")] == [True, True, True, None]
 
 
 def test_a_job_that_cannot_send_to_the_hub_is_refused() -> None:
     def refusals(*changes: str) -> list[tuple[Any, str]]:
-        return [(found.at[1:], found.text) for found in plan.find_refusals(job(HUB, *changes), SETTINGS)]
+        return [(refusal.at[1:], refusal.text) for refusal in plan.find_refusals(job(HUB, *changes), SETTINGS)]
 
     def variables(*entries: str) -> str:
         return f"spec.trainer.podTemplate={{spec: {{containers: [{{name: ray, env: [{', '.join(entries)}]}}]}}}}"
@@ -82,8 +82,8 @@ def test_a_job_that_cannot_send_to_the_hub_is_refused() -> None:
     assert refusals(secret) == []
     ((at, text),) = refusals()
     assert at == ("storage", "secretName") and "name a Secret with the key HF_TOKEN" in text
-    own = "{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: mine, key: token}}}"
-    assert refusals(variables(own)) == []
+    variable = "{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: mine, key: token}}}"
+    assert refusals(variables(variable)) == []
     ((at, text),) = refusals(secret, variables("{name: HF_HUB_OFFLINE, value: '1'}"))
     assert at == ("output", "url") and "spec.trainer.podTemplate sets HF_HUB_OFFLINE=1: remove the variable" in text
     assert refusals(secret, variables("{name: HF_HUB_OFFLINE, value: '0'}")) == []
@@ -96,19 +96,19 @@ def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
 
     def verdict(*changes: str) -> tuple[list[str], list[int]]:
         """What is refused, and the open ports."""
-        made = job(HUB, STORAGE, "spec.security={networkPolicy: DefaultDeny}", *changes)
-        (policy,) = [each for each in plan.render_objects(made, 1, SETTINGS) if each["kind"] == "NetworkPolicy"]
+        of_hub = job(HUB, STORAGE, "spec.security={networkPolicy: DefaultDeny}", *changes)
+        (policy,) = [body for body in plan.render_objects(of_hub, 1, SETTINGS) if body["kind"] == "NetworkPolicy"]
         ports = policy["spec"]["egress"][2]["ports"]
-        return [found.text for found in plan.find_refusals(made, SETTINGS)], [each["port"] for each in ports]
+        return [refusal.text for refusal in plan.find_refusals(of_hub, SETTINGS)], [port["port"] for port in ports]
 
     assert verdict() == ([], [9000])
     assert verdict(data, hub) == ([], [81, 9000])
     in_store = "spec.model.base=s3://b/m"
     endpoint = "trainer.store.endpoint='http://minio.store:9000'"
     assert verdict(in_store, hub) == ([], [81, 9000])
-    for change, given in ((data, True), (in_store, False)):
-        made = plan.render_pod_overrides(*plan.resolve_for_pods(job(HUB, STORAGE, hub, change)))
-        assert (endpoint in made) is given, "only if the trainer itself reads from the store"
+    for change, expected in ((data, True), (in_store, False)):
+        overrides = plan.render_pod_overrides(*plan.resolve_for_pods(job(HUB, STORAGE, hub, change)))
+        assert (endpoint in overrides) is expected, "only if the trainer itself reads from the store"
     ((text,), _) = verdict(data)
     assert text.startswith("is ambiguous, because the job uses an S3-compatible store and the Hugging Face hub")
     ((text,), _) = verdict(hub)
@@ -116,10 +116,10 @@ def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
 
 
 def test_a_model_in_a_store_is_downloaded_where_it_is_loaded_and_its_keys_stay_in_the_init_container() -> None:
-    made = job(
+    fetching = job(
         "spec.model={base: s3://b/sd35, cache: {claimName: models}}", STORAGE, "spec.rollout={placement: Separate}"
     )
-    for group, spec in pods(made).items():
+    for group, spec in pods(fetching).items():
         if group == "head":
             assert "initContainers" not in spec
             continue
@@ -138,7 +138,7 @@ def test_a_model_in_a_store_is_downloaded_where_it_is_loaded_and_its_keys_stay_i
         assert keys(spec["containers"][0]) == []
         assert {"name": "models", "persistentVolumeClaim": {"claimName": "models"}} in spec["volumes"]
     assert "actor_rollout_ref.model.path=/var/lib/diffusionrl/models/b/sd35" in plan.render_pod_overrides(
-        *plan.resolve_for_pods(made)
+        *plan.resolve_for_pods(fetching)
     )
 
 
@@ -153,16 +153,16 @@ def test_a_session_token_may_be_absent_and_without_a_secret_the_pods_identity_co
 
 
 def test_the_settings_name_a_folder_of_the_job_and_how_the_store_is_reached() -> None:
-    made = job("spec.output={url: s3://b/runs/, deadlineSeconds: 60}", STORAGE)
-    found = plan.render_pod_overrides(*plan.resolve_for_pods(made))
-    assert [line for line in found if line.startswith(("trainer.output", "trainer.store"))] == [
+    sending = job("spec.output={url: s3://b/runs/, deadlineSeconds: 60}", STORAGE)
+    overrides = plan.render_pod_overrides(*plan.resolve_for_pods(sending))
+    assert [line for line in overrides if line.startswith(("trainer.output", "trainer.store"))] == [
         "trainer.output.url='s3://b/runs/a-job'",
         "trainer.output.deadline_s=60",
         "trainer.store.endpoint='http://minio.store:9000'",
     ]
-    made = job("spec.output={url: hf://owner/adapters/}", "spec.storage={endpoint: 'https://hub', secretName: keys}")
-    found = plan.render_pod_overrides(*plan.resolve_for_pods(made))
-    assert [line for line in found if line.startswith(("trainer.output", "trainer.store"))] == [
+    sending = job("spec.output={url: hf://owner/adapters/}", "spec.storage={endpoint: 'https://hub', secretName: keys}")
+    overrides = plan.render_pod_overrides(*plan.resolve_for_pods(sending))
+    assert [line for line in overrides if line.startswith(("trainer.output", "trainer.store"))] == [
         "trainer.output.url='hf://owner/adapters/a-job'",
         "trainer.output.deadline_s=600",
         "trainer.store.endpoint='https://hub'",
@@ -170,10 +170,10 @@ def test_the_settings_name_a_folder_of_the_job_and_how_the_store_is_reached() ->
 
 
 def test_a_claim_for_results_is_mounted_where_the_url_says() -> None:
-    made = pods(job("spec.output={url: file:///results/team, claimName: results}"))
-    assert {"name": "output", "mountPath": "/results/team"} in made["trainer"]["containers"][0]["volumeMounts"]
-    assert {"name": "output", "persistentVolumeClaim": {"claimName": "results"}} in made["trainer"]["volumes"]
-    assert not any(volume["name"] == "output" for volume in made["head"]["volumes"])
+    specs = pods(job("spec.output={url: file:///results/team, claimName: results}"))
+    assert {"name": "output", "mountPath": "/results/team"} in specs["trainer"]["containers"][0]["volumeMounts"]
+    assert {"name": "output", "persistentVolumeClaim": {"claimName": "results"}} in specs["trainer"]["volumes"]
+    assert not any(volume["name"] == "output" for volume in specs["head"]["volumes"])
 
 
 @pytest.mark.parametrize(
@@ -188,36 +188,36 @@ def test_a_claim_for_results_is_mounted_where_the_url_says() -> None:
     ],
 )
 def test_the_port_of_the_store_is_open_in_the_network_policy(changes: list[str], port: int) -> None:
-    made = job(*changes, "spec.security={networkPolicy: DefaultDeny}")
-    (policy,) = [each for each in plan.render_objects(made, 1, SETTINGS) if each["kind"] == "NetworkPolicy"]
+    sending = job(*changes, "spec.security={networkPolicy: DefaultDeny}")
+    (policy,) = [body for body in plan.render_objects(sending, 1, SETTINGS) if body["kind"] == "NetworkPolicy"]
     assert {"ports": [{"protocol": "TCP", "port": port}]} in policy["spec"]["egress"]
 
 
 def test_a_folder_that_vanishes_with_the_pod_is_refused() -> None:
     def refusals(*changes: str) -> list[str]:
-        return [found.text for found in plan.find_refusals(job(*changes), SETTINGS)]
+        return [refusal.text for refusal in plan.find_refusals(job(*changes), SETTINGS)]
 
-    (found,) = refusals("spec.output={url: file:///results}")
-    assert "/results is in the pod, and is deleted with it; name a claim" in found
+    (refusal,) = refusals("spec.output={url: file:///results}")
+    assert "/results is in the pod, and is deleted with it; name a claim" in refusal
     mounted = "{spec: {containers: [{name: ray, volumeMounts: [{name: v, mountPath: /results}]}], "
     mounted += "volumes: [{name: v, persistentVolumeClaim: {claimName: c}}]}}"
     assert refusals("spec.output={url: file:///results/a}", f"spec.trainer.podTemplate={mounted}") == []
     assert refusals("spec.output={url: file:///results, claimName: c}") == []
-    (found,) = refusals("spec.output={url: file:///runs, claimName: c}")
-    assert "is spec.checkpoint.path" in found
+    (refusal,) = refusals("spec.output={url: file:///runs, claimName: c}")
+    assert "is spec.checkpoint.path" in refusal
 
 
 def test_results_that_are_sent_are_not_warned_of_as_lost() -> None:
-    warned = {found.at for found in plan.find_warnings(job())}
+    warned = {warning.at for warning in plan.find_warnings(job())}
     assert ("spec", "checkpoint", "claimName") in warned
     assert ("spec", "checkpoint", "claimName") not in {
-        found.at for found in plan.find_warnings(job("spec.output={url: s3://b}"))
+        warning.at for warning in plan.find_warnings(job("spec.output={url: s3://b}"))
     }
 
 
 def test_an_admin_decides_which_secrets_hold_keys() -> None:
     strict = SETTINGS.model_copy(update={"pod_policy": PodPolicy.model_validate({"secrets": ["team-*"]})})
-    assert [found.at for found in plan.find_refusals(job("spec.output={url: s3://b}", STORAGE), strict)] == [
+    assert [refusal.at for refusal in plan.find_refusals(job("spec.output={url: s3://b}", STORAGE), strict)] == [
         ("spec", "storage", "secretName")
     ]
 
@@ -232,9 +232,9 @@ def test_a_download_has_the_variables_and_mounts_of_the_pods_main_container_and_
     }
     template = json.dumps({"spec": {"containers": [ray], "volumes": [{"name": "ca", "configMap": {"name": "ca"}}]}})
     separate = ["spec.rollout.placement=Separate", f"spec.rollout.podTemplate={template}"]
-    made = pods(job("spec.model.base=s3://b/sd35", STORAGE, *separate, "spec.checkpoint.claimName=runs"))
-    (fetch,) = made["rollout"]["initContainers"]
-    (plain,) = made["trainer"]["initContainers"]
+    specs = pods(job("spec.model.base=s3://b/sd35", STORAGE, *separate, "spec.checkpoint.claimName=runs"))
+    (fetch,) = specs["rollout"]["initContainers"]
+    (plain,) = specs["trainer"]["initContainers"]
     assert (fetch["image"], plain["image"], fetch["envFrom"]) == ("own:2", "rollout:1", ray["envFrom"])
     assert [mount["mountPath"] for mount in fetch["volumeMounts"]] == ["/ca", "/var/lib/diffusionrl/models"]
     assert keys({"env": fetch["env"][1:]}) == KEYS, "the keys of the job win"
@@ -242,10 +242,10 @@ def test_a_download_has_the_variables_and_mounts_of_the_pods_main_container_and_
 
 
 def test_programs_cannot_change_the_models_that_were_downloaded() -> None:
-    made = pods(job("spec.model.base=s3://b/sd35", STORAGE, "spec.rollout.placement=Separate"))
-    for pod in (made["rollout"], made["trainer"]):
+    specs = pods(job("spec.model.base=s3://b/sd35", STORAGE, "spec.rollout.placement=Separate"))
+    for pod in (specs["rollout"], specs["trainer"]):
         containers = (*pod["initContainers"], pod["containers"][0])
-        mounts = [mount for each in containers for mount in each["volumeMounts"] if mount["name"] == "models"]
+        mounts = [mount for container in containers for mount in container["volumeMounts"] if mount["name"] == "models"]
         assert [mount.get("readOnly", False) for mount in mounts] == [False, True]
 
 
