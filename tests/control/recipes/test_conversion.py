@@ -22,11 +22,11 @@ ADAPTER = "actor_rollout_ref.model.lora_rank=8"
 
 def spec(*arguments: str) -> dict[str, Any]:
     """The spec of a valid job without anything left out."""
-    made = convert([*REQUIRED, *arguments])
-    assert made.refused == ()
-    read_job(plan.dump_yaml(made.document), "job")
-    found: dict[str, Any] = made.document["spec"]
-    return found
+    converted = convert([*REQUIRED, *arguments])
+    assert converted.refused == ()
+    read_job(plan.dump_yaml(converted.document), "job")
+    spec: dict[str, Any] = converted.document["spec"]
+    return spec
 
 
 def settings_of(document: dict[str, Any] | Path) -> dict[str, str]:
@@ -40,9 +40,9 @@ def settings_of(document: dict[str, Any] | Path) -> dict[str, str]:
 def test_a_job_rendered_and_converted_trains_the_same(path: Path) -> None:
     """The renderer's own overrides are a recipe. What a recipe leaves open gets the reference's defaults."""
     original = settings_of(path)
-    made = convert([f"{name}={value}" for name, value in original.items()])
-    assert made.refused == ()
-    converted = settings_of(made.document)
+    conversion = convert([f"{name}={value}" for name, value in original.items()])
+    assert conversion.refused == ()
+    converted = settings_of(conversion.document)
     assert {
         name: (value, converted.get(name)) for name, value in original.items() if converted.get(name) != value
     } == {}
@@ -54,10 +54,10 @@ def test_every_setting_is_somewhere() -> None:
     with (ROOT / "docs" / "figures" / "reference-settings.tsv").open(encoding="utf-8", newline="") as file:
         names = [row["setting"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
     for name in names:
-        made = convert([*REQUIRED, f"{name}=7"])
-        text = plan.dump_yaml(made.document)
-        named = {argument.partition("=")[0] for argument in made.without_effect}
-        named |= {argument.partition("=")[0] for argument, _ in made.refused}
+        converted = convert([*REQUIRED, f"{name}=7"])
+        text = plan.dump_yaml(converted.document)
+        named = {argument.partition("=")[0] for argument in converted.without_effect}
+        named |= {argument.partition("=")[0] for argument, _ in converted.refused}
         here = target_of(name)
         placed = (
             here in CONVERSIONS
@@ -80,16 +80,16 @@ def test_algorithms_without_recorded_steps_draw_without_noise_unless_it_is_given
     for loss in ("diffusion_nft", "dpo"):
         algorithm = (ADAPTER, f"{ACTOR}.diffusion_loss.loss_mode={loss}")
         assert spec(*algorithm)["rollout"]["sampler"]["noiseLevel"] == 0.0
-        given = spec(*algorithm, f"{ROLLOUT}.algo.noise_level=0.5")
-        assert given["rollout"]["sampler"]["noiseLevel"] == 0.5
+        louder = spec(*algorithm, f"{ROLLOUT}.algo.noise_level=0.5")
+        assert louder["rollout"]["sampler"]["noiseLevel"] == 0.5
     assert spec()["rollout"]["sampler"]["noiseLevel"] == 1.0
 
 
 def test_pairs_of_a_data_set_need_no_number_of_samples() -> None:
     pairs = (ADAPTER, f"{ACTOR}.diffusion_loss.loss_mode=dpo", "algorithm.sample_source=offline")
-    made = convert([*(each for each in REQUIRED if not each.startswith(f"{ROLLOUT}.n=")), *pairs])
-    assert made.refused == () and "samplesPerPrompt" not in made.document["spec"]["rollout"]
-    read_job(plan.dump_yaml(made.document), "job")
+    converted = convert([*(argument for argument in REQUIRED if not argument.startswith(f"{ROLLOUT}.n=")), *pairs])
+    assert converted.refused == () and "samplesPerPrompt" not in converted.document["spec"]["rollout"]
+    read_job(plan.dump_yaml(converted.document), "job")
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,12 @@ def test_the_default_tensor_parallel_size_fits_the_accelerators(arguments: list[
     pairs = (ADAPTER, f"{LOSS_MODE}=dpo", "algorithm.sample_source=offline")
     size = f"{ROLLOUT}.tensor_model_parallel_size"
     for algorithm in ((), pairs):
-        made = convert([*(each for each in REQUIRED if not each.startswith(size)), *algorithm, *arguments])
-        assert made.refused == () and made.document["spec"]["rollout"]["engine"]["tensorParallelSize"] == parallel
-        read_job(plan.dump_yaml(made.document), "job")
+        converted = convert([*(text for text in REQUIRED if not text.startswith(size)), *algorithm, *arguments])
+        assert (
+            converted.refused == ()
+            and converted.document["spec"]["rollout"]["engine"]["tensorParallelSize"] == parallel
+        )
+        read_job(plan.dump_yaml(converted.document), "job")
 
 
 @pytest.mark.parametrize(("accelerators", "parallel"), [(1, 1), (2, 2)])
@@ -117,40 +120,43 @@ def test_the_default_tensor_parallel_size_of_a_judge_fits_too(accelerators: int,
     judge = ("reward.reward_model.enable=True", "reward.reward_model.model_path=judge")
     colocated = spec(*judge, f"trainer.n_gpus_per_node={accelerators}", f"{ROLLOUT}.tensor_model_parallel_size=1")
     pool = ("reward.reward_model.enable_resource_pool=True", f"reward.reward_model.n_gpus_per_node={accelerators}")
-    for found in (colocated, spec(*judge, *pool)):
-        assert found["reward"]["model"]["tensorParallelSize"] == parallel
+    for converted in (colocated, spec(*judge, *pool)):
+        assert converted["reward"]["model"]["tensorParallelSize"] == parallel
 
 
 def test_a_number_of_samples_next_to_pairs_of_a_data_set_has_no_effect() -> None:
-    made = convert([*REQUIRED, ADAPTER, f"{LOSS_MODE}=dpo", "algorithm.sample_source=offline", f"{ROLLOUT}.n=1"])
-    assert made.refused == () and f"{ROLLOUT}.n=1" in made.without_effect
-    read_job(plan.dump_yaml(made.document), "job")
+    converted = convert([*REQUIRED, ADAPTER, f"{LOSS_MODE}=dpo", "algorithm.sample_source=offline", f"{ROLLOUT}.n=1"])
+    assert converted.refused == () and f"{ROLLOUT}.n=1" in converted.without_effect
+    read_job(plan.dump_yaml(converted.document), "job")
 
 
 def test_pairs_of_a_data_set_need_no_reward_function() -> None:
     """Without one nothing is evaluated, so the job has no held-out prompts, and a scorer that is not called."""
     pairs = (ADAPTER, f"{LOSS_MODE}=dpo", "algorithm.sample_source=offline", "data.val_files=test.parquet")
-    made = convert([*(each for each in REQUIRED if not each.startswith("reward.")), *pairs])
-    assert made.refused == () and "data.val_files=test.parquet" in made.without_effect
-    assert "validation" not in made.document["spec"]["data"]
-    read_job(plan.dump_yaml(made.document), "job")
+    converted = convert([*(argument for argument in REQUIRED if not argument.startswith("reward.")), *pairs])
+    assert converted.refused == () and "data.val_files=test.parquet" in converted.without_effect
+    assert "validation" not in converted.document["spec"]["data"]
+    read_job(plan.dump_yaml(converted.document), "job")
 
 
 def test_options_of_hydra_that_name_the_configuration_have_no_effect() -> None:
-    made = convert([*REQUIRED, "--config-name=diffusion_trainer", "--config-path=config"])
-    assert (made.refused, made.without_effect) == ((), ("--config-name=diffusion_trainer", "--config-path=config"))
+    converted = convert([*REQUIRED, "--config-name=diffusion_trainer", "--config-path=config"])
+    assert (converted.refused, converted.without_effect) == (
+        (),
+        ("--config-name=diffusion_trainer", "--config-path=config"),
+    )
     apart = convert([*REQUIRED, "--config-name", "diffusion_trainer", "-cp", "config"])
-    assert (apart.refused, apart.without_effect) == ((), made.without_effect)
-    ((argument, said),) = convert([*REQUIRED, "--config-name=another"]).refused
+    assert (apart.refused, apart.without_effect) == ((), converted.without_effect)
+    ((argument, reason),) = convert([*REQUIRED, "--config-name=another"]).refused
     assert argument == "--config-name=another"
-    assert said.startswith("another is not supported; write diffusion_trainer or ")
+    assert reason.startswith("another is not supported; write diffusion_trainer or ")
 
 
 def test_the_tokenizer_of_the_model_follows_the_model() -> None:
     """In pods the folder of a model id is another one."""
     name = "actor_rollout_ref.model.tokenizer_path"
-    made = convert([*REQUIRED, f"{name}=Qwen/Qwen-Image/tokenizer"])
-    assert made.without_effect == (f"{name}=Qwen/Qwen-Image/tokenizer",)
+    converted = convert([*REQUIRED, f"{name}=Qwen/Qwen-Image/tokenizer"])
+    assert converted.without_effect == (f"{name}=Qwen/Qwen-Image/tokenizer",)
     assert f"{name}=/other/tokenizer" in spec(f"{name}=/other/tokenizer")["algorithm"]["overrides"]
 
 
@@ -164,11 +170,11 @@ def test_a_mapping_needs_no_blanks() -> None:
 
 def test_a_group_that_is_given_as_a_whole_is_its_settings() -> None:
     algo = "{noise_level: 1.2, sde_type: sde, sde_window_size: 2, sde_window_range: [0, 4]}"
-    found = spec(f"{ROLLOUT}.algo={algo}", "actor_rollout_ref.actor.optim={lr: 3e-4, betas: [0.9, 0.99]}")
+    fields = spec(f"{ROLLOUT}.algo={algo}", "actor_rollout_ref.actor.optim={lr: 3e-4, betas: [0.9, 0.99]}")
     window = {"size": 2, "start": 0, "end": 4}
-    assert found["rollout"]["sampler"] == {"noiseLevel": 1.2, "type": "sde", "window": window}
-    assert found["trainer"]["learningRate"] == 3e-4
-    assert f"{ACTOR}.optim.betas=[0.9, 0.99]" in found["algorithm"]["overrides"]
+    assert fields["rollout"]["sampler"] == {"noiseLevel": 1.2, "type": "sde", "window": window}
+    assert fields["trainer"]["learningRate"] == 3e-4
+    assert f"{ACTOR}.optim.betas=[0.9, 0.99]" in fields["algorithm"]["overrides"]
     functions = "{a: {path: 'pkg://my.ocr', weight: 0.5, required: true}, b: {path: 'pkg://my.other'}}"
     assert spec(f"reward.reward_functions={functions}")["reward"]["scorers"] == [
         {"name": "a", "function": {"path": "pkg://my.ocr", "name": "compute_score"}, "weight": 0.5, "required": True},
@@ -179,9 +185,9 @@ def test_a_group_that_is_given_as_a_whole_is_its_settings() -> None:
 
 
 def test_nodes_for_the_engines_are_rollout_pods() -> None:
-    found = spec(f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=8")["rollout"]
-    assert (found["placement"], found["replicas"]) == ("Separate", 2)
-    assert found["accelerator"] == {"vendor": "NVIDIA", "count": 8}
+    rollout = spec(f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=8")["rollout"]
+    assert (rollout["placement"], rollout["replicas"]) == ("Separate", 2)
+    assert rollout["accelerator"] == {"vendor": "NVIDIA", "count": 8}
     like_the_trainer = spec(f"{ROLLOUT}.nnodes=2")["rollout"]
     assert like_the_trainer["accelerator"]["count"] == 4
     shared = convert([*REQUIRED, f"{ROLLOUT}.nnodes=0", f"{ROLLOUT}.n_gpus_per_node=8"])
@@ -222,7 +228,7 @@ def test_the_mode_of_the_trainer_v1_says_how_many_batches_are_generated_ahead() 
     ],
 )
 def test_an_adapter_is_trained_where_it_has_a_rank(arguments: tuple[str, ...], lora: dict[str, Any]) -> None:
-    assert spec(*(f"actor_rollout_ref.model.{each}" for each in arguments))["model"]["lora"] == lora
+    assert spec(*(f"actor_rollout_ref.model.{argument}" for argument in arguments))["model"]["lora"] == lora
 
 
 @pytest.mark.parametrize(
@@ -237,7 +243,7 @@ def test_an_adapter_is_trained_where_it_has_a_rank(arguments: tuple[str, ...], l
     ],
 )
 def test_windows(arguments: tuple[str, ...], window: dict[str, Any]) -> None:
-    assert spec(*(f"{ROLLOUT}.algo.{each}" for each in arguments))["rollout"]["sampler"]["window"] == window
+    assert spec(*(f"{ROLLOUT}.algo.{argument}" for argument in arguments))["rollout"]["sampler"]["window"] == window
 
 
 FLOW, DANCE, MIX = (f"algorithm.adv_estimator={name}_grpo" for name in ("flow", "dance", "mix"))
@@ -265,14 +271,14 @@ SIZE = f"{ROLLOUT}.algo.sde_window_size=2"
     ],
 )
 def test_names_of_algorithms(arguments: list[str], name: str, placement: str | None) -> None:
-    found = spec(*arguments)
-    assert found["algorithm"]["name"] == name
-    assert found["rollout"].get("sampler", {}).get("window", {}).get("placement") == placement
-    assert not [each for each in found["algorithm"]["overrides"] if "global_std" in each], "they share the default"
+    fields = spec(*arguments)
+    assert fields["algorithm"]["name"] == name
+    assert fields["rollout"].get("sampler", {}).get("window", {}).get("placement") == placement
+    assert not [text for text in fields["algorithm"]["overrides"] if "global_std" in text], "they share the default"
 
 
 def test_several_rewards() -> None:
-    found = spec(
+    fields = spec(
         "reward.reward_functions.ocr.path=pkg://my.ocr",
         "+reward.reward_functions.ocr.name=score",
         "reward.reward_functions.ocr.weight=0.5",
@@ -280,7 +286,7 @@ def test_several_rewards() -> None:
         "reward.reward_functions.jpeg.name=jpeg",
         "reward.reward_manager.name=MultiVisualRewardManager",
     )
-    assert found["reward"]["scorers"] == [
+    assert fields["reward"]["scorers"] == [
         {
             "name": "ocr",
             "function": {"path": "pkg://my.ocr", "name": "score"},
@@ -316,31 +322,31 @@ PICKSCORE = {"score_scale": 1 / 26}  # the reference divides, this project does 
 def test_the_arguments_of_a_reward_function_are_its_settings() -> None:
     function = "reward.custom_reward_function"
     arguments = ["depth=4", "color=red"]
-    given = [f"+{function}.reward_kwargs.{each}" for each in arguments]
-    (scorer,) = spec(*given)["reward"]["scorers"]
+    prefixed = [f"+{function}.reward_kwargs.{text}" for text in arguments]
+    (scorer,) = spec(*prefixed)["reward"]["scorers"]
     assert (scorer["function"]["path"], scorer["settings"]) == ("score.py", {"depth": 4, "color": "red"})
-    (one,) = spec(
+    (of_reference,) = spec(
         f"{function}.path={REFERENCE_SCORERS}/jpeg_compressibility.py", f"{function}.reward_kwargs.quality=5"
     )["reward"]["scorers"]
-    assert one == {"name": "jpeg_compressibility", "settings": {"quality": 5}}
+    assert of_reference == {"name": "jpeg_compressibility", "settings": {"quality": 5}}
 
 
 def test_settings_of_lora_without_a_rank_are_named() -> None:
     model = "actor_rollout_ref.model"
-    made = convert([*REQUIRED, f"{model}.lora_alpha=128", f"+{model}.target_modules=[to_q]"])
-    assert made.document["spec"]["model"]["lora"] == {"enabled": False}
-    assert made.without_effect == (f"{model}.lora_alpha=128", f"{model}.target_modules=['to_q']")
+    converted = convert([*REQUIRED, f"{model}.lora_alpha=128", f"+{model}.target_modules=[to_q]"])
+    assert converted.document["spec"]["model"]["lora"] == {"enabled": False}
+    assert converted.without_effect == (f"{model}.lora_alpha=128", f"{model}.target_modules=['to_q']")
 
 
 def test_one_scorer_of_the_reference_that_asks_a_server_becomes_a_server_too() -> None:
     function = "reward.custom_reward_function"
-    found = spec(
+    fields = spec(
         f"{function}.path={REFERENCE_SCORERS}/http_scorer_client.py",
         f"{function}.name=compute_score",
         f"+{function}.reward_kwargs.server_url=http://localhost:19082",
         f"+{function}.reward_kwargs.timeout=30",
     )
-    (scorer,) = found["reward"]["scorers"]
+    (scorer,) = fields["reward"]["scorers"]
     assert scorer == {
         "name": "http",
         "http": {"url": "http://localhost:19082", "timeoutSeconds": 30, "protocol": "Pickle"},
@@ -349,17 +355,17 @@ def test_one_scorer_of_the_reference_that_asks_a_server_becomes_a_server_too() -
 
 def test_the_settings_of_a_scorer_of_the_reference_may_be_those_of_this_trainer() -> None:
     path = f"reward.custom_reward_function.path={REFERENCE_SCORERS}/genrm_ocr.py"
-    found = spec(path, "+reward.scorer_kwargs.base_url=http://judge:8000/v1", "+reward.scorer_kwargs.model=m")
-    (scorer,) = found["reward"]["scorers"]
+    fields = spec(path, "+reward.scorer_kwargs.base_url=http://judge:8000/v1", "+reward.scorer_kwargs.model=m")
+    (scorer,) = fields["reward"]["scorers"]
     assert scorer == {"name": "genrm_ocr", "settings": {"base_url": "http://judge:8000/v1", "model": "m"}}
 
 
 def test_a_scorer_of_the_reference_becomes_the_built_in_one_of_its_name() -> None:
     path = f"reward.custom_reward_function.path=$HOME/verl-omni/{REFERENCE_SCORERS}/pickscore_reward.py"
-    found = spec(path, "reward.custom_reward_function.name=compute_score_pickscore")
-    assert found["reward"]["scorers"] == [{"name": "pickscore", "settings": PICKSCORE}]
+    fields = spec(path, "reward.custom_reward_function.name=compute_score_pickscore")
+    assert fields["reward"]["scorers"] == [{"name": "pickscore", "settings": PICKSCORE}]
     several = "reward.reward_functions"
-    found = spec(
+    fields = spec(
         f"{several}.pick.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.pickscore_reward",
         f"{several}.pick.weight=0.5",
         f"{several}.pick.name=compute_score",
@@ -370,7 +376,7 @@ def test_a_scorer_of_the_reference_becomes_the_built_in_one_of_its_name() -> Non
         f"{several}.ocr.server_url=http://localhost:1",
         f"{several}.ocr.timeout=30",
     )
-    assert found["reward"]["scorers"] == [
+    assert fields["reward"]["scorers"] == [
         {"name": "pick", "builtin": "pickscore", "weight": 0.5, "settings": {"device": "cuda:0", **PICKSCORE}},
         {"name": "jpeg", "builtin": "jpeg_compressibility"},
         {"name": "hps", "builtin": "hpsv3"},
@@ -384,7 +390,7 @@ def test_a_scorer_of_the_reference_becomes_the_built_in_one_of_its_name() -> Non
 def test_options_of_published_scorers_are_converted() -> None:
     several = "reward.reward_functions"
     package = f"pkg://{REFERENCE_SCORERS.replace('/', '.')}"
-    found = spec(
+    scorers = spec(
         f"{several}.ocr.path={package}.http_scorer_client",
         f"{several}.ocr.server_url=http://localhost:1",
         f"{several}.ocr.max_retries=4",
@@ -393,7 +399,7 @@ def test_options_of_published_scorers_are_converted() -> None:
         f"{several}.hps.reward_scale=0.1",
     )["reward"]["scorers"]
     server = {"url": "http://localhost:1", "attempts": 5, "retryBackoffSeconds": 0.5, "protocol": "Pickle"}
-    assert found == [
+    assert scorers == [
         {"name": "ocr", "http": server},
         {"name": "hps", "builtin": "hpsv3", "settings": {"score_scale": 0.1}},
     ]
@@ -405,8 +411,8 @@ def test_a_file_of_the_users_among_the_scorers_of_the_reference_stays_a_function
     name = "reward.custom_reward_function.name"
     (scorer,) = spec(f"{path}={REFERENCE_SCORERS}/{module}.py", f"{name}={function}")["reward"]["scorers"]
     assert scorer["function"] == {"path": f"{REFERENCE_SCORERS}/{module}.py", "name": function}
-    (said,) = refused(f"{path}=pkg://{REFERENCE_SCORERS.replace('/', '.')}.{module}_of_mine").values()
-    assert "does not exist; the reference's modules of scorers are choice_reward, clap, " in said
+    (reason,) = refused(f"{path}=pkg://{REFERENCE_SCORERS.replace('/', '.')}.{module}_of_mine").values()
+    assert "does not exist; the reference's modules of scorers are choice_reward, clap, " in reason
 
 
 def test_a_judge_of_the_reference_becomes_the_judge_of_the_job() -> None:
@@ -417,22 +423,25 @@ def test_a_judge_of_the_reference_becomes_the_judge_of_the_job() -> None:
         "reward.reward_model.rollout.name=vllm",
         "reward.reward_model.rollout.tensor_model_parallel_size=1",
     )
-    found = spec(*judge, "reward.reward_model.rollout.max_model_len=8192")
-    assert found["reward"] == {
+    fields = spec(*judge, "reward.reward_model.rollout.max_model_len=8192")
+    assert fields["reward"] == {
         "scorers": [{"name": "genrm_ocr"}],
         "model": {"base": "Qwen/Qwen3-VL-8B-Instruct", "tensorParallelSize": 1},
     }
-    assert "reward.reward_model.rollout.max_model_len=8192" in found["algorithm"]["overrides"]
-    own = spec(
+    assert "reward.reward_model.rollout.max_model_len=8192" in fields["algorithm"]["overrides"]
+    separate = spec(
         *judge,
         "reward.reward_model.enable_resource_pool=True",
         "reward.reward_model.nnodes=1",
         "reward.reward_model.n_gpus_per_node=2",
     )["reward"]["model"]
-    assert own["placement"] == "Separate" and own["replicas"] == 1
-    assert own["accelerator"] == {"vendor": "NVIDIA", "count": 2}
-    made = convert([*REQUIRED, "reward.reward_model.enable=False", "reward.reward_model.nnodes=1"])
-    assert "model" not in made.document["spec"]["reward"] and "reward.reward_model.nnodes=1" in made.without_effect
+    assert separate["placement"] == "Separate" and separate["replicas"] == 1
+    assert separate["accelerator"] == {"vendor": "NVIDIA", "count": 2}
+    converted = convert([*REQUIRED, "reward.reward_model.enable=False", "reward.reward_model.nnodes=1"])
+    assert (
+        "model" not in converted.document["spec"]["reward"]
+        and "reward.reward_model.nnodes=1" in converted.without_effect
+    )
 
 
 def test_a_judge_without_a_model_is_refused() -> None:
@@ -441,16 +450,17 @@ def test_a_judge_without_a_model_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["imagebind", "choice_reward", "videoalign_native"])
 def test_a_scorer_of_the_reference_that_does_not_exist_is_refused(name: str) -> None:
-    said = refused(f"reward.reward_functions.a.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.{name}")
+    reasons = refused(f"reward.reward_functions.a.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.{name}")
     assert any(
-        reason.startswith(f"the scorer {name.removesuffix('_reward')} is not available: ") for reason in said.values()
+        reason.startswith(f"the scorer {name.removesuffix('_reward')} is not available: ")
+        for reason in reasons.values()
     )
 
 
 def test_a_scorer_whose_function_is_not_known_is_refused_by_its_file_with_what_to_write() -> None:
     part = f"{{path: {REFERENCE_SCORERS}/videoalign_native.py, name: its_function, weight: 1.0}}"
-    (said,) = refused(f"reward.reward_functions.a={part}").values()
-    assert "write that one, with `template_path` and `video_fps`" in said
+    (reason,) = refused(f"reward.reward_functions.a={part}").values()
+    assert "write that one, with `template_path` and `video_fps`" in reason
 
 
 @pytest.mark.parametrize(
@@ -466,20 +476,20 @@ def test_a_scorer_whose_function_is_not_known_is_refused_by_its_file_with_what_t
     ],
 )
 def test_the_name_of_the_experiment_becomes_a_name_of_kubernetes(experiment: str, name: str) -> None:
-    given = [*REQUIRED, "trainer.project_name=flow_grpo", f"trainer.experiment_name={experiment}"]
-    assert convert(given).document["metadata"]["name"] == name
+    arguments = [*REQUIRED, "trainer.project_name=flow_grpo", f"trainer.experiment_name={experiment}"]
+    assert convert(arguments).document["metadata"]["name"] == name
 
 
 def test_a_field_gets_the_value_of_the_setting_that_its_text_stands_for() -> None:
-    found = spec(
+    fields = spec(
         "data.train_batch_size=${trainer.total_training_steps}",
         "data.val_files=${data.train_files}",
         f"{ROLLOUT}.val_kwargs.pipeline.height=${{{ROLLOUT}.pipeline.height}}",
         f"{ROLLOUT}.pipeline.height=256",
         f"{ACTOR}.ppo_mini_batch_size=100",
     )
-    assert found["trainer"]["batch"] == {"prompts": 300, "miniBatchPrompts": 100}
-    assert found["data"] == {"promptLength": 512, "train": ["train.parquet"], "validation": ["train.parquet"]}
-    assert f"{ROLLOUT}.val_kwargs.pipeline.height=${{{ROLLOUT}.pipeline.height}}" in found["algorithm"]["overrides"]
+    assert fields["trainer"]["batch"] == {"prompts": 300, "miniBatchPrompts": 100}
+    assert fields["data"] == {"promptLength": 512, "train": ["train.parquet"], "validation": ["train.parquet"]}
+    assert f"{ROLLOUT}.val_kwargs.pipeline.height=${{{ROLLOUT}.pipeline.height}}" in fields["algorithm"]["overrides"]
     loop = refused("data.seed=${data.train_batch_size}", "data.train_batch_size=${data.seed}")
     assert set(loop) >= {"data.seed=${data.train_batch_size}", "data.train_batch_size=${data.seed}"}

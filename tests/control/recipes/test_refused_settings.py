@@ -10,10 +10,10 @@ from omni_operator.recipes import Conversion, convert
 
 def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
     sglang = "reward.reward_model.rollout.name=sglang"
-    made = convert([*REQUIRED, f"{ROLLOUT}.layered_summon=True", sglang, "trainer.nonsense=1"])
-    assert made.without_effect == (f"{ROLLOUT}.layered_summon=True",)
-    assert [argument for argument, _ in made.refused] == [sglang, "trainer.nonsense=1"]
-    assert made.refused[0][1] == "sglang is not supported; write vllm"
+    converted = convert([*REQUIRED, f"{ROLLOUT}.layered_summon=True", sglang, "trainer.nonsense=1"])
+    assert converted.without_effect == (f"{ROLLOUT}.layered_summon=True",)
+    assert [argument for argument, _ in converted.refused] == [sglang, "trainer.nonsense=1"]
+    assert converted.refused[0][1] == "sglang is not supported; write vllm"
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,19 @@ def test_names_of_different_algorithms_are_one_error_in_any_order(
 
 def test_names_that_are_not_registered_are_left_out_unless_a_module_of_the_users_may_have_them() -> None:
     names = (f"{MODEL}.architecture=MiniMaxH3Pipeline", f"{ROLLOUT}.agent.default_agent_loop=mine")
-    for given in ((), (f"{MODEL}.external_lib=verl_omni.pipelines.sd3_dpo",)):
-        assert list(refused(*names, *given)) == list(names)
+    for modules in ((), (f"{MODEL}.external_lib=verl_omni.pipelines.sd3_dpo",)):
+        assert list(refused(*names, *modules)) == list(names)
     assert refused(*names, f"{MODEL}.external_lib=my_family") == {}
-    own = (f"{MODEL}.architecture=WanPipeline", f"{ROLLOUT}.agent.default_agent_loop=diffusion_single_turn_agent")
-    assert refused(*own) == {}
+    known = (f"{MODEL}.architecture=WanPipeline", f"{ROLLOUT}.agent.default_agent_loop=diffusion_single_turn_agent")
+    assert refused(*known) == {}
 
 
 @pytest.mark.parametrize("path", ["ByteDance-Seed/BAGEL-7B-MoT", "$HOME/models/MiniMax-H3", "Lightricks/LTX-2"])
 def test_a_model_of_a_family_that_does_not_exist_here_is_named(path: str) -> None:
-    given = f"{MODEL}.path={path}"
-    said = refused(given)
-    assert list(said) == [given] and said[given].startswith("the model family ")
-    assert refused(given, f"{MODEL}.external_lib=my_family") == {}
+    model_path = f"{MODEL}.path={path}"
+    reasons = refused(model_path)
+    assert list(reasons) == [model_path] and reasons[model_path].startswith("the model family ")
+    assert refused(model_path, f"{MODEL}.external_lib=my_family") == {}
     assert refused(f"{MODEL}.path=/models/my-LTX/sd3") == {}
 
 
@@ -82,16 +82,16 @@ def test_a_model_of_a_family_that_does_not_exist_here_is_named(path: str) -> Non
 def test_a_kl_loss_is_left_out_where_an_algorithm_has_none(algorithm: str) -> None:
     loss = f"{ACTOR}.diffusion_loss.loss_mode={algorithm}"
     kl = f"{ACTOR}.use_kl_loss=True"
-    made = convert([*REQUIRED, loss, kl])
-    assert kl in made.without_effect and made.refused == ()
+    converted = convert([*REQUIRED, loss, kl])
+    assert kl in converted.without_effect and converted.refused == ()
     assert kl not in convert([*REQUIRED, kl]).without_effect
 
 
 def test_epochs_of_prompts_that_are_dropped_are_left_out() -> None:
-    made = convert([*REQUIRED, "trainer.total_epochs=15", "data.filter_overlong_prompts=True"])
-    ((argument, reason),) = made.refused
+    converted = convert([*REQUIRED, "trainer.total_epochs=15", "data.filter_overlong_prompts=True"])
+    ((argument, reason),) = converted.refused
     assert argument == "trainer.total_epochs=15" and reason.endswith("is known only after the start")
-    assert "data.filter_overlong_prompts=True" in made.document["spec"]["algorithm"]["overrides"]
+    assert "data.filter_overlong_prompts=True" in converted.document["spec"]["algorithm"]["overrides"]
     assert convert([*REQUIRED, "trainer.total_epochs=15"]).refused == ()
 
 
@@ -104,8 +104,8 @@ def test_a_mode_that_is_not_supported_is_the_one_that_is_named() -> None:
 
 def test_a_value_that_the_algorithm_cannot_use_is_named() -> None:
     bypass = "algorithm.rollout_correction.bypass_mode=True"
-    found = refused(f"{ACTOR}.diffusion_loss.loss_mode=flow_dppo", bypass)
-    assert found[bypass].startswith("true does not go with flow_dppo: the engine does not record the means")
+    reasons = refused(f"{ACTOR}.diffusion_loss.loss_mode=flow_dppo", bypass)
+    assert reasons[bypass].startswith("true does not go with flow_dppo: the engine does not record the means")
     assert bypass not in refused(bypass)
 
 
@@ -137,7 +137,7 @@ def test_a_number_that_is_not_known_is_named_once_and_no_other_setting(argument:
 
 def test_what_follows_from_other_settings_stays_in_the_job() -> None:
     """A recipe often counts the machine's accelerators, and the rest of it does not depend on them."""
-    made = convert(
+    converted = convert(
         [
             *REQUIRED,
             "data.train_batch_size=32",
@@ -154,8 +154,8 @@ def test_what_follows_from_other_settings_stays_in_the_job() -> None:
             f"{ROLLOUT}.pipeline.num_inference_steps=$STEPS",
         ]
     )
-    assert {argument.partition("=")[2] for argument, _ in made.refused} == {"$(nproc)", "$ALPHA", "$STEPS"}
-    spec = made.document["spec"]
+    assert {argument.partition("=")[2] for argument, _ in converted.refused} == {"$(nproc)", "$ALPHA", "$STEPS"}
+    spec = converted.document["spec"]
     assert spec["trainer"]["batch"] == {"prompts": 32, "miniBatchPrompts": 16}
     assert spec["trainer"]["accelerator"] == {"vendor": "Ascend"}
     assert "images" not in spec["observability"]["tracking"]
@@ -172,14 +172,14 @@ def test_what_follows_from_other_settings_stays_in_the_job() -> None:
     ],
 )
 def test_a_setting_that_decides_about_others_is_not_guessed(argument: str, said: str) -> None:
-    made = convert([*REQUIRED, argument])
-    assert made.refused == ((argument, said),)
-    assert made.document == convert(REQUIRED).document
+    converted = convert([*REQUIRED, argument])
+    assert converted.refused == ((argument, said),)
+    assert converted.document == convert(REQUIRED).document
 
 
 def test_a_script_without_a_reward_or_a_length_says_what_to_write() -> None:
-    made: Conversion = convert(["actor_rollout_ref.model.path=m"])
-    assert {reason for _, reason in made.refused} == {
+    converted: Conversion = convert(["actor_rollout_ref.model.path=m"])
+    assert {reason for _, reason in converted.refused} == {
         "is not in the script; write spec.trainer.totalSteps",
         "the script names no reward function; write spec.reward.scorers",
     }

@@ -357,8 +357,8 @@ def test_what_is_not_named_is_what_bash_passes_whatever_conditions_hold(statemen
     script = f'A=0 B=b L=()\n{statements}\n{CALL} a=$A b=$B "${{L[@]}}"'
     call = read_script(script)
     named = [*call.unknown, *(name for name, _ in call.conditional)]
-    each = "python3() { shift 2; printf '%s\\0' \"$@\"; }\nfor X in 0 1; do for Y in 0 1; do (\n" + script
-    done = subprocess.run(["bash", "-c", each + "\n); printf '\\1'; done; done"], check=True, capture_output=True)
+    runs = "python3() { shift 2; printf '%s\\0' \"$@\"; }\nfor X in 0 1; do for Y in 0 1; do (\n" + script
+    done = subprocess.run(["bash", "-c", runs + "\n); printf '\\1'; done; done"], check=True, capture_output=True)
     for output in done.stdout.decode().split("\1")[:-1]:
         passed = output.split("\0")[:-1]
         complete = "${L[@]}" not in call.arguments
