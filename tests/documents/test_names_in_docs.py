@@ -56,53 +56,53 @@ def fields() -> dict[str, Any]:
     """The schema of a job."""
     (path,) = (ROOT / "crds").glob("*.yaml")
     definition = yaml.safe_load(path.read_text(encoding="utf-8"))
-    found: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    return found
+    schema: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
 
 
 @cache
 def field_names() -> frozenset[str]:
     """Dotted names of all fields."""
-    found: set[str] = set()
+    names: set[str] = set()
 
     def walk(schema: dict[str, Any], name: str) -> None:
-        found.add(name)
+        names.add(name)
         for key, inner in schema.get("properties", {}).items():
             walk(inner, f"{name}.{key}")
         if "items" in schema:
             walk(schema["items"], name)
 
     walk(fields(), "")
-    return frozenset(found)
+    return frozenset(names)
 
 
 @cache
 def setting_names() -> frozenset[str]:
     """Dotted names of all settings of the trainer and of the reference."""
-    found = {"", *(f".{name}" for name in names_of_algorithms())}
+    names = {"", *(f".{name}" for name in names_of_algorithms())}
     page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     section = ""
     for line in page.splitlines():
         if line.startswith("#"):
             section = (re.findall(r"`([\w.]+)`", line) or [line.lstrip("# ")])[0]
         elif row := re.match(r"(?:\||-) ((?:`[\w.*]+`(?:, )?)+)", line):
-            found.update(f".{section}.{name}" for name in re.findall(r"`([\w.*]+)`", row[1]))
-    return frozenset(found)
+            names.update(f".{section}.{name}" for name in re.findall(r"`([\w.*]+)`", row[1]))
+    return frozenset(names)
 
 
 @cache
 def value_names() -> frozenset[str]:
     """Dotted names of the chart's values."""
     values = yaml.safe_load((ROOT / "charts" / "omni-operator" / "values.yaml").read_text(encoding="utf-8"))
-    found: set[str] = set()
+    names: set[str] = set()
 
     def walk(entry: Any, name: str) -> None:
-        found.add(name)
+        names.add(name)
         for key, inner in entry.items() if isinstance(entry, dict) else ():
             walk(inner, f"{name}.{key}")
 
     walk(values, "")
-    return frozenset(found)
+    return frozenset(names)
 
 
 def exists(name: str) -> bool:
@@ -112,12 +112,12 @@ def exists(name: str) -> bool:
     bare = name.replace("[]", "")
     ending = f".{bare}"
     known = (field_names(), setting_names(), value_names())
-    if any(found.endswith(ending) for names in known for found in names):
+    if any(entry.endswith(ending) for names in known for entry in names):
         return True
     opened = bare
     while "." in opened:  # below a field or value that takes any content, such as podTemplate and tuning
         opened = opened.rpartition(".")[0]
-        if opened.rpartition(".")[2] in OPEN or any(found.endswith(f".{opened}.*") for found in setting_names()):
+        if opened.rpartition(".")[2] in OPEN or any(entry.endswith(f".{opened}.*") for entry in setting_names()):
             return True
     return False
 

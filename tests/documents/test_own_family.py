@@ -32,8 +32,8 @@ def test_the_adapter_has_the_members_of_the_interface() -> None:
     parsed = ast.parse((FOLDER / "my_flux" / "training.py").read_text())
     (adapter,) = (node for node in parsed.body if isinstance(node, ast.ClassDef))
     assert names(adapter.body) == members(TrainingAdapter)
-    found = names(ast.parse((FOLDER / "my_flux" / "shapes.py").read_text()).body)
-    assert members(SampleShapes) - {"sequence_length"} <= found, "a length is for families that split the sequence"
+    defined = names(ast.parse((FOLDER / "my_flux" / "shapes.py").read_text()).body)
+    assert members(SampleShapes) - {"sequence_length"} <= defined, "a length is for families that split the sequence"
 
 
 def members(protocol: type) -> set[str]:

@@ -47,7 +47,7 @@ def _has(root: Path, module: str, name: str) -> bool:
         return False
     text = source.read_text(encoding="utf-8")
     inner = re.findall(r"^from \.(\w+) import \*", text, re.MULTILINE)
-    return re.search(rf"\b{name}\b", text) is not None or any(_has(root, f"{module}.{one}", name) for one in inner)
+    return re.search(rf"\b{name}\b", text) is not None or any(_has(root, f"{module}.{sub}", name) for sub in inner)
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in PYTHON])

@@ -21,7 +21,7 @@ RAISES = re.compile(r"Raises:\n((?: +.*\n?)+)")
 def test_every_exported_class_and_function_is_described(module: ModuleType) -> None:
     assert f"::: {module.__name__}\n" in PAGE.read_text()
     exported = {name: getattr(module, name) for name in module.__all__}
-    assert [name for name, thing in exported.items() if callable(thing) and not inspect.getdoc(thing)] == []
+    assert [name for name, value in exported.items() if callable(value) and not inspect.getdoc(value)] == []
 
 
 def test_every_exported_name_of_the_format_of_jobs_is_on_the_page() -> None:
@@ -34,10 +34,10 @@ def test_every_exported_name_of_the_format_of_jobs_is_on_the_page() -> None:
 
 def test_every_error_that_a_docstring_of_the_client_names_can_be_imported_from_it() -> None:
     exported = [getattr(client, name) for name in client.__all__]
-    members = [member for thing in exported if inspect.isclass(thing) for member in vars(thing).values()]
-    described = [getattr(thing, "__func__", thing) for thing in (*exported, *members)]
-    texts = [inspect.getdoc(thing) or "" for thing in described if inspect.isclass(thing) or inspect.isroutine(thing)]
-    lists = [found for text in texts for found in RAISES.findall(text)]
+    members = [member for value in exported if inspect.isclass(value) for member in vars(value).values()]
+    described = [getattr(value, "__func__", value) for value in (*exported, *members)]
+    texts = [inspect.getdoc(value) or "" for value in described if inspect.isclass(value) or inspect.isroutine(value)]
+    lists = [block for text in texts for block in RAISES.findall(text)]
     named = {name for text in lists for name in re.findall(r"^ {4}(\w+):", text, re.MULTILINE)}
     assert len(named) > 8
     assert [name for name in sorted(named) if not hasattr(builtins, name) and name not in client.__all__] == []

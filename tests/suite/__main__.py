@@ -112,8 +112,8 @@ def main() -> int:
 
     def stop(number: int, frame: FrameType | None) -> None:
         # Once: a second signal would leave processes that the first one is ending.
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+        for ignored in SIGNALS:
+            signal.signal(ignored, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     os.chdir(ROOT)

@@ -56,12 +56,12 @@ def updated(records: Records, passed: Records, failed: Set[str], files: Mapping[
     Args:
         passed: of each test that passed, when and for how long, by its name. failed: names of those that did not.
     """
-    found: defaultdict[str, list[Passed]] = defaultdict(list)
+    by_file: defaultdict[str, list[Passed]] = defaultdict(list)
     for name, record in passed.items():
-        found[_file(name)].append(record)
+        by_file[_file(name)].append(record)
     lately = {
-        file: Passed(sum(each.seconds for each in tests), max(each.at for each in tests), files[file])
-        for file, tests in found.items()
+        file: Passed(sum(test.seconds for test in tests), max(test.at for test in tests), files[file])
+        for file, tests in by_file.items()
         if file in files
     }
     newest = turns.newest(records, lately)

@@ -54,7 +54,7 @@ class Runner:
         stages = [stage for lane in lanes for stage in lane]
         others = {stage.name for stage in stages if not stage.last}
         self._waiting = [deque(lane) for lane in lanes]
-        threads = [threading.Thread(target=self._run_lane, args=(own, others), daemon=True) for own in self._waiting]
+        threads = [threading.Thread(target=self._run_lane, args=(lane, others), daemon=True) for lane in self._waiting]
         try:
             for thread in threads:
                 thread.start()

@@ -53,7 +53,7 @@ def _time_of(case: ET.Element) -> TestTime:
 
 def passed_of(report: str) -> dict[str, Passed]:
     """The tests of a JUnit report that passed; a digest have those on whole clusters (e2e/conftest.py)."""
-    found = {}
+    passed = {}
     for suite in ET.fromstring(report).iter("testsuite"):
         at = datetime.fromisoformat(suite.get("timestamp", "")).astimezone(UTC).isoformat(timespec="seconds")
         for case in suite.iter("testcase"):
@@ -61,8 +61,8 @@ def passed_of(report: str) -> dict[str, Passed]:
             if not {"failure", "error", "skipped"} & {part.tag for part in case}:
                 test = _time_of(case)
                 known = "" if digest is None else digest.get("value", "")
-                found[test.name] = Passed(round(test.seconds), at, known)
-    return found
+                passed[test.name] = Passed(round(test.seconds), at, known)
+    return passed
 
 
 def passed(folder: Path) -> dict[str, Passed]:
@@ -108,9 +108,9 @@ def slowest(tests: Iterable[TestTime]) -> list[TestTime]:
 def table(machine: str, stages: Sequence[StageTime], tests: Sequence[TestTime]) -> str:
     """The durations in Markdown."""
     long = [stage for stage in stages if stage.seconds >= LONG_STAGE]
-    rest = sum(stage.seconds for stage in stages) - sum(stage.seconds for stage in long)
+    shorter = sum(stage.seconds for stage in stages) - sum(stage.seconds for stage in long)
     rows = [f"| {stage.name} | {stage.seconds:.0f} | {_counts(stage.said)} |" for stage in long]
-    rows.append(f"| {len(stages) - len(long)} shorter stages together | {rest:.0f} |  |")
+    rows.append(f"| {len(stages) - len(long)} shorter stages together | {shorter:.0f} |  |")
     tops = [f"| `{test.name}` | {test.seconds:.0f} |" for test in slowest(tests)]
     return "\n".join(
         [
@@ -141,8 +141,8 @@ def replaced(page: str, content: str) -> str:
     Raises:
         ValueError: the page lacks a marker.
     """
-    before, found, rest = page.partition(BEGIN)
-    _, closed, after = rest.partition(END)
-    if not found or not closed:
+    before, marker, table = page.partition(BEGIN)
+    _, closed, after = table.partition(END)
+    if not marker or not closed:
         raise ValueError(f"the page has no place for durations: it needs the lines {BEGIN!r} and {END!r}")
     return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
