@@ -61,8 +61,8 @@ class Job:
         """The condition, once it says this."""
 
         def there(found: dict[str, Any]) -> bool:
-            said = condition(found, kind)
-            return said.get("status") == status and reason in ("", said.get("reason"))
+            current = condition(found, kind)
+            return current.get("status") == status and reason in ("", current.get("reason"))
 
         return condition(self.await_status(f"{kind}={status} {reason}", there, within), kind)
 
