@@ -237,9 +237,9 @@ def test_a_complete_machine_is_ready() -> None:
     ],
 )
 def test_each_finding_has_its_remedy(change: dict[str, object], level: str, said: str) -> None:
-    findings = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
-    assert [finding.level for finding in findings] == [level]
-    assert said in f"{findings[0].text} {findings[0].remedy}"
+    shown = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
+    assert [finding.level for finding in shown] == [level]
+    assert said in f"{shown[0].text} {shown[0].remedy}"
 
 
 def test_remedies_name_only_commands_that_exist() -> None:
