@@ -460,7 +460,7 @@ def test_a_scorer_of_the_reference_that_does_not_exist_is_refused(name: str) -> 
 def test_a_scorer_whose_function_is_not_known_is_refused_by_its_file_with_what_to_write() -> None:
     part = f"{{path: {REFERENCE_SCORERS}/videoalign_native.py, name: its_function, weight: 1.0}}"
     (reason,) = refused(f"reward.reward_functions.a={part}").values()
-    assert "write that one, with `template_path` and `video_fps`" in reason
+    assert "write `videoalign`, with `template_path` and `video_fps`" in reason
 
 
 @pytest.mark.parametrize(
