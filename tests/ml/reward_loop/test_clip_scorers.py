@@ -134,11 +134,13 @@ def test_the_aesthetic_score_is_the_heads(
     folder: Path, embeddings: tuple[torch.Tensor, torch.Tensor, float], head: Any
 ) -> None:
     path, layers = head
-    found = embeddings[0] / embeddings[0].norm(dim=1, keepdim=True)
+    activations = embeddings[0] / embeddings[0].norm(dim=1, keepdim=True)
     for weight, bias in layers:
-        found = found @ weight.double().T + bias.double()
-    assert found.std() > 0.1
-    assert score("aesthetic", folder, head_path=str(path)) == pytest.approx(found[:, 0].tolist(), rel=1e-4, abs=1e-4)
+        activations = activations @ weight.double().T + bias.double()
+    assert activations.std() > 0.1
+    assert score("aesthetic", folder, head_path=str(path)) == pytest.approx(
+        activations[:, 0].tolist(), rel=1e-4, abs=1e-4
+    )
 
 
 def test_a_score_does_not_depend_on_the_batch(folder: Path) -> None:

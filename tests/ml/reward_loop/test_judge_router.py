@@ -120,8 +120,8 @@ async def test_without_a_replica_a_scorer_asks_again_until_another_one_comes(ser
     asking = asyncio.ensure_future(ask_judge(address))
     await asyncio.sleep(0.2)  # more than one wait of the router, and more than one attempt
     assert not asking.done()
-    said = json.dumps({"choices": [{"message": {"content": "open"}}]})
-    replica = serve((200, said))
+    completion = json.dumps({"choices": [{"message": {"content": "open"}}]})
+    replica = serve((200, completion))
     await router.add(replica.address)
     assert (await asyncio.wait_for(asking, 10))["score"] == 1.0 and replica.received[0]["model"] == "tiny-vl"
     await router.stop()

@@ -51,8 +51,8 @@ def sent(server: Server, name: str, sample: torch.Tensor, **settings: Any) -> tu
     values: tuple[Any, ...] = ("d", sample, "truth", {"prompt": "a prompt"})
     arguments = [[value] for value in values] if name == "http_batch" else values
     address = {"server_url" if name == "latent_http" else "url": f"http://{server.address}/score"}
-    made = rewards.get_scorer(name)(*arguments, **address, **settings)
-    return server.received[0], made
+    returned = rewards.get_scorer(name)(*arguments, **address, **settings)
+    return server.received[0], returned
 
 
 @pytest.mark.parametrize(

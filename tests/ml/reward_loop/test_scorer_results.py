@@ -80,9 +80,9 @@ async def failure(settings: Settings, sample: Sample, judge: Any, several: bool)
     else:
         manager = visual(settings(custom_reward_function={"path": "mine.py", "name": "judge"}), judge)
     async with asyncio.timeout(30):
-        found = cloudpickle.loads(cloudpickle.dumps(await manager.run_single(sample())))
-    assert math.isnan(found["reward_score"]) and found["reward_extra_info"] == {}
-    text: str = found[FAILURE].text
+        result = cloudpickle.loads(cloudpickle.dumps(await manager.run_single(sample())))
+    assert math.isnan(result["reward_score"]) and result["reward_extra_info"] == {}
+    text: str = result[FAILURE].text
     assert text.startswith("reward 'mine' failed: " if several else "scorer mine.py:judge failed: ")
     return text
 

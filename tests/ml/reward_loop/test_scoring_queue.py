@@ -273,15 +273,15 @@ def ranks(calls: list[list[str]], fails: str | None = None) -> Any:
 
 async def grouped(on: ScoringQueue, groups: Sequence[str]) -> list[Any]:
     """Scores of samples 0, 1, ... of these groups."""
-    each = [on.score(sample(number), (group, groups.count(group))) for number, group in enumerate(groups)]
-    return await asyncio.gather(*each, return_exceptions=True)
+    requests = [on.score(sample(number), (group, groups.count(group))) for number, group in enumerate(groups)]
+    return await asyncio.gather(*requests, return_exceptions=True)
 
 
 async def test_a_scorer_that_takes_groups_gets_whole_groups_however_their_samples_arrive() -> None:
     calls: list[list[str]] = []
     groups = ["a", "b", "c", "a", "c", "b", "b", "c", "d"] * 3
-    found = await grouped(queue(ranks(calls), batch_size=12), groups)
-    assert found == [groups[:number].count(group) for number, group in enumerate(groups)]
+    ranks_in_groups = await grouped(queue(ranks(calls), batch_size=12), groups)
+    assert ranks_in_groups == [groups[:number].count(group) for number, group in enumerate(groups)]
     assert sorted(group for call in calls for group in set(call)) == ["a", "b", "c", "d"], "no group is divided"
     assert all(call.count(group) == groups.count(group) for call in calls for group in call)
     assert len(calls) < 4, "a call has several groups, if they fit into the batch"
@@ -295,8 +295,8 @@ async def test_a_group_that_is_larger_than_a_batch_is_scored_whole() -> None:
 
 async def test_a_group_that_cannot_be_scored_fails_no_other_of_its_call() -> None:
     calls: list[list[str]] = []
-    found = await grouped(queue(ranks(calls, fails="b")), ["x", "a", "a", "b", "b"])
-    assert found[:3] == [0, 0, 1] and all(isinstance(each, OSError) for each in found[3:])
+    scores = await grouped(queue(ranks(calls, fails="b")), ["x", "a", "a", "b", "b"])
+    assert scores[:3] == [0, 0, 1] and all(isinstance(failure, OSError) for failure in scores[3:])
     assert calls[1:] == [["a", "a", "b", "b"], ["a", "a"], ["b", "b"]]
 
 

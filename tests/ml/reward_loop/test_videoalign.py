@@ -63,11 +63,11 @@ def options(folder: Path) -> dict[str, Any]:
 def rate(folder: Path, videos: Any = None, prompts: Any = None, **changes: Any) -> list[dict[str, float]]:
     videos = tiny.videos() if videos is None else videos
     infos = [{"prompt": prompt} for prompt in (PROMPTS if prompts is None else prompts)]
-    given = options(folder) | changes
-    found: list[dict[str, float]] = rewards.get_scorer("videoalign")(
-        ["t"] * len(infos), list(videos), [""] * len(infos), infos, **given
+    settings = options(folder) | changes
+    ratings: list[dict[str, float]] = rewards.get_scorer("videoalign")(
+        ["t"] * len(infos), list(videos), [""] * len(infos), infos, **settings
     )
-    return found
+    return ratings
 
 
 def numbers(found: list[dict[str, float]]) -> list[float]:
@@ -161,9 +161,9 @@ def test_the_sampled_frames_are_those_of_the_authors_code(frames: int, video_fps
     ("height", "width", "resized"), [(480, 832, (336, 588)), (64, 64, (336, 336)), (96, 301, (196, 588))]
 )
 def test_frames_are_resized_as_by_the_authors_code(height: int, width: int, resized: tuple[int, int]) -> None:
-    found = videoalign_model.resize(torch.full((2, 3, height, width), 200, dtype=torch.uint8), 200704)
-    assert found.shape == (2, 3, *resized)
-    assert found.dtype == torch.float32 and found.unique().tolist() == [200.0]
+    frames = videoalign_model.resize(torch.full((2, 3, height, width), 200, dtype=torch.uint8), 200704)
+    assert frames.shape == (2, 3, *resized)
+    assert frames.dtype == torch.float32 and frames.unique().tolist() == [200.0]
 
 
 def test_the_weights_keep_their_dtype_and_the_head_is_in_fp32(folder: Path) -> None:
@@ -245,22 +245,22 @@ def test_a_model_that_was_trained_in_another_way_is_refused(
 
 
 def test_what_is_missing_is_said_before_anything_starts(folder: Path) -> None:
-    given = options(folder)
-    assert rewards.setting_problems("videoalign", given) == []
+    settings = options(folder)
+    assert rewards.setting_problems("videoalign", settings) == []
     missing = {"model_name_or_path": "/no", "processor_name_or_path": "/no", "template_path": "/no.py"}
-    assert rewards.setting_problems("videoalign", given | missing) == [
+    assert rewards.setting_problems("videoalign", settings | missing) == [
         "model_name_or_path: /no/checkpoint-*/model.pth does not exist; write the folder of VideoReward, which has "
         "model_config.json and checkpoint-*/model.pth",
         "processor_name_or_path: /no/config.json does not exist; write the folder of Qwen2-VL",
         "template_path: no file /no.py; write prompt_template.py of https://github.com/KwaiVGI/VideoAlign",
     ]
-    (found,) = rewards.setting_problems("videoalign", {**given, "video_fps": 0})
-    assert found.startswith("video_fps: ")
+    (problem,) = rewards.setting_problems("videoalign", {**settings, "video_fps": 0})
+    assert problem.startswith("video_fps: ")
     for template in ("no tokens", tiny.TEMPLATE.replace("{text_prompt}", ""), "{text_prompt}" + tiny.TEMPLATE):
         tiny.write_template(folder / "prompt_template.py", template)
-        (found,) = rewards.setting_problems("videoalign", given)
+        (problem,) = rewards.setting_problems("videoalign", settings)
         assert (
-            "has no text DETAILED_PROMPT_WITH_SPECIAL_TOKEN with <|VQ_reward|>, <|MQ_reward|>, {text_prompt}" in found
+            "has no text DETAILED_PROMPT_WITH_SPECIAL_TOKEN with <|VQ_reward|>, <|MQ_reward|>, {text_prompt}" in problem
         )
         with pytest.raises(FileNotFoundError, match="has no text DETAILED_PROMPT"):
             rate(folder)

@@ -224,10 +224,10 @@ def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason
     """A recipe that forgets `lora_rank`, or has another algorithm's sampler, trains something else than it says."""
     given = [*JOB, *given]
     unused = configuration.without_effect(given, configuration.load(given))
-    named = {each.partition("=")[0] for each in given[len(JOB) :]}
+    named = {override.partition("=")[0] for override in given[len(JOB) :]}
     read = {f"{ACTOR}.diffusion_loss.loss_mode", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path"}
     assert set(unused) == named - read
-    assert all(each.startswith(reason) for each in unused.values())
+    assert all(text.startswith(reason) for text in unused.values())
 
 
 @pytest.mark.parametrize(
@@ -381,9 +381,9 @@ def test_the_options_of_the_published_scorers_are_those_of_the_built_in_ones(
     options = [f"+{group}.{inside}{name}={value}" for name, value in given.items()]
     path = f"{group}.path=pkg://verl_omni.utils.reward_score.{module}"
     reward = configuration.load([*JOB, path, *options]).reward
-    found = reward.reward_functions.a if several else reward.scorer_kwargs
-    assert {name: value for name, value in found.items() if name not in ("path", "name")} == expected
-    assert not [each for each in reward_settings.find_problems(reward) if "setting" in each]
+    scorer_settings = reward.reward_functions.a if several else reward.scorer_kwargs
+    assert {name: value for name, value in scorer_settings.items() if name not in ("path", "name")} == expected
+    assert not [problem for problem in reward_settings.find_problems(reward) if "setting" in problem]
 
 
 def test_the_data_set_of_pairs_of_the_reference_is_that_of_this_project() -> None:

@@ -84,14 +84,14 @@ def test_frozen_weights_get_no_gradients(model_folder: Path) -> None:
 
 
 def test_recomputation_and_random_numbers_do_not_count(model_folder: Path) -> None:
-    found = []
+    counts = []
     for checkpointing in (False, True):
         module, flops = watched(model_folder, 4, checkpointing=checkpointing)
         run(module).sum().backward()
         before = torch.get_rng_state()
-        found.append(flops.take())
+        counts.append(flops.take())
         assert torch.equal(torch.get_rng_state(), before), "counting draws nothing"
-    assert found[0] == found[1]
+    assert counts[0] == counts[1]
 
 
 def test_counting_takes_no_memory_and_one_pass_counts_also_without_gradients(model_folder: Path) -> None:

@@ -223,12 +223,12 @@ def test_the_dtypes_that_the_settings_select() -> None:
 
 def test_buffers_are_cast_on_request(make: Make) -> None:
     mixed = DiffusionMixedPrecisionConfig(param_dtype="bfloat16", buffer_dtype="float32")
-    found = {}
-    for name, each in (("given", mixed), ("none", DiffusionMixedPrecisionConfig(param_dtype="bfloat16"))):
-        dtypes = precision.resolve(DiffusionFSDPConfig(mixed_precision=each), lora=True)
+    buffer_dtypes = {}
+    for name, mixed_precision in (("given", mixed), ("none", DiffusionMixedPrecisionConfig(param_dtype="bfloat16"))):
+        dtypes = precision.resolve(DiffusionFSDPConfig(mixed_precision=mixed_precision), lora=True)
         model = make(SD3).model_config
-        found[name] = build.load_transformer(model, precision=dtypes, seed=0).pos_embed.pos_embed.dtype
-    assert found == {"given": torch.float32, "none": torch.bfloat16}
+        buffer_dtypes[name] = build.load_transformer(model, precision=dtypes, seed=0).pos_embed.pos_embed.dtype
+    assert buffer_dtypes == {"given": torch.float32, "none": torch.bfloat16}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

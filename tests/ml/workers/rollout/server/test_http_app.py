@@ -90,8 +90,8 @@ async def test_several_images_of_a_prompt_are_one_request_each(client: Any) -> N
     asked = {"prompt": "a lawn", "size": "16x16", "seed": 7, "n": 3}
     answer = await client.post("/v1/images/generations", json=asked)
     assert answer.status_code == 200 and len(answer.json()["data"]) == 3
-    found = [(params.seed, params.num_outputs_per_prompt, params.lora_request) for _, params in client.engine.asked]
-    assert found == [(7, 1, "policy"), (8, 1, "policy"), (9, 1, "policy")]
+    requests = [(params.seed, params.num_outputs_per_prompt, params.lora_request) for _, params in client.engine.asked]
+    assert requests == [(7, 1, "policy"), (8, 1, "policy"), (9, 1, "policy")]
     assert len(set(client.engine.names)) == 3
     refused = await client.post("/v1/images/generations", json={**asked, "prompt": "nonsense"})
     assert refused.status_code == 400 and "cannot draw that" in refused.text
