@@ -59,8 +59,8 @@ class LocalEngine:
             image_data=None if image is None else [image],
         )
         defaults = self._engine.default_sampling_params_list
-        made = self._mode.engine_request(request, params, None, self._rollout, defaults)
-        output = await last_output(self._engine.generate(request_id=name, **made))
+        engine_request = self._mode.engine_request(request, params, None, self._rollout, defaults)
+        output = await last_output(self._engine.generate(request_id=name, **engine_request))
         return self._mode.to_output(output, params, 0)
 
 

@@ -134,13 +134,13 @@ def test_a_run_that_generates_ahead_can_be_interrupted(tmp_path: Path) -> None:
     with forked_program.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None
-            said = list(itertools.takewhile(lambda line: not line.startswith("step 2"), process.stdout))
+            lines = list(itertools.takewhile(lambda line: not line.startswith("step 2"), process.stdout))
             process.send_signal(signal.SIGINT)
-            said += process.stdout.readlines()
-            assert process.wait(WAIT) == 130, "".join(said)
+            lines += process.stdout.readlines()
+            assert process.wait(WAIT) == 130, "".join(lines)
         finally:
             process.kill()
-    assert any("stopped after step" in line for line in said) and any((tmp_path / "run" / "checkpoints").iterdir())
+    assert any("stopped after step" in line for line in lines) and any((tmp_path / "run" / "checkpoints").iterdir())
 
 
 def test_a_run_whose_replicas_are_all_lost_in_a_generation_can_be_interrupted(tmp_path: Path) -> None:
@@ -187,10 +187,10 @@ def test_a_served_judge_scores_what_it_sees(tmp_path: Path) -> None:
         f"{RM}.rollout.dtype=float32",
         "trainer.total_training_steps=2",
     )
-    found = [json.loads(line) for step in (1, 2) for line in (saved / f"{step}.jsonl").read_text().splitlines()]
-    expected = [ocr_score(judge, saved / line["output"]) for line in found]
-    assert [line["score"] for line in found] == pytest.approx(expected)
-    assert len(found) == 16 and len(set(expected)) > 2, "the images are not told apart"
+    samples = [json.loads(line) for step in (1, 2) for line in (saved / f"{step}.jsonl").read_text().splitlines()]
+    expected = [ocr_score(judge, saved / line["output"]) for line in samples]
+    assert [line["score"] for line in samples] == pytest.approx(expected)
+    assert len(samples) == 16 and len(set(expected)) > 2, "the images are not told apart"
     steps = metrics(folder)
     assert [line["weights/version"] for line in steps] == [0, 1, 2] and steps[1]["actor/grad_norm"] > 0
 
@@ -212,6 +212,6 @@ def ocr_score(judge: Path, picture: Path) -> float:
     asked = processor(text=[text], images=[Image.open(picture)], return_tensors="pt")
     # verl's server masks them out.
     never = processor.tokenizer.convert_tokens_to_ids(["<|image_pad|>", "<|video_pad|>"])
-    made = model.generate(**asked, max_new_tokens=12, do_sample=False, suppress_tokens=never)
-    answer = made[0, asked["input_ids"].shape[1] :]
-    return text_score(normalize(processor.tokenizer.decode(answer, skip_special_tokens=True)), normalize(TRUTH))
+    output_ids = model.generate(**asked, max_new_tokens=12, do_sample=False, suppress_tokens=never)
+    answer_ids = output_ids[0, asked["input_ids"].shape[1] :]
+    return text_score(normalize(processor.tokenizer.decode(answer_ids, skip_special_tokens=True)), normalize(TRUTH))

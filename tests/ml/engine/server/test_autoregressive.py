@@ -63,12 +63,12 @@ class Running:
 
     def greedy(self, prompt_ids: list[int], tokens: int) -> list[int]:
         """Greedy tokens of transformers."""
-        given = torch.tensor([prompt_ids])
-        made: Tensor = self.reference.generate(
-            given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=tokens
+        inputs = torch.tensor([prompt_ids])
+        sequences: Tensor = self.reference.generate(
+            inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=tokens
         )
-        found: list[int] = made[0, len(prompt_ids) :].tolist()
-        return found
+        new_tokens: list[int] = sequences[0, len(prompt_ids) :].tolist()
+        return new_tokens
 
     def log_probs(self, prompt_ids: list[int], answer: list[int]) -> Tensor:
         """Log-probability of each token of an answer, by transformers."""
@@ -203,8 +203,8 @@ def test_log_probabilities_are_those_of_transformers(running: Running) -> None:
     greedy, sampled, again = answers
     assert greedy.token_ids != sampled.token_ids == again.token_ids
     for answer in answers:
-        found = torch.tensor(answer.log_probs)
-        torch.testing.assert_close(found, running.log_probs(ids, answer.token_ids), atol=TOLERANCE, rtol=0)
+        log_probs = torch.tensor(answer.log_probs)
+        torch.testing.assert_close(log_probs, running.log_probs(ids, answer.token_ids), atol=TOLERANCE, rtol=0)
 
 
 def test_a_seed_gives_the_same_tokens_however_prefill_is_chunked(running: Running) -> None:

@@ -35,13 +35,13 @@ CASES = [*((family, False) for family in ENCODERS), ("sd3", True), ("qwen_image"
 @pytest.fixture
 def passes() -> Iterator[list[str]]:
     """Names of the classes of modules, for each of their passes."""
-    found = list[str]()
+    names = list[str]()
 
     def record(module: nn.Module, given: Any, output: Any) -> None:
-        found.append(type(module).__name__)
+        names.append(type(module).__name__)
 
     hook = nn.modules.module.register_module_forward_hook(record)
-    yield found
+    yield names
     hook.remove()
 
 

@@ -46,9 +46,9 @@ def reported(stack: Any) -> dict[str, Any]:
 def test_settings_have_their_effect(stack: Any) -> None:
     import ray
 
-    found = reported(stack)
-    assert found["vae"] == (True, True), "vLLM-Omni does not apply them to a pipeline that it does not make itself"
+    reports = reported(stack)
+    assert reports["vae"] == (True, True), "vLLM-Omni does not apply them to a pipeline that it does not make itself"
     for request in ("first", "again"):
         answer = stack.servers.server_handles[0].generate.remote(request_id=request, **Replica.request(seed=3))
         assert ray.get(answer, timeout=120).diffusion_output.shape == (3, 64, 64)
-    assert reported(stack)["prompt_embed_cache"]["hits"] > found["prompt_embed_cache"]["hits"]
+    assert reported(stack)["prompt_embed_cache"]["hits"] > reports["prompt_embed_cache"]["hits"]

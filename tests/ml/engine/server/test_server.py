@@ -62,8 +62,8 @@ class Running:
 
     def admitted(self) -> float:
         """Requests in the engine. How many of them run is counted only when one comes or ends, so it is not known."""
-        found = self.metrics()
-        return found["vllm_omni:num_requests_running"] + found["vllm_omni:num_requests_waiting"]
+        gauges = self.metrics()
+        return gauges["vllm_omni:num_requests_running"] + gauges["vllm_omni:num_requests_waiting"]
 
     def post(self, path: str, **content: Any) -> httpx2.Response:
         return self.http.post(f"http://{self.stack.servers.server_addresses[0]}{path}", **{"timeout": 60, **content})
@@ -176,15 +176,15 @@ def test_the_router_keeps_a_conversation_on_one_replica_and_spreads_the_rest(run
         return await asyncio.gather(*[ask(f"row-{seed}", seed) for seed in range(6)])
 
     before = [counted(running, replica) for replica in (0, 1)]
-    made = asyncio.run(all_at_once())
-    assert len({tuple(each.diffusion_output.flatten()[:99].tolist()) for each in made}) == 6
+    outputs = asyncio.run(all_at_once())
+    assert len({tuple(output.diffusion_output.flatten()[:99].tolist()) for output in outputs}) == 6
     assert [counted(running, replica) - was for replica, was in enumerate(before)] == [3, 3]
-    assert {each.extra_fields["min_global_steps"] for each in made} == {0}
+    assert {output.extra_fields["min_global_steps"] for output in outputs} == {0}
     (first,) = answered(balancer.acquire_server.remote("talk"))
-    (other,) = answered(balancer.acquire_server.remote("someone else"))
+    (elsewhere,) = answered(balancer.acquire_server.remote("someone else"))
     (again,) = answered(balancer.acquire_server.remote("talk"))
-    assert first[0] == again[0] != other[0]
-    for server in (first, other, again):
+    assert first[0] == again[0] != elsewhere[0]
+    for server in (first, elsewhere, again):
         answered(balancer.release_server.remote(server_id=server[0]))
     assert answered(balancer.get_total_inflight.remote()) == [0]
 
@@ -208,8 +208,8 @@ def test_the_http_api_returns_the_same_image_as_training(running: Running) -> No
     assert image.size == (SIZE, SIZE) and image.mode == "RGB"
     (sample,) = answered(running.submit(PROMPTS[0], 7, max_sequence_length=256))
     assert np.array_equal(np.asarray(image), sample.diffusion_output.permute(1, 2, 0).numpy())
-    other = png(running.post("/v1/images/generations", json={**asked, "prompt": PROMPTS[1], "size": "96x32"}))
-    assert other.size == (96, 32)
+    wide_image = png(running.post("/v1/images/generations", json={**asked, "prompt": PROMPTS[1], "size": "96x32"}))
+    assert wide_image.size == (96, 32)
     assert not np.array_equal(
         np.asarray(image), np.asarray(png(running.post("/v1/images/generations", json={**asked, "prompt": PROMPTS[1]})))
     )

@@ -142,10 +142,10 @@ def test_a_worker_that_dies_while_generating_fails_its_requests_and_all_later_on
 
 
 def test_a_worker_that_dies_in_an_update_fails_both_ends(replicas: list[Replica]) -> None:
-    one = replicas[0]
-    weights = ending_at_the_sixth(one.adapter(2.0), worker_of(one).kill)
-    handle, answer = one.begin()
+    first = replicas[0]
+    weights = ending_at_the_sixth(first.adapter(2.0), worker_of(first).kill)
+    handle, answer = first.begin()
     with pytest.raises(WeightSyncError, match="PeerDisconnected"):
         ipc.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     assert "update_weights_from_ipc failed in 1 of 1 workers" in said(answer)
-    assert "OmniEngineDeadError" in said(one.draw(0))
+    assert "OmniEngineDeadError" in said(first.draw(0))

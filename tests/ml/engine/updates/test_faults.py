@@ -134,11 +134,11 @@ def test_a_replica_that_dies_while_generating_fails_the_batch_and_is_named(two_r
 def test_a_replica_that_dies_in_an_update_fails_the_update(two_replicas: TwoReplicas) -> None:
     import ray
 
-    one = two_replicas.replicas[0]
-    pid = one.pid()
+    first = two_replicas.replicas[0]
+    pid = first.pid()
     counted = Leftovers()
-    weights = ending_at_the_sixth(one.adapter(2.0), lambda: os.kill(pid, signal.SIGKILL))
-    handle, answer = one.begin()
+    weights = ending_at_the_sixth(first.adapter(2.0), lambda: os.kill(pid, signal.SIGKILL))
+    handle, answer = first.begin()
     with pytest.raises(Exception, match="PeerDisconnected"):
         ipc.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     with pytest.raises(ray.exceptions.RayActorError):

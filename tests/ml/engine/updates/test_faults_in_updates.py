@@ -72,12 +72,12 @@ def test_a_corrupt_bucket_is_refused(replica: Replica, fault: str, said: str) ->
     buffer = SendBuffer(None)
     with ipc.Channel(handle, DEADLINE, owner=True) as channel:
         begin = buffer.replace(1024, 1024)
-        place = 0
+        offset = 0
         for tensor in tensors.values():
-            buffer.tensor[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-            place += tensor.nbytes
-        for each in (begin, message):
-            channel.send(each)
+            buffer.tensor[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            offset += tensor.nbytes
+        for sent in (begin, message):
+            channel.send(sent)
             channel.receive(ReplyMessage)
     buffer.close()
     assert said in refused(answer)
@@ -117,8 +117,8 @@ def change(replica: Replica, kind: Change) -> Tensor:
     """The image after an update by an adapter with these settings."""
     rank, alpha, parts = kind
     weights = replica.adapter(1.0, rank, parts)
-    found = replica.publish(weights, version=1, settings=lora_settings(rank, alpha, parts))
-    assert found["bound"] == 2 * len(parts), "a module of each block for each part"
+    report = replica.publish(weights, version=1, settings=lora_settings(rank, alpha, parts))
+    assert report["bound"] == 2 * len(parts), "a module of each block for each part"
     return replica.picture()  # type: ignore[no-any-return]
 
 
@@ -196,47 +196,49 @@ def visitor(two_replicas: TwoReplicas) -> Iterator[Visitor]:
 def test_an_answer_over_http_has_one_version_while_weights_change(visitor: Visitor) -> None:
     import ray
 
-    one = visitor.one
+    replica = visitor.one
     pictures = {}
     for version, strength in ((3, 1.5), (2, 2.0)):
-        one.publish(one.adapter(strength), version)
+        replica.publish(replica.adapter(strength), version)
         pictures[version] = visitor.pictures()
     assert not set(pictures[2].values()) & set(pictures[3].values())
     asked = [visitor.queue()]
 
     def weights() -> Iterator[tuple[str, Tensor]]:
-        for number, each in enumerate(one.adapter(1.5).items()):
+        for number, weight in enumerate(replica.adapter(1.5).items()):
             if number == 5:
-                assert one.in_flight() == 0, "the engine has requests while its weights change"
+                assert replica.in_flight() == 0, "the engine has requests while its weights change"
                 asked.append({seed: visitor.ask(seed) for seed in SEEDS})
-                wait_for(lambda: ray.get(one.server.requests_in_flight.remote()) >= len(SEEDS))
-                assert one.in_flight() == 0
-            yield each
+                wait_for(lambda: ray.get(replica.server.requests_in_flight.remote()) >= len(SEEDS))
+                assert replica.in_flight() == 0
+            yield weight
 
-    handle, answer = one.begin(3)
+    handle, answer = replica.begin(3)
     ipc.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     ray.get(answer, timeout=SOON)
     for number, requests in enumerate(asked):
         for seed, request in requests.items():
-            found = request.result()
-            version = int(found.headers["X-Weights-Version"])
-            assert picture(found) == pictures[version][seed], f"seed {seed} is not of version {version}"
+            response = request.result()
+            version = int(response.headers["X-Weights-Version"])
+            assert picture(response) == pictures[version][seed], f"seed {seed} is not of version {version}"
             assert version == 3 or number == 0
-    one.publish(one.adapter(1.0), 1)
+    replica.publish(replica.adapter(1.0), 1)
 
 
 def test_a_request_over_http_is_held_while_the_replica_sleeps(two_replicas: TwoReplicas, visitor: Visitor) -> None:
     import ray
 
-    one = visitor.one
+    replica = visitor.one
     expected = visitor.pictures()
     early = visitor.queue()
     two_replicas.stack.weights.sleep_replicas()
-    assert one.in_flight() == 0, "the engine has requests while it sleeps"
-    ray.get(one.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", 0.2)))
+    assert replica.in_flight() == 0, "the engine has requests while it sleeps"
+    ray.get(replica.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", 0.2)))
     answer = visitor.ask(0).result()
     assert answer.status_code == 503 and answer.headers["Retry-After"] == "5"
     assert "not admitted within 0.2 s (rollout.deadline_seconds), because this replica sleeps" in answer.text
-    ray.get(one.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", own.config.deadline_seconds)))
-    ray.get([each.server.wake_up.remote() for each in two_replicas.replicas], timeout=SOON)
+    ray.get(
+        replica.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", own.config.deadline_seconds))
+    )
+    ray.get([asleep.server.wake_up.remote() for asleep in two_replicas.replicas], timeout=SOON)
     assert {seed: picture(request.result()) for seed, request in early.items()} == expected

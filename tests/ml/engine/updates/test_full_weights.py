@@ -40,12 +40,12 @@ def running(start: Any) -> tuple[Any, Any]:
 
 def assert_no_segment_remains() -> None:
     """Engines that are tested at the same time have segments for moments; what is left behind stays."""
-    found = set(Path("/dev/shm").glob(f"{SEGMENT_PREFIX}*"))
+    segments = set(Path("/dev/shm").glob(f"{SEGMENT_PREFIX}*"))
     until = time.monotonic() + 30
-    while found and time.monotonic() < until:
+    while segments and time.monotonic() < until:
         time.sleep(0.2)
-        found = {path for path in found if path.exists()}
-    assert found == set()
+        segments = {path for path in segments if path.exists()}
+    assert segments == set()
 
 
 def ask(server: Any, seed: int) -> Any:
@@ -95,9 +95,9 @@ def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restore
     before, versions = from_both(running)
     assert versions == [0, 0]
     stack.workers.save_checkpoint(str(tmp_path))
-    found = train(running, rows)
-    assert found["actor/grad_norm"] > 0
-    assert found["rollout_corr/mean_abs_diff"] < 1e-5
+    metrics = train(running, rows)
+    assert metrics["actor/grad_norm"] > 0
+    assert metrics["rollout_corr/mean_abs_diff"] < 1e-5
     answers = publish(running, 1)
     assert [answer["buckets"] for answer in answers] == [5, 5]
     assert not any(answer["lora"] for answer in answers)
