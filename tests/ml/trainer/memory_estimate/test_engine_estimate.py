@@ -100,10 +100,10 @@ def test_the_engine_has_the_weights_of_vllm_omnis_modules(tiny: Path, tmp_path: 
     (positions,) = transformer.buffers()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        own = PatchEmbed(pos_embed_max_size=2, embed_dim=8).pos_embed
+        buffer = PatchEmbed(pos_embed_max_size=2, embed_dim=8).pos_embed
     finally:
         torch.set_default_dtype(torch.float32)
-    assert own.dtype == torch.float32
+    assert buffer.dtype == torch.float32
     assert engine.transformer == 2 * sum(p.numel() for p in transformer.parameters()) + 4 * positions.numel()
     for family, has_vision in (("qwen_image", False), ("qwen_image_edit", True)):
         MAKERS[family](tmp_path / family)

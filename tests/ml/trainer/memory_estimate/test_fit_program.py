@@ -102,8 +102,8 @@ def test_changes_of_the_number_of_engines_stay_together(helps: str, advised: lis
         helped = OmegaConf.select(changed, helps) != start
         return {"generation": 100 - 30 * split - 60 * helped}
 
-    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 50)
-    assert [(each.change.value, each.change.costs.partition(advice.ENGINES)[2]) for each in found] == advised
+    steps = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 50)
+    assert [(step.change.value, step.change.costs.partition(advice.ENGINES)[2]) for step in steps] == advised
 
 
 @pytest.mark.slow

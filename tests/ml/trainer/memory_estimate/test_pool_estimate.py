@@ -108,18 +108,20 @@ def test_host_memory_and_bytes_of_an_update_grow_with_workers_and_replicas(
     setup: Setup, trainer: TrainerMemory, engine: EngineMemory, nodes: int, replicas: int, size: int
 ) -> None:
     pool = RolloutPool(nodes, replicas * size, size, in_flight=7)
-    own, standalone = estimate_pools(setup, pool, trainer, engine)
-    assert own.moved["weights to each replica"] == size * trainer.sent
-    assert own.moved["weights to all replicas"] == nodes * replicas * size * trainer.sent
-    one = network_bucket(setup, trainer)
-    assert parts(own, "weight sync", "host")["buckets to send"] == 2 * one, "rank 0, whatever the number of replicas"
-    assert parts(standalone, "weight sync", "host")["received buckets"] == replicas * size * one
+    trainer_pool, standalone = estimate_pools(setup, pool, trainer, engine)
+    assert trainer_pool.moved["weights to each replica"] == size * trainer.sent
+    assert trainer_pool.moved["weights to all replicas"] == nodes * replicas * size * trainer.sent
+    bucket = network_bucket(setup, trainer)
+    assert parts(trainer_pool, "weight sync", "host")["buckets to send"] == 2 * bucket, (
+        "rank 0, whatever the number of replicas"
+    )
+    assert parts(standalone, "weight sync", "host")["received buckets"] == replicas * size * bucket
     assert parts(standalone, "generation", "host")["samples in flight"] == replicas * 7
     # A worker that receives weights and one of the engine for each accelerator, and a server for each replica.
     assert parts(standalone, "generation", "host")["processes"] == (2 * size + 1) * replicas * setup.process
     later = dataclasses.replace(setup, ahead=2)
     grown = parts(estimate_pools(later, pool, trainer, engine)[0], "update", "host")
-    assert grown["trajectories"] == parts(own, "update", "host")["trajectories"] + 2 * setup.stored
+    assert grown["trajectories"] == parts(trainer_pool, "update", "host")["trajectories"] + 2 * setup.stored
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=30), st.integers(1, 600))

@@ -36,17 +36,17 @@ class Judged(Trained):
 
     @override
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        made = super().generate_sequences(prompts)
+        output = super().generate_sequences(prompts)
         failures: list[ScoringFailure | None] = []
         for row, info in enumerate(prompts.non_tensor_batch["extra_info"]):
             fails = info["prompt"] == "3" and (self.both or row % 2 == 0)
             failures.append(ScoringFailure("scorer judge failed: no rating", self.required) if fails else None)
             if fails:
-                made.batch["rm_scores"][row] = NAN
-        made.non_tensor_batch[GENERATED] = objects(
+                output.batch["rm_scores"][row] = NAN
+        output.non_tensor_batch[GENERATED] = objects(
             [Sample(failure=failure, version=self.served) for failure in failures]
         )
-        return made
+        return output
 
     @override
     def update_actor(self, data: DataProto) -> DataProto:
@@ -112,11 +112,11 @@ def test_a_batch_without_any_reward_stops_the_run_also_for_an_optional_scorer(tm
     class Down(Judged):
         @override
         def generate_sequences(self, prompts: DataProto) -> DataProto:
-            made = super().generate_sequences(prompts)
-            made.batch["rm_scores"][:] = NAN
+            output = super().generate_sequences(prompts)
+            output.batch["rm_scores"][:] = NAN
             failure = ScoringFailure("scorer judge failed: no connection", self.required)
-            made.non_tensor_batch[GENERATED] = objects([Sample(failure=failure)] * len(prompts))
-            return made
+            output.non_tensor_batch[GENERATED] = objects([Sample(failure=failure)] * len(prompts))
+            return output
 
     for required in (True, False):
         with pytest.raises(TooManyUnscored, match=r"no connection\. 4 samples have no score, .* allows 3 in"):

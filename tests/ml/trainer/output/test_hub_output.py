@@ -40,9 +40,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def settings(folder: Path, hub: Hub, deadline: float = 30, *, url: str = f"hf://{REPOSITORY}/a-job") -> Any:
     store = {"endpoint": hub.endpoint, "region": None}
-    own = recorded_runs.settings(folder, output={"url": url, "deadline_s": deadline}, store=store)
+    run_settings = recorded_runs.settings(folder, output={"url": url, "deadline_s": deadline}, store=store)
     model = {"path": "/models/base", "architecture": "StableDiffusion3Pipeline"}
-    return OmegaConf.merge(own, {"actor_rollout_ref": {"model": model, "rollout": {"pipeline": {}}}})
+    return OmegaConf.merge(run_settings, {"actor_rollout_ref": {"model": model, "rollout": {"pipeline": {}}}})
 
 
 def saves(*steps: int, adapter: bool = True) -> Train:
@@ -277,11 +277,11 @@ def test_offline_and_results_for_the_hub_exclude_each_other(hub: Hub, tmp_path: 
 def test_an_endpoint_is_that_of_the_hub_or_the_store(hub: Hub, tmp_path: Path) -> None:
     config = settings(tmp_path, hub)
     named = {"HF_ENDPOINT": "http://hub"}
-    said = hub_destination.find_problem(config, named)
-    assert said is not None and said.endswith("the variable HF_ENDPOINT is http://hub: write one of them")
+    problem = hub_destination.find_problem(config, named)
+    assert problem is not None and problem.endswith("the variable HF_ENDPOINT is http://hub: write one of them")
     config.data = {"train_files": ["a.jsonl", "s3://b/a.jsonl"], "val_files": None}
-    said = hub_destination.find_problem(config, {})
-    assert said is not None and f"trainer.store.endpoint: {hub.endpoint} is ambiguous" in said
+    problem = hub_destination.find_problem(config, {})
+    assert problem is not None and f"trainer.store.endpoint: {hub.endpoint} is ambiguous" in problem
     assert hub_destination.find_problem(config, named) is None
     config.trainer.store.endpoint = None
     assert hub_destination.find_problem(config, {}) is None

@@ -71,10 +71,10 @@ def test_the_defaults_depend_on_the_nodes_of_the_rollout() -> None:
 
 @pytest.mark.parametrize("backend", pool_settings.VERL_BACKENDS)
 def test_a_backend_of_verl_for_standalone_replicas_is_tcp_and_is_named(backend: str) -> None:
-    given = [f"{ROLLOUT}.checkpoint_engine.backend={backend}", "actor_rollout_ref.hybrid_engine=False"]
+    backend_settings = [f"{ROLLOUT}.checkpoint_engine.backend={backend}", "actor_rollout_ref.hybrid_engine=False"]
     kwargs = f"+{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group=True"
-    assert filled_in(*POOL, *given, kwargs).checkpoint_engine.backend == "omni_tcp"
-    overrides = [*smallest_job.REQUIRED, *POOL, *given, kwargs]
+    assert filled_in(*POOL, *backend_settings, kwargs).checkpoint_engine.backend == "omni_tcp"
+    overrides = [*smallest_job.REQUIRED, *POOL, *backend_settings, kwargs]
     named = configuration.without_effect(overrides, configuration.load(overrides))
     assert list(named) == [
         f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group",
@@ -227,7 +227,7 @@ def manager(
 
     monkeypatch.setitem(sys.modules, "ray", FakeRay())
     monkeypatch.setattr("verl_omni.trainer.replicas.replica_transport.describe_error", str)
-    made = [
+    fake_replicas = [
         SimpleNamespace(
             replica_rank=rank,
             server_address=f"host:{rank}",
@@ -240,10 +240,10 @@ def manager(
         open_weight_stream=lambda: "address",
         send_to_replicas=lambda version, receivers: [SimpleNamespace(value=unconfirmed or {})],
     )
-    serving = [each.server_address for each in made]
+    serving = [replica.server_address for replica in fake_replicas]
     router = SimpleNamespace(remove_servers=Calls(), get_all_servers=Calls(serving), add_servers=Calls())
     return ReplicaUpdates(
-        ReplicaTransport(workers, router, deadline=1.0), made, least=1, patience=0.0, reports=Recorded()
+        ReplicaTransport(workers, router, deadline=1.0), fake_replicas, least=1, patience=0.0, reports=Recorded()
     )
 
 

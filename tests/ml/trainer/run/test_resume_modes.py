@@ -38,8 +38,10 @@ def started(
     def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
         seen.append(run.checkpoint)
 
-    own = recorded_runs.settings(run_folder, resume_mode=mode, resume_from_path=None if path is None else str(path))
-    assert recorded_runs.run(OmegaConf.merge(settings, own), train) == main_diffusion.OK
+    run_settings = recorded_runs.settings(
+        run_folder, resume_mode=mode, resume_from_path=None if path is None else str(path)
+    )
+    assert recorded_runs.run(OmegaConf.merge(settings, run_settings), train) == main_diffusion.OK
     return seen[0], recorded_runs.events(run_folder)
 
 
