@@ -79,10 +79,10 @@ def objective(loss_mode: str, **arguments: Any) -> Any:
     config = smallest_job.load(EXTERNAL, f"{LOSS}.loss_mode={loss_mode}", f"{LOSS}.clip_ratio=0.1")
     actor = config.actor_rollout_ref.actor
     loss = omega_conf_to_dataclass(actor.diffusion_loss)
-    given = SimpleNamespace(use_kl_loss=False, diffusion_loss=loss)
+    actor_config = SimpleNamespace(use_kl_loss=False, diffusion_loss=loss)
     sampler = {"noise_level": 0.7, "sde_type": "sde", **arguments}
     policy: Any = SimpleNamespace()
-    return training_algorithm(loss_mode).objective(policy, loss, given, sampler)  # type: ignore[arg-type]
+    return training_algorithm(loss_mode).objective(policy, loss, actor_config, sampler)  # type: ignore[arg-type]
 
 
 def part(rows: int = 6) -> dict[str, torch.Tensor]:

@@ -138,8 +138,8 @@ def test_rounding_of_deep_guided_models_passes_and_an_error_of_1_percent_does_no
         projections = agreement.velocity_projections(engine)[:, None]
         return objective.summarize(objective.term({**batch, "velocity_projections": projections}, 0)[1], ROWS)
 
-    found = check(engine)
-    assert found["rollout_corr/velocity_rel_diff"] > 0.04, "0.05 to 0.09, by the processor"
+    metrics = check(engine)
+    assert metrics["rollout_corr/velocity_rel_diff"] > 0.04, "0.05 to 0.09, by the processor"
     for wrong in (1.01, 0.99):
         with pytest.raises(agreement.VelocityMismatch, match=r"the trainer's velocities are 0\.0.* than the engine's"):
             check(wrong * engine)

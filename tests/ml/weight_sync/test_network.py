@@ -275,10 +275,10 @@ class Corrupting(buckets.BucketFiller):
     """Changes a byte of the first tensor after its digest was computed."""
 
     def fill(self) -> tuple[BucketMessage, list[torch.Tensor]] | None:
-        found = super().fill()
-        if found is not None and "a" in found[0].entries:
-            found[1][0][5] ^= 1
-        return found
+        bucket = super().fill()
+        if bucket is not None and "a" in bucket[0].entries:
+            bucket[1][0][5] ^= 1
+        return bucket
 
 
 def test_a_changed_byte_is_found_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,10 +302,10 @@ class Forgetting(buckets.BucketFiller):
     """Lists a tensor that it never sends."""
 
     def fill(self) -> tuple[BucketMessage, list[torch.Tensor]] | None:
-        found = super().fill()
-        if found is None or found[0].last is None:
-            return found
-        return BucketMessage(found[0].entries, [*found[0].last, "forgotten"]), found[1]
+        bucket = super().fill()
+        if bucket is None or bucket[0].last is None:
+            return bucket
+        return BucketMessage(bucket[0].entries, [*bucket[0].last, "forgotten"]), bucket[1]
 
 
 def test_a_missing_tensor_is_found_before_the_last_tensors_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

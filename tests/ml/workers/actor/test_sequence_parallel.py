@@ -219,13 +219,13 @@ def test_ranks_that_share_samples_take_the_update_of_one_process(found: Any, mod
     """The update differs by at most 0.1%, by rounding; in bfloat16, whose gradients are rounded to 0.4%, by 10%."""
     case = CASES[name]
     ranks = found[name]
-    one = updated(make(models, case, device=torch.device(found.kind)), slice(0, ROWS))
-    for step, alone in enumerate(one["metrics"]):
+    single = updated(make(models, case, device=torch.device(found.kind)), slice(0, ROWS))
+    for step, alone in enumerate(single["metrics"]):
         norms = [rank["metrics"][step]["actor/grad_norm"] for rank in ranks]
         assert norms == pytest.approx([alone["actor/grad_norm"]] * len(ranks), rel=3e-2 if case.half else 1e-3)
         losses = [rank["metrics"][step]["actor/loss"] for rank in ranks[::SHARING]]
         assert sum(losses) / len(losses) == pytest.approx(alone["actor/loss"], rel=1e-3, abs=1e-3)
-    assert relative_difference(one["before"], one["weights"], ranks[0]["weights"]) < (0.1 if case.half else 1e-3)
+    assert relative_difference(single["before"], single["weights"], ranks[0]["weights"]) < (0.1 if case.half else 1e-3)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -243,9 +243,9 @@ def test_ranks_of_a_group_measure_the_same(found: dict[str, list[Any]], name: st
 def test_each_rank_keeps_half_of_the_activations(found: Any, models: Path, name: str) -> None:
     """To a tenth: each rank also keeps what is not split, such as embeddings of the timestep and of Wan's prompt."""
     parts = found[f"saved by {name}"]
-    whole = saved_bytes(make(models, CASES[name], device=torch.device(found.kind)))
+    unsplit_bytes = saved_bytes(make(models, CASES[name], device=torch.device(found.kind)))
     for part in parts:
-        assert 0.45 * whole < part < 0.55 * whole
+        assert 0.45 * unsplit_bytes < part < 0.55 * unsplit_bytes
 
 
 def test_a_kernel_that_cannot_be_split_is_refused(found: dict[str, list[Any]]) -> None:

@@ -61,14 +61,14 @@ def test_without_micro_batches_each_part_is_one(model_folder: Path) -> None:
 
 
 def test_rows_without_any_gradient_are_measured(model_folder: Path) -> None:
-    found = []
+    measured = []
     for sizes in ((4,), (2, 2)):
         actor, rows = made(model_folder, 1)
         rows["advantages"] = torch.zeros(4)
         metrics = in_parts(actor, rows, sizes)
         assert metrics is not None and metrics["actor/grad_norm"] == 0
-        found.append(metrics)
-    assert found[0] == found[1] and found[0]["actor/ratio_max"] == 1
+        measured.append(metrics)
+    assert measured[0] == measured[1] and measured[0]["actor/ratio_max"] == 1
 
 
 def test_the_last_part_scales_gradients_and_loss(model_folder: Path) -> None:
