@@ -97,8 +97,8 @@ def start_tiny(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
         model = tmp_path_factory.mktemp("tiny") / "model"
         make_tiny_sd3(model)
         sleeping = "actor_rollout_ref.rollout.free_cache_engine=true"  # as on accelerators
-        made: tuple[Any, Any] = start(prompts, *small_run(model), sleeping, *overrides)
-        return made
+        config_and_stack: tuple[Any, Any] = start(prompts, *small_run(model), sleeping, *overrides)
+        return config_and_stack
 
     return starting
 

@@ -35,8 +35,8 @@ class Leftovers:
         """
         end = time.monotonic() + SOON
         gc.collect()  # tracebacks of caught errors keep local variables alive
-        while found := {key: what for key, what in self._now(killed).items() if key not in self.before}:
-            assert time.monotonic() < end, found
+        while leftovers := {key: what for key, what in self._now(killed).items() if key not in self.before}:
+            assert time.monotonic() < end, leftovers
             time.sleep(0.05)
         self._watch.stop()
 

@@ -79,9 +79,9 @@ def token_ids(settings: Any) -> Callable[..., list[int]]:
             return list(settings.tokenizer(text).input_ids)
         content = [{"type": "image"}, {"type": "text", "text": text}] if has_image else text
         asked = [{"role": "user", "content": content}]
-        found: list[int] = settings.tokenizer.apply_chat_template(
+        ids: list[int] = settings.tokenizer.apply_chat_template(
             asked, chat_template=template, add_generation_prompt=True, return_dict=False
         )
-        return found
+        return ids
 
     return ids

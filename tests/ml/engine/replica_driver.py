@@ -63,13 +63,13 @@ class Replica:
     def adapter(strength: float, rank: int = RANK, parts: str = "qk") -> dict[str, Tensor]:
         """An adapter of all queries and keys, or other projections; another strength gives other images."""
         generator = torch.Generator().manual_seed(3)
-        made: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for block in range(2):
             for part in parts:
                 module = LAYER.format(block=block, part=part)
-                made[f"{module}.lora_A.weight"] = torch.randn(rank, WIDTH, generator=generator)
-                made[f"{module}.lora_B.weight"] = strength * torch.randn(WIDTH, rank, generator=generator)
-        return made
+                tensors[f"{module}.lora_A.weight"] = torch.randn(rank, WIDTH, generator=generator)
+                tensors[f"{module}.lora_B.weight"] = strength * torch.randn(WIDTH, rank, generator=generator)
+        return tensors
 
     def begin(self, version: int | None = None, settings: dict[str, Any] | None = None) -> tuple[str, Any]:
         """Announce an adapter to the worker. Returns the handle to send it on, and the reference of the answer."""

@@ -83,4 +83,4 @@ def users_of(paths: Iterable[str]) -> dict[str, set[int]]:
         with contextlib.suppress(FileNotFoundError):
             inodes[path] = os.stat(path).st_ino
     mapped = {pid: mapped_files(pid, FOLDER) for pid in psutil.pids()}
-    return {path: {pid for pid, found in mapped.items() if inodes.get(path) in found} for path in paths}
+    return {path: {pid for pid, mapped_inodes in mapped.items() if inodes.get(path) in mapped_inodes} for path in paths}

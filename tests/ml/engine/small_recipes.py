@@ -108,7 +108,7 @@ def write_pairs(path: Path) -> None:
     """A file of preferences."""
     import datasets
 
-    rows = [{"prompt": f"a sign that says {word}", **pair(place)} for place, word in enumerate(WORDS)]
+    rows = [{"prompt": f"a sign that says {word}", **pair(number)} for number, word in enumerate(WORDS)]
     datasets.Dataset.from_list(rows).to_parquet(str(path))
 
 
@@ -118,9 +118,9 @@ def write_rows(recipe: Recipe, folder: Path) -> None:
 
     for number, name in enumerate(("train", "test")):
         rows: list[dict[str, Any]] = [{"prompt": f"a sign that says {word}", "ground_truth": word} for word in WORDS]
-        for place, row in enumerate(rows):
+        for row_number, row in enumerate(rows):
             if recipe.family == "qwen_image_edit":
-                row["images"] = [picture(10 * number + place)]
+                row["images"] = [picture(10 * number + row_number)]
             if recipe.given.get("algorithm.sample_source") == "offline":
-                row |= pair(10 * number + place)
+                row |= pair(10 * number + row_number)
         datasets.Dataset.from_list(rows).to_parquet(str(folder / "data" / "ocr" / f"{name}.parquet"))

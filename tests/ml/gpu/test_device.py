@@ -85,7 +85,7 @@ def test_the_main_job_runs_on_the_gpu(tmp_path: Path, lora: bool) -> None:
     spec = job["spec"]
     spec["model"]["base"] = str(ROOT / "examples" / spec["model"]["base"])
     for files in ("train", "validation"):
-        spec["data"][files] = [str(ROOT / "examples" / each) for each in spec["data"][files]]
+        spec["data"][files] = [str(ROOT / "examples" / path) for path in spec["data"][files]]
     if not lora:
         del spec["model"]["lora"]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))

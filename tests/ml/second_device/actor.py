@@ -79,8 +79,8 @@ def test_training_on_the_device_equals_training_on_the_cpu(second: torch.device,
     host = make(folder, **settings)
     there = make(folder, device=second, **settings)
     assert {parameter.device for parameter in there.module.parameters()} == {second}
-    for found, expected in zip(updates(there), updates(host), strict=True):
-        assert found == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    for metrics, expected in zip(updates(there), updates(host), strict=True):
+        assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-6)
     here = published(host)
     assert all(torch.allclose(tensor, here[name], atol=1e-4) for name, tensor in published(there).items())
 

@@ -27,8 +27,8 @@ class Encoder(nn.Module):
         self.register_buffer("scale", torch.tensor(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.second(self.first(x)) * self.scale
-        return found
+        encoded: Tensor = self.second(self.first(x)) * self.scale
+        return encoded
 
 
 class Upstream(nn.Module):
@@ -68,8 +68,8 @@ def encode(pipeline: Any, prompts: list[list[int]], seen: list[set[str]]) -> Ten
         return (pipeline.text_encoder_2(pipeline.text_encoder(x)),)
 
     with torch.inference_mode():
-        found: Tensor = pipeline.encode_prompts(prompts, run, {})[0]
-    return found
+        encoded: Tensor = pipeline.encode_prompts(prompts, run, {})[0]
+    return encoded
 
 
 def test_offloaded_encoders_are_on_the_device_only_to_encode_what_is_not_cached(

@@ -138,7 +138,7 @@ def pools_of(actors: list[Any]) -> list[str]:
         for node in ray.nodes()
     }
     asked = [actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for actor in actors]
-    return [nodes[found] for found in ray.get(asked, timeout=60)]
+    return [nodes[node_id] for node_id in ray.get(asked, timeout=60)]
 
 
 if __name__ == "__main__":

@@ -43,11 +43,11 @@ def processes(of: int, named: str) -> list[psutil.Process]:
 
 def wait_for(condition: Callable[[], Any], ended: Callable[[], str | None]) -> Any:
     end = time.monotonic() + START
-    while not (found := condition()):
-        assert (said := ended()) is None, said
+    while not (value := condition()):
+        assert (message := ended()) is None, message
         assert time.monotonic() < end
         time.sleep(0.1)
-    return found
+    return value
 
 
 def start(

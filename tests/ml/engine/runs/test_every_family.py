@@ -155,8 +155,8 @@ def test_wan_agrees_before_and_after_an_update_that_changes_the_videos(family: A
 
     told = frames(video_over_http(running))
     assert not np.array_equal(told, early), "drawn without the weights that training published"
-    own, other = (np.abs(told - video.permute(0, 2, 3, 1).numpy()).mean() for video in changed.images)
-    assert own < other * 0.75, "a compressed film of another prompt"
+    same_prompt, other_prompt = (np.abs(told - video.permute(0, 2, 3, 1).numpy()).mean() for video in changed.images)
+    assert same_prompt < other_prompt * 0.75, "a compressed film of another prompt"
 
     running.publish(2)  # the last update of `check_agreement`: otherwise trainer and engine have different adapters
     changed = running.evaluate()

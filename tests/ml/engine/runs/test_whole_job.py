@@ -102,17 +102,17 @@ class Run:
 
     def end(self) -> tuple[int, str]:
         """Wait for its end; the exit code and the rest of the output."""
-        said, _ = self.process.communicate(timeout=600)
-        return self.process.returncode, said
+        output, _ = self.process.communicate(timeout=600)
+        return self.process.returncode, output
 
     def trainer(self) -> psutil.Process:
         """The driver of the training."""
-        (found,) = [
+        (trainer,) = [
             p
             for p in self.alive()
             if "verl_omni.trainer.main_diffusion" in p.cmdline() and p.ppid() == self.process.pid
         ]
-        return found
+        return trainer
 
     def alive(self) -> list[psutil.Process]:
         """Every process that descends from it, orphans too."""
@@ -142,8 +142,8 @@ class Run:
 
     def adapter(self) -> dict[str, torch.Tensor]:
         """The last checkpoint's adapter. Its file differs in the order of its metadata, so tensors are compared."""
-        (found,) = (self.folder / "checkpoints" / f"step_{STEPS:06d}").rglob("*lora*.safetensors")
-        return load_file(found)
+        (path,) = (self.folder / "checkpoints" / f"step_{STEPS:06d}").rglob("*lora*.safetensors")
+        return load_file(path)
 
 
 def stored_settings(store: ObjectStore) -> list[str]:
@@ -188,9 +188,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Run:
     run = Run(tmp_path_factory.mktemp("unbroken"), hub=hub)
-    code, said = run.end()
-    assert code == 0, said
-    assert "the policy is trained on 1 x cpu" in said
+    code, output = run.end()
+    assert code == 0, output
+    assert "the policy is trained on 1 x cpu" in output
     return run
 
 

@@ -45,8 +45,8 @@ class Running:
     asked: int = 0
 
     def ids(self, prompt: str) -> list[int]:
-        found: list[int] = self.tokenizer(prompt).input_ids
-        return found
+        input_ids: list[int] = self.tokenizer(prompt).input_ids
+        return input_ids
 
     def submit(self, prompt_ids: list[int], name: str | None = None, **params: Any) -> Any:
         """The reference of the answer; greedy by default."""
@@ -58,8 +58,8 @@ class Running:
         )
 
     def write(self, prompt_ids: list[int], tokens: int) -> list[int]:
-        found: list[int] = answered(self.submit(prompt_ids, max_tokens=tokens))[0].token_ids
-        return found
+        token_ids: list[int] = answered(self.submit(prompt_ids, max_tokens=tokens))[0].token_ids
+        return token_ids
 
     def greedy(self, prompt_ids: list[int], tokens: int) -> list[int]:
         """Greedy tokens of transformers."""
@@ -90,8 +90,8 @@ class Running:
             ipc.send(iter(weights), handle=handle, bucket_bytes=1 << 13, device=None, deadline=10.0)
         ((answer,),) = answered(receiving)
         answered(self.server.set_global_steps.remote(version))
-        found: dict[str, Any] = answer
-        return found
+        body: dict[str, Any] = answer
+        return body
 
 
 def answered(*references: Any, within: float = SOON) -> list[Any]:

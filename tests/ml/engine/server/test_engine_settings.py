@@ -29,7 +29,7 @@ def stack(start_tiny: Any) -> Any:
     _, running = start_tiny(
         PROMPTS,
         "actor_rollout_ref.rollout.external_lib=tests.ml.engine.reporting_worker",
-        *(f"+{GROUP}.{given}" for given in GIVEN),
+        *(f"+{GROUP}.{setting}" for setting in GIVEN),
     )
     running.weights.update_weights(global_steps=0)
     return running
@@ -39,8 +39,8 @@ def reported(stack: Any) -> dict[str, Any]:
     import ray
 
     call = stack.servers.server_handles[0].collective_rpc.remote("report_settings")
-    (found,) = ray.get(call, timeout=120)
-    return dict(found)
+    (report,) = ray.get(call, timeout=120)
+    return dict(report)
 
 
 def test_settings_have_their_effect(stack: Any) -> None:

@@ -176,9 +176,9 @@ def test_the_log_says_why_a_replica_waits_for_accelerators(
         monkeypatch.setattr(waiting, name, _nothing if name == "launch_servers" else lambda: None)
     with caplog.at_level(logging.WARNING):
         asyncio.run(waiting.init_standalone())
-    (said,) = [text for record in caplog.records if "waits for" in (text := record.getMessage())]
-    assert said.startswith("replica 2 waits for accelerators: it needs 1 GPU on one node")
-    assert said.endswith("no node of this Ray cluster has more than 0: on a CPU, write ray.init(num_gpus=...)")
+    (message,) = [text for record in caplog.records if "waits for" in (text := record.getMessage())]
+    assert message.startswith("replica 2 waits for accelerators: it needs 1 GPU on one node")
+    assert message.endswith("no node of this Ray cluster has more than 0: on a CPU, write ray.init(num_gpus=...)")
 
 
 async def _nothing() -> None:

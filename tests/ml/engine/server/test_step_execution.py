@@ -35,9 +35,9 @@ RECORDED = ("all_latents", "all_timesteps", "all_sigmas", "velocity_projections"
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from verl_omni.models.tiny import MAKERS
 
-    made: Path = tmp_path_factory.mktemp("tiny") / str(request.param)
-    MAKERS[str(request.param)](made)
-    return made
+    folder: Path = tmp_path_factory.mktemp("tiny") / str(request.param)
+    MAKERS[str(request.param)](folder)
+    return folder
 
 
 class Drawn(NamedTuple):
@@ -203,7 +203,7 @@ async def _aborted_and_updated(model: Path) -> None:
     async def over_http() -> list[Any]:
         sampling = OmniDiffusionSamplingParams(height=64, width=64, num_inference_steps=HTTP_STEPS)
         engine = PolicyEngine(server.engine, server._policy, server._http)
-        return [each async for each in engine.generate({"prompt": "a lawn"}, sampling_params_list=[sampling])]
+        return [output async for output in engine.generate({"prompt": "a lawn"}, sampling_params_list=[sampling])]
 
     try:
         running = asyncio.create_task(server.generate(ids, params, "a"))
@@ -222,8 +222,8 @@ async def _aborted_and_updated(model: Path) -> None:
         visitor = asyncio.create_task(over_http())
         await wait_until(lambda: len(steps) > taken, deadline=60, waiting_for="a step of the request over HTTP")
         await updated()
-        (made,) = await visitor
-        assert made.images and len(steps) - taken > HTTP_STEPS, "it did not start again"
+        (output,) = await visitor
+        assert output.images and len(steps) - taken > HTTP_STEPS, "it did not start again"
         after = await server.generate(ids, {**params, "num_inference_steps": 2}, "b")
         assert after.stop_reason == "completed"
     finally:
@@ -241,9 +241,9 @@ def test_a_family_that_is_generated_as_whole_requests_refuses_step_execution() -
     from verl_omni.workers.config import DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 
-    for architecture, each in FAMILIES.items():
-        assert each.stepwise == getattr(load(each.pipeline), "supports_step_execution", False)
-        if each.stepwise:
+    for architecture, description in FAMILIES.items():
+        assert description.stepwise == getattr(load(description.pipeline), "supports_step_execution", False)
+        if description.stepwise:
             continue
         with pytest.raises(ValueError, match=rf"step_execution: {architecture} is generated as whole requests only"):
             DiffusionMode().engine_args(

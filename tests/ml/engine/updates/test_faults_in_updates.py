@@ -60,8 +60,8 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], BucketMessage]:
     tensors = {q: torch.full((4, 32), 1.0), k: torch.full((4, 32), 2.0)}
     size = tensors[q].nbytes
     places = {"re-ordered": {q: size, k: 0}, "left out": {k: size}}[fault]
-    digests = {name: compute_digest(each.view(-1).view(torch.uint8)) for name, each in tensors.items()}
-    entries = {name: Entry((4, 32), "float32", place, digests[name]) for name, place in places.items()}
+    digests = {name: compute_digest(tensor.view(-1).view(torch.uint8)) for name, tensor in tensors.items()}
+    entries = {name: Entry((4, 32), "float32", offset, digests[name]) for name, offset in places.items()}
     return tensors, BucketMessage(entries, [q, k])
 
 
@@ -124,14 +124,14 @@ def change(replica: Replica, kind: Change) -> Tensor:
 
 def test_rank_alpha_and_modules_may_change_and_nothing_of_the_previous_adapter_stays(two_replicas: TwoReplicas) -> None:
     """One replica receives the adapters in order, the other in reverse: predecessors differ."""
-    one, other = two_replicas.replicas
-    first = one.picture()
+    upward, downward = two_replicas.replicas
+    first = upward.picture()
     counted = Leftovers()
-    upwards = {kind: change(one, kind) for kind in CHANGES}
-    downwards = {kind: change(other, kind) for kind in reversed(CHANGES)}
+    upwards = {kind: change(upward, kind) for kind in CHANGES}
+    downwards = {kind: change(downward, kind) for kind in reversed(CHANGES)}
     for number, kind in enumerate(CHANGES):
         assert torch.equal(upwards[kind], downwards[kind]), kind
-        same = [other for other in CHANGES[:number] if torch.equal(upwards[kind], upwards[other])]
+        same = [earlier for earlier in CHANGES[:number] if torch.equal(upwards[kind], upwards[earlier])]
         assert same == [], f"{kind} draws what {same} draws"
     assert torch.equal(upwards[4, 4, "qk"], first), "the pictures of the adapter that the engine took first"
     for replica in two_replicas.replicas:
@@ -174,7 +174,7 @@ class Visitor:
         asked = {seed: self.ask(seed) for seed in SEEDS}
 
         def several() -> bool:
-            if all(each.done() for each in asked.values()):  # the engine was faster than a look at it
+            if all(request.done() for request in asked.values()):  # the engine was faster than a look at it
                 asked.update({seed: self.ask(seed) for seed in SEEDS})
             return self.one.in_flight() > 2
 

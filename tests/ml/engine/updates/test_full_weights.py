@@ -61,9 +61,9 @@ def from_both(running: tuple[Any, Any]) -> tuple[torch.Tensor, list[int]]:
     """The image that both replicas generate for the same request, and its versions."""
     servers = running[1].servers.server_handles
     assert len(servers) == 2
-    one, other = (ask(server, seed=5) for server in servers)
-    assert torch.equal(one.diffusion_output, other.diffusion_output), "the replicas have different weights"
-    return one.diffusion_output, [each.extra_fields["global_steps"] for each in (one, other)]
+    first, second = (ask(server, seed=5) for server in servers)
+    assert torch.equal(first.diffusion_output, second.diffusion_output), "the replicas have different weights"
+    return first.diffusion_output, [output.extra_fields["global_steps"] for output in (first, second)]
 
 
 def publish(running: tuple[Any, Any], version: int) -> list[dict[str, Any]]:

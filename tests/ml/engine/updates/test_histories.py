@@ -192,7 +192,7 @@ class Life(RuleBasedStateMachine):
                 self._names_the_replica(sample)
             else:
                 self.check(sample, seed)
-        assert moment != "asleep" or all(isinstance(each, Exception) for each in samples)
+        assert moment != "asleep" or all(isinstance(sample, Exception) for sample in samples)
         if update is not None:
             self._update_ends(*update)
         counted.none()
