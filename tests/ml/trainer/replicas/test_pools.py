@@ -116,9 +116,9 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
     )
     rollout = config.actor_rollout_ref.rollout
     set_nodes(monkeypatch, lambda: 1)
-    said: list[str] = []
-    pool_nodes.wait_for_nodes(config, said.append)
-    assert said[-1] == f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later"
+    messages: list[str] = []
+    pool_nodes.wait_for_nodes(config, messages.append)
+    assert messages[-1] == f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later"
     assert rollout.nnodes > 0, "0 is an engine on the trainer's accelerators"
     assert (pool_settings.replicas(rollout), pool_settings.replica_size(rollout)) == (found, size)
 
@@ -140,9 +140,9 @@ def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(pool_nodes, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
     set_nodes(monkeypatch, lambda: next(counts, 3))
-    said: list[str] = []
-    pool_nodes.wait_for_nodes(config, said.append)
-    assert said[-1] == "starting with the nodes of 12 rollout replicas of 16; others may join later"
+    messages: list[str] = []
+    pool_nodes.wait_for_nodes(config, messages.append)
+    assert messages[-1] == "starting with the nodes of 12 rollout replicas of 16; others may join later"
     assert now == 6 * 50.0 + 150.0, "two minutes after the last one"
 
 
@@ -152,22 +152,22 @@ def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatc
     both = {"trainer_pool": 1.0, "rollout_pool": 1.0}
     resources = iter([{"trainer_pool": 1.0}, both])
     nodes = iter([1, 2])
-    said: list[str] = []
+    messages: list[str] = []
     set_nodes(monkeypatch, lambda: next(nodes), lambda: next(resources))
-    pool_nodes.wait_for_nodes(config, said.append)
-    assert said == [
+    pool_nodes.wait_for_nodes(config, messages.append)
+    assert messages == [
         "waiting for nodes with the Ray resource rollout_pool",
         "waiting for the nodes of 8 rollout replicas: 4 are there",
     ]
     config.actor_rollout_ref.rollout.deadline_seconds = 0.01
     set_nodes(monkeypatch, lambda: 1, lambda: both)
     with pytest.raises(ValueError, match=r"the resource rollout_pool have room for 4 replicas, and rollout.min_rep"):
-        pool_nodes.wait_for_nodes(config, said.append)
+        pool_nodes.wait_for_nodes(config, messages.append)
     set_nodes(monkeypatch, lambda: 0, dict)
     with pytest.raises(
         ValueError, match=r"rollout.node_resource: no node of the Ray cluster has the resource rollout_"
     ):
-        pool_nodes.wait_for_nodes(config, said.append)
+        pool_nodes.wait_for_nodes(config, messages.append)
 
 
 # --- the manager --------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class FakeRay:
 
     def get(self, answers: Any, timeout: float | None = None) -> Any:
         if isinstance(answers, list):
-            return [self.get(each) for each in answers]
+            return [self.get(answer) for answer in answers]
         if answers.value is None:
             raise self.exceptions.GetTimeoutError("some object(s) not ready")
         if isinstance(answers.value, Exception):
@@ -199,9 +199,9 @@ class FakeRay:
         self.waits: list[float] = []  # for answers that do not come
 
     def wait(self, answers: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
-        silent = [each for each in answers if each.value is None]
+        silent = [answer for answer in answers if answer.value is None]
         self.waits += [timeout] if silent else []
-        return [each for each in answers if each not in silent], silent
+        return [answer for answer in answers if answer not in silent], silent
 
 
 class Calls:
@@ -248,7 +248,7 @@ def manager(
 
 
 def ranks(updates: Any) -> list[int]:
-    return [each.replica_rank for each in updates.replicas]
+    return [replica.replica_rank for replica in updates.replicas]
 
 
 def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,13 +259,13 @@ def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(mon
     updates.update_weights(4)
     assert ranks(updates) == [0, 6]
     assert updates.transport.router.remove_servers.arguments == [([f"host:{rank}" for rank in range(1, 6)],)]
-    assert [each.workers[0].receive_weights.arguments for each in before[1:3]] == [[], []]
+    assert [replica.workers[0].receive_weights.arguments for replica in before[1:3]] == [[], []]
     reasons = ["the actor died", "no answer within 1 s", "the actor died", "no answer within 1 s", "digest mismatch"]
     assert updates.reports.lines == [
         f"replica {rank} serves no more: version 4 did not reach it: {reason}"
         for rank, reason in enumerate(reasons, start=1)
     ]
-    assert [each.replica_rank for each in updates.take_left()] == [1, 2, 3, 4, 5] and updates.take_left() == []
+    assert [replica.replica_rank for replica in updates.take_left()] == [1, 2, 3, 4, 5] and updates.take_left() == []
 
 
 def test_an_update_does_not_wait_twice_for_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_the_room_of_each_host_is_known_where_the_pool_is_pinned(
     ]
     set_nodes(monkeypatch, nodes, draining="4")
     launcher = replica_launcher.RayLauncher(
-        lambda rank: None, lambda alive: sum(int(each["GPU"]) // 2 for each in alive), lambda replica: [], 1.0, pinned
+        lambda rank: None, lambda alive: sum(int(node["GPU"]) // 2 for node in alive), lambda replica: [], 1.0, pinned
     )
     assert (launcher.room([]).replicas, launcher.room([]).hosts) == (4, hosts)
 
