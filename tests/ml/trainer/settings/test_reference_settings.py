@@ -172,8 +172,8 @@ COPIES = f"{ACTOR}.rollout_correction"
     ids=" ".join,
 )
 def test_the_actors_rollout_correction_is_that_of_the_algorithm(given: list[str]) -> None:
-    copies = smallest_job.load(*(f"{COPIES}.{each}" for each in given))
-    assert copies == smallest_job.load(*(f"{CORRECTION}.{each}" for each in given))
+    copies = smallest_job.load(*(f"{COPIES}.{setting}" for setting in given))
+    assert copies == smallest_job.load(*(f"{CORRECTION}.{setting}" for setting in given))
     assert copies != smallest_job.load()
 
 
