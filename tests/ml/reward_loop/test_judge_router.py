@@ -33,8 +33,8 @@ async def slow_replica() -> AsyncIterator[tuple[str, asyncio.Semaphore, asyncio.
         given_up = asyncio.ensure_future(reader.read())
         released = asyncio.ensure_future(release.wait())
         _, left = await asyncio.wait({given_up, released}, return_when=asyncio.FIRST_COMPLETED)
-        for each in left:
-            each.cancel()
+        for task in left:
+            task.cancel()
         if release.is_set():
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
             await writer.drain()

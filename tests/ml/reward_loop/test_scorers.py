@@ -233,8 +233,8 @@ def test_a_server_of_latents_gets_them_and_its_score_is_scaled(serve: Serve) -> 
 
 def batch_of(pictures: list[torch.Tensor], **settings: Any) -> Any:
     count = len(pictures)
-    truths = [f"truth {place}" for place in range(count)]
-    infos = [{"prompt": f"prompt {place}"} for place in range(count)]
+    truths = [f"truth {number}" for number in range(count)]
+    infos = [{"prompt": f"prompt {number}"} for number in range(count)]
     return rewards.get_scorer("http_batch")(["test"] * count, pictures, truths, infos, **settings)
 
 
@@ -242,7 +242,7 @@ def test_a_batch_is_one_request(serve: Serve) -> None:
     server = serve((200, '{"scores": [{"score": 0.25, "detail": 2}, {"score": 1}]}'))
     assert batch_of([CONSTANT, CONSTANT // 2], url=url(server)) == [{"score": 0.25, "detail": 2.0}, {"score": 1.0}]
     (sent,) = server.received
-    assert [(each["prompt"], each["ground_truth"]) for each in sent["samples"]] == [
+    assert [(sample["prompt"], sample["ground_truth"]) for sample in sent["samples"]] == [
         ("prompt 0", "truth 0"),
         ("prompt 1", "truth 1"),
     ]

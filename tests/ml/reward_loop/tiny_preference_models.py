@@ -34,8 +34,8 @@ def pictures() -> list[torch.Tensor]:
     sizes = [(SIDE, SIDE), (64, 64), (40, 100), (90, 33)]
     coarse = [random.integers(0, 256, (3, height // 8, width // 8)) for height, width in sizes]
     return [
-        torch.from_numpy(each.repeat(8, 1).repeat(8, 2).astype(np.uint8))  # of blocks, so that resizing keeps them
-        for each in coarse
+        torch.from_numpy(blocks.repeat(8, 1).repeat(8, 2).astype(np.uint8))  # of blocks, so that resizing keeps them
+        for blocks in coarse
     ]
 
 
