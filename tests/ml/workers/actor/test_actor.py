@@ -48,7 +48,7 @@ def test_an_update_raises_the_likelihood_of_good_samples(model_folder: Path) -> 
     metrics = actor.update(data, **SAMPLER, tolerance=1e-6)
     assert metrics["rollout_corr/mean_abs_diff"] == 0 and metrics["actor/ratio_max"] == 1
     assert "actor/kl" not in metrics, "none is computed"
-    assert any(isinstance(each, OrderedLinear) for each in actor.module.modules())
+    assert any(isinstance(module, OrderedLinear) for module in actor.module.modules())
     gained = (log_probs(actor, data) - data["rollout_log_probs"]).mean(1)
     assert (gained * data["advantages"]).sum() > 0
     again = actor.update(data, **SAMPLER, bypass_mode=True)
@@ -242,8 +242,8 @@ def test_a_loaded_checkpoint_resumes_bit_exactly(model_folder: Path, tmp_path: P
     two.load(tmp_path)
     assert [two.update(data, **SAMPLER) for _ in range(2)] == expected
     kind = "lora" if rank else "full"
-    for (name, tensor), (_, other) in zip(first.weights(kind), two.weights(kind), strict=True):  # type: ignore[arg-type]
-        assert torch.equal(tensor, other), name
+    for (name, tensor), (_, theirs) in zip(first.weights(kind), two.weights(kind), strict=True):  # type: ignore[arg-type]
+        assert torch.equal(tensor, theirs), name
 
 
 def test_a_resumed_run_takes_the_optimizer_settings_that_it_is_given(model_folder: Path, tmp_path: Path) -> None:
@@ -276,9 +276,9 @@ def test_a_resumed_run_takes_the_optimizer_settings_that_it_is_given(model_folde
 
 def test_weights_leave_in_the_dtype_of_the_engine(model_folder: Path) -> None:
     actor = make(model_folder, rank=0)
-    sent, own = (dict(actor.weights("full", dtype=dtype)) for dtype in (torch.bfloat16, None))
-    assert sent.keys() == own.keys() and {tensor.dtype for tensor in own.values()} == {torch.float32}
-    assert all(torch.equal(tensor, own[name].bfloat16()) for name, tensor in sent.items())
+    sent, trained = (dict(actor.weights("full", dtype=dtype)) for dtype in (torch.bfloat16, None))
+    assert sent.keys() == trained.keys() and {tensor.dtype for tensor in trained.values()} == {torch.float32}
+    assert all(torch.equal(tensor, trained[name].bfloat16()) for name, tensor in sent.items())
 
 
 def test_a_layer_to_adapt_that_the_model_does_not_have_is_refused(model_folder: Path) -> None:

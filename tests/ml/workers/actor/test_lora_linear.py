@@ -40,15 +40,15 @@ def peft_s(own: lora_linear.OrderedLinear) -> Any:
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """The decisions of later forward passes."""
-    found: list[bool] = []
+    decisions: list[bool] = []
     decide = lora_linear.is_sum_cheaper
 
     def noting(*given: Any) -> bool:
-        found.append(decide(*given))
-        return found[-1]
+        decisions.append(decide(*given))
+        return decisions[-1]
 
     monkeypatch.setattr(lora_linear, "is_sum_cheaper", noting)
-    return found
+    return decisions
 
 
 @pytest.mark.parametrize(("rows", "as_sum"), [(100, True), (1, False)])

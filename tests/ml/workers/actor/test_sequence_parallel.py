@@ -180,20 +180,20 @@ def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
     """The updates of all cases of this number of ranks, by name; each rank is on its device of this kind."""
     rows = ROWS * SHARING // ranks
     first = rank // SHARING * rows
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, case in CASES.items():
         if case.ranks == ranks:
             mesh = parallel.make_mesh(kind, ranks, case.fsdp.get("fsdp_size", -1))
             actor = make(folder, case, mesh, SHARING, device=parallel.device_of(mesh))
-            found[name] = updated(actor, slice(first, first + rows))
+            results[name] = updated(actor, slice(first, first + rows))
     if ranks == SHARING:
         mesh = parallel.make_mesh(kind, ranks, -1)
         device = parallel.device_of(mesh)
         for name in MEASURED:
-            found[f"saved by {name}"] = saved_bytes(make(folder, CASES[name], mesh, SHARING, device=device))
+            results[f"saved by {name}"] = saved_bytes(make(folder, CASES[name], mesh, SHARING, device=device))
         # Last: diffusers selects a kernel for the whole process.
-        found["refused"] = refused_kernel(folder, CASES["Wan on 2"], mesh, device)
-    return found
+        results["refused"] = refused_kernel(folder, CASES["Wan on 2"], mesh, device)
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -232,9 +232,9 @@ def test_ranks_that_share_samples_take_the_update_of_one_process(found: Any, mod
 def test_ranks_of_a_group_measure_the_same(found: dict[str, list[Any]], name: str) -> None:
     """To the last bit, so that one of them can report for the group."""
     ranks = found[name]
-    for place in range(0, len(ranks), SHARING):
-        one, other = (rank["metrics"] for rank in ranks[place : place + SHARING])
-        assert one == other
+    for first_rank in range(0, len(ranks), SHARING):
+        first, second = (rank["metrics"] for rank in ranks[first_rank : first_rank + SHARING])
+        assert first == second
     if len(ranks) > SHARING:
         assert ranks[0]["metrics"] != ranks[SHARING]["metrics"], "groups train on other rows"
 

@@ -176,11 +176,11 @@ def test_dpo_measures_the_pairs_with_a_preference_only(model_folder: Path) -> No
     actor = make(model_folder, diffusion_loss=DPO, ppo_mini_batch_size=1)
     for _ in range(6):
         actor.update(compared())
-    none, one = ({"preferred": torch.tensor([0.0, preferred])} for preferred in (0.0, 1.0))
-    metrics = algorithm.metrics(actor.update(compared() | one))
+    none, single = ({"preferred": torch.tensor([0.0, preferred])} for preferred in (0.0, 1.0))
+    metrics = algorithm.metrics(actor.update(compared() | single))
     assert metrics["actor/accuracy"] == 1 and metrics["actor/preferred_fraction"] == 0.5
-    ranks = [actor.update(compared() | given) for given in (none, one)]
-    over_ranks = algorithm.metrics(step_metrics.over_ranks({name: [each[name] for each in ranks] for name in ranks[0]}))
+    ranks = [actor.update(compared() | tensors) for tensors in (none, single)]
+    over_ranks = algorithm.metrics(step_metrics.over_ranks({name: [rank[name] for rank in ranks] for name in ranks[0]}))
     assert over_ranks["actor/accuracy"] == 1 and over_ranks["actor/preferred_fraction"] == 0.25
     alone = algorithm.metrics(ranks[1])
     assert over_ranks["actor/margin"] == pytest.approx(alone["actor/margin"])

@@ -327,14 +327,14 @@ def test_ranks_take_the_updates_of_one_process(on_ranks: Any, alone: Any, name: 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.limits])
 def test_rows_on_both_sides_of_a_limit_are_tested(alone: Any, name: str) -> None:
-    assert any(0 < found[CASES[name].limits] < 1 for found in alone(name)["metrics"])
+    assert any(0 < metrics[CASES[name].limits] < 1 for metrics in alone(name)["metrics"])
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all(on_ranks: Any) -> None:
     name = "a gradient that is not finite"
     for every in on_ranks.values():
-        for found in every:
-            steps = [(step["actor/optimizer_steps"], step["actor/skipped_steps"]) for step in found[name]["metrics"]]
+        for updates in every:
+            steps = [(step["actor/optimizer_steps"], step["actor/skipped_steps"]) for step in updates[name]["metrics"]]
             assert steps == [(1.0, 1.0)] * UPDATES
 
 

@@ -69,14 +69,14 @@ def table() -> Iterator[tuple[str, dict[str, str]]]:
 
 def default_section(section: str) -> dict[str, Any]:
     """The reference's defaults of a section; those that it derives from others are left out."""
-    found: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(GIVEN.get(section, {})))  # type: ignore[assignment]
+    group: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(GIVEN.get(section, {})))  # type: ignore[assignment]
     for name, row in table():
         inner = name.removeprefix(f"{section}.")
         if inner == name or row["default"] in ("", "-", "???") or "$" in row["default"]:
             continue
         if name not in FILES:
-            put(found, inner, parsed(row["default"]))
-    return found
+            put(group, inner, parsed(row["default"]))
+    return group
 
 
 def put(found: dict[str, Any], name: str, value: Any) -> None:

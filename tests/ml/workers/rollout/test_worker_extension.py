@@ -16,11 +16,11 @@ CONFIG = {"r": 4}
 def worker(pipeline: Any = "pipeline", device: Any = "cpu") -> Any:
     from verl_omni.workers.rollout.vllm_rollout.utils import vLLMOmniColocateWorkerExtension
 
-    made: Any = object.__new__(vLLMOmniColocateWorkerExtension)
-    made.device = device
-    made.local_rank = 2
-    made.model_runner = SimpleNamespace(pipeline=SimpleNamespace() if pipeline else None)
-    return made
+    extension: Any = object.__new__(vLLMOmniColocateWorkerExtension)
+    extension.device = device
+    extension.local_rank = 2
+    extension.model_runner = SimpleNamespace(pipeline=SimpleNamespace() if pipeline else None)
+    return extension
 
 
 def test_the_socket_handle_names_job_replica_and_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def server_of(*workers: Any) -> Any:
             return {"supported": False, "error": str(error)}
 
     async def call(*, method: str, timeout: Any, args: Any = (), kwargs: Any = None) -> list[Any]:
-        return [[reply(each, method, args, kwargs) for each in workers]]
+        return [[reply(extension, method, args, kwargs) for extension in workers]]
 
     server: Any = object.__new__(vLLMOmniHttpServer)
     server._post_init("")
@@ -210,5 +210,5 @@ def test_verls_tensor_requests_for_language_models_are_loaded() -> None:
     tensors = {f"{module}.lora_A.weight": torch.ones(4, 6), f"{module}.lora_B.weight": torch.ones(5, 4)}
     config = {**CONFIG, "lora_alpha": 4, "target_modules": ["q_proj"]}
     request = TensorLoRARequest("7", 7, "nowhere", peft_config=config, lora_tensors=tensors)
-    (found,) = manager._load_adapter(request).loras.values()
-    assert found.lora_a.shape == (4, 6) and found.lora_b.shape == (5, 4)
+    (adapter,) = manager._load_adapter(request).loras.values()
+    assert adapter.lora_a.shape == (4, 6) and adapter.lora_b.shape == (5, 4)

@@ -139,5 +139,5 @@ async def test_a_stream_that_ends_early_is_the_loss_of_its_replica() -> None:
 
     router = Replicas(1)
     router.servers[0].generate_batch = SimpleNamespace(remote=nothing)
-    (found,) = await within_seconds(row(DiffusionLLMServerClient(CONFIG, router), 1))
-    assert str(found) == "replica 0: its call ended without 1 outputs"
+    (error,) = await within_seconds(row(DiffusionLLMServerClient(CONFIG, router), 1))
+    assert str(error) == "replica 0: its call ended without 1 outputs"

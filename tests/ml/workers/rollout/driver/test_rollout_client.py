@@ -109,7 +109,7 @@ async def test_each_sample_restarts_the_deadline(clock: Clock) -> None:
         await clock.advance(0.15)
         server.asked[number].set_result(sample(number))
         await clock.advance(0)
-    assert [made.extra_fields["global_steps"] for made in await asyncio.gather(*waiting)] == list(range(turns))
+    assert [output.extra_fields["global_steps"] for output in await asyncio.gather(*waiting)] == list(range(turns))
 
 
 async def test_waiting_for_the_router_does_not_start_the_deadline(clock: Clock) -> None:

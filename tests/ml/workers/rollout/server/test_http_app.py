@@ -82,8 +82,8 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
     engine = Engine()
     gate = HttpGate(0.1, nullcontext)
     app = await build_http_app(PolicyEngine(engine, policy, gate), args)
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://replica") as made:
-        yield SimpleNamespace(engine=engine, gate=gate, get=made.get, post=made.post)
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://replica") as http_client:
+        yield SimpleNamespace(engine=engine, gate=gate, get=http_client.get, post=http_client.post)
 
 
 async def test_several_images_of_a_prompt_are_one_request_each(client: Any) -> None:

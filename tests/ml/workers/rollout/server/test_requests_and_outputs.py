@@ -152,10 +152,10 @@ def test_a_request_without_an_image_gives_an_empty_sample_with_its_stop_reason(
     result = engine_output()
     if finish is not None:
         result.outputs = [CompletionOutput(0, "", [], None, None, finish_reason=finish)]
-    for made in (sample(result, **params), sample(None, **params) if finish is None else sample(result, **params)):
-        assert made.diffusion_output.numel() == 0 and made.stop_reason == reason
-        assert made.diffusion_output.dtype == (torch.float32 if params else torch.uint8)
-        assert made.extra_fields == {"global_steps": 4}
+    for output in (sample(result, **params), sample(None, **params) if finish is None else sample(result, **params)):
+        assert output.diffusion_output.numel() == 0 and output.stop_reason == reason
+        assert output.diffusion_output.dtype == (torch.float32 if params else torch.uint8)
+        assert output.extra_fields == {"global_steps": 4}
 
 
 # --- requests ------------------------------------------------------------------------------------------

@@ -43,11 +43,11 @@ def server(config: Any, model: Any) -> Any:
     """A server that has read its settings, without the rest of verl's constructor."""
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
-    made: Any = object.__new__(vLLMOmniHttpServer)
-    made.config = made._init_config(config)
-    made.model_config = made._init_model_config(model)
-    made._validate_configs()
-    return made
+    http_server: Any = object.__new__(vLLMOmniHttpServer)
+    http_server.config = http_server._init_config(config)
+    http_server.model_config = http_server._init_model_config(model)
+    http_server._validate_configs()
+    return http_server
 
 
 def diffusion_server(**settings: Any) -> Any:
@@ -198,8 +198,8 @@ async def test_a_server_holds_the_port_of_its_engine_and_runs_no_image(monkeypat
     def start(**arguments: Any) -> None:
         assert EpsImagePlugin.gs_binary is False, "Pillow would run an image of a request"
         ports.append(int(os.environ["MASTER_PORT"]))
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", ports[0]))
+        with socket.socket() as listener, pytest.raises(OSError, match="in use"):
+            listener.bind(("127.0.0.1", ports[0]))
         raise Started
 
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
@@ -208,8 +208,8 @@ async def test_a_server_holds_the_port_of_its_engine_and_runs_no_image(monkeypat
     monkeypatch.setattr(vllm_omni.entrypoints, "AsyncOmni", start)
     with pytest.raises(Started):
         await diffusion_server().run_server(command_line())
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", ports[0]))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", ports[0]))
 
 
 def test_the_call_that_wakes_a_server_does_not_wait_behind_the_requests_of_a_step() -> None:
