@@ -167,7 +167,7 @@ def test_a_scorer_gets_the_same_after_a_generation_as_during_it(generate: Any, l
 
 def test_an_evaluation_with_both_types_of_output_gets_latents_after_a_generation_too(generate: Any) -> None:
     (now, during), (late, after) = (generate(later, AddingLoop, BOTH, training=False) for later in (False, True))
-    assert [each["solution_image"].shape for each in after] == [(16, 1, 1)] * 2
+    assert [request["solution_image"].shape for request in after] == [(16, 1, 1)] * 2
     assert all(same(left, right) for left, right in zip(after, during, strict=True))
     assert late.images is not None and now.images is not None and torch.equal(late.images, now.images)
 
@@ -211,11 +211,11 @@ class PartlyFailing(AddingLoop):
 def test_samples_that_cannot_be_scored_are_counted_in_the_same_way_after_a_generation(
     generate: Any, later: bool
 ) -> None:
-    found, _ = generate(later, PartlyFailing, "reward.max_failed_share=0.5", training=True)
-    assert found.scores.isnan().tolist() == [True, True, False, False]
+    scored, _ = generate(later, PartlyFailing, "reward.max_failed_share=0.5", training=True)
+    assert scored.scores.isnan().tolist() == [True, True, False, False]
     text = "prompt 'a': the score is inf, which is not finite"
-    assert found.failures == [ScoringFailure(text), ScoringFailure(text)]
-    assert found.extras["acc"] == [None, None, 0.5, 0.5]
+    assert scored.failures == [ScoringFailure(text), ScoringFailure(text)]
+    assert scored.extras["acc"] == [None, None, 0.5, 0.5]
     with pytest.raises(
         Exception, match=r"2 samples have no score, and reward\.max_failed_share allows 1 in this batch"
     ):

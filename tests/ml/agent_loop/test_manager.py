@@ -43,7 +43,7 @@ def row(score: float | None, info: dict[str, float], fields: dict[str, Any]) -> 
 
 def whole(rows: list[Any], cut: int) -> DataProto:
     """The rows, made by two workers, joined by verl."""
-    parts = [collate([row(*each) for each in part], {}) for part in (rows[:cut], rows[cut:])]
+    parts = [collate([row(*values) for values in part], {}) for part in (rows[:cut], rows[cut:])]
     return DataProto.concat(align(parts))
 
 
@@ -62,12 +62,12 @@ def test_verls_manager_refuses_results_that_are_aligned_here() -> None:
     """Removable when verl joins workers whose samples report different keys."""
     rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "iou": 0.2}, {})]
     with pytest.raises(AssertionError, match=r"not present in the keys|Conflicting values"):
-        DataProto.concat([collate([row(*each)], {}) for each in rows])
+        DataProto.concat([collate([row(*values)], {}) for values in rows])
 
 
 def test_a_field_that_a_worker_s_samples_lack_is_not_the_data_set_s_column() -> None:
     rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "tag": 0.2}, {})]
-    parts = [collate([row(*each)], {"tag": np.array(["counting"], dtype=object)}) for each in rows]
+    parts = [collate([row(*values)], {"tag": np.array(["counting"], dtype=object)}) for values in rows]
     assert list(DataProto.concat(align(parts)).non_tensor_batch["tag"]) == [None, 0.2]
 
 
@@ -139,14 +139,14 @@ def test_batches_are_sent_at_once_and_received_one_after_the_other() -> None:
     manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
     manager.agent_loop_workers = [SimpleNamespace(generate_sequences=Remote(remote))]
     prompts = [DataProto(batch=None, non_tensor_batch={"score": np.full(1, n, dtype=object)}) for n in range(3)]
-    sent = [manager.send(each) for each in prompts]
+    sent = [manager.send(request) for request in prompts]
     assert len(calls) == 3
     for number in (1, 0):  # the second one ends first
         calls[number].reply.set_result(collate([row(float(number), {"acc": 1.0}, {})], {}))
-    ended = [each.seconds for each in sent]
+    ended = [call.seconds for call in sent]
     assert ended[0] > ended[1] > 0 == ended[2]
-    assert [manager.receive(each).batch["rm_scores"].item() for each in sent[:2]] == [0, 1]
-    assert [each.seconds for each in sent] == ended, "until a call ends, not until the caller asks"
+    assert [manager.receive(call).batch["rm_scores"].item() for call in sent[:2]] == [0, 1]
+    assert [call.seconds for call in sent] == ended, "until a call ends, not until the caller asks"
     manager.cancel = lambda call: call.reply.cancel()
     manager.abandon(sent[2:])
     assert calls[2].reply.cancelled()

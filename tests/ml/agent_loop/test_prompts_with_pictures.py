@@ -83,22 +83,22 @@ def server(engine: Engine) -> Any:
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
-    made: Any = object.__new__(vLLMOmniHttpServer)
-    made.engine = engine
-    made._mode = DiffusionMode()
-    made.config = None
-    made.model_config = SimpleNamespace(lora_rank=0, lora={})
-    made.global_steps = 3
-    made.replica_rank = 0
-    made._worker_version = None
-    made._submission_paused = False
-    made._rejecting = False
-    made._admitting = 0
-    made._ready = asyncio.Event()
-    made._resume_event = asyncio.Event()
-    made._ready.set()
-    made._resume_event.set()
-    return made
+    http_server: Any = object.__new__(vLLMOmniHttpServer)
+    http_server.engine = engine
+    http_server._mode = DiffusionMode()
+    http_server.config = None
+    http_server.model_config = SimpleNamespace(lora_rank=0, lora={})
+    http_server.global_steps = 3
+    http_server.replica_rank = 0
+    http_server._worker_version = None
+    http_server._submission_paused = False
+    http_server._rejecting = False
+    http_server._admitting = 0
+    http_server._ready = asyncio.Event()
+    http_server._resume_event = asyncio.Event()
+    http_server._ready.set()
+    http_server._resume_event.set()
+    return http_server
 
 
 def message(*parts: str | Image.Image | list[Image.Image]) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def message(*parts: str | Image.Image | list[Image.Image]) -> list[dict[str, Any
             return {"type": "image", "image": each}
         return {"type": "video", "video": each, "min_pixels": SIDE * SIDE, "max_pixels": SIDE * SIDE}
 
-    return [{"role": "user", "content": [part(each) for each in parts]}]
+    return [{"role": "user", "content": [part(content) for content in parts]}]
 
 
 async def test_an_image_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any, batch: Any, model: Path) -> None:

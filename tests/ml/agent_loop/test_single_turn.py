@@ -32,8 +32,8 @@ class Processor:
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> str:
         contents = [message["content"] for message in messages]
-        parts = [[{"text": each}] if isinstance(each, str) else each for each in contents]
-        return " ".join(part.get("text", "") for each in parts for part in each)
+        parts = [[{"text": content}] if isinstance(content, str) else content for content in contents]
+        return " ".join(part.get("text", "") for message_parts in parts for part in message_parts)
 
     def __call__(self, text: list[str], images: Any, videos: Any, **options: Any) -> dict[str, Any]:
         media = [IMAGE] * len(images or []) + [VIDEO] * len(videos or [])

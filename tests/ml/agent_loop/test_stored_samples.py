@@ -52,9 +52,9 @@ def numbered(engine: type) -> type:
     class Numbered(engine):  # type: ignore[misc]
         async def generate(self, request_id: str, **request: Any) -> DiffusionOutput:
             number = float(len(self.asked))
-            made: DiffusionOutput = await super().generate(request_id, **request)
-            made.extra_fields["prompt_embeds"] = torch.full((4, 500), float(sum(request["prompt_ids"])))
-            return made.model_copy(update={"log_probs": torch.full((2,), number)})
+            output: DiffusionOutput = await super().generate(request_id, **request)
+            output.extra_fields["prompt_embeds"] = torch.full((4, 500), float(sum(request["prompt_ids"])))
+            return output.model_copy(update={"log_probs": torch.full((2,), number)})
 
     return Numbered
 

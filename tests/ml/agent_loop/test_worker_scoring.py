@@ -191,8 +191,8 @@ class Judge:
         pixel = int(data.batch["responses"].flatten()[0])
         if pixel in (1, 3):
             return unscored(ScoringFailure(f"scorer judge failed: no rating of {pixel}", self.required))
-        made: dict[str, Any] = await self.handle.remote(data)
-        return made
+        result: dict[str, Any] = await self.handle.remote(data)
+        return result
 
 
 async def test_more_of_them_than_are_allowed_end_the_batch_with_the_error_of_one(

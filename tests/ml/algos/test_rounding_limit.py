@@ -100,8 +100,8 @@ def policies(make: Any) -> tuple[Policy, Policy, dict[str, Tensor], float]:
     exact.load_state_dict({name: tensor.float() for name, tensor in rounded.state_dict().items()})
     adapter = training_adapter(architecture)
     pair = [
-        Policy(each, adapter, dtype=dtype, lora=False, keeps_old=False)
-        for each, dtype in ((rounded, torch.bfloat16), (exact, torch.float32))
+        Policy(model, adapter, dtype=dtype, lora=False, keeps_old=False)
+        for model, dtype in ((rounded, torch.bfloat16), (exact, torch.float32))
     ]
     batch = {
         **prompts,

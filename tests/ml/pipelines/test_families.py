@@ -100,10 +100,10 @@ NAMED_IN = {
 def names_of_families() -> re.Pattern[str]:
     """Folders, architectures, tiny models and examples of all families, and what their models are called."""
     names = set(registry.FOLDERS)
-    for each in registry.FOLDERS.values():
-        names |= {*each.tiny_models, *(name.removesuffix("Pipeline") for name in each.architectures)}
-        names |= {each.example.name, each.example.job} if each.example else set()
-        names |= set(re.findall(r"^[A-Za-z]+(?:[ -][A-Z][a-z]+)*", each.models))
+    for description in registry.FOLDERS.values():
+        names |= {*description.tiny_models, *(name.removesuffix("Pipeline") for name in description.architectures)}
+        names |= {description.example.name, description.example.job} if description.example else set()
+        names |= set(re.findall(r"^[A-Za-z]+(?:[ -][A-Z][a-z]+)*", description.models))
     words = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     return re.compile(rf"(?<![a-z])(?i:{words})(?![a-z]|(?<=[A-Z])[A-Z])")  # not WANDB
 
@@ -154,8 +154,8 @@ def test_every_folder_has_a_case_where_tests_on_the_engine_list_families(file: s
             parts = [node.value]
         else:
             continue
-        listed |= {each.value for part in parts for each in ast.walk(part) if isinstance(each, ast.Constant)}
-    absent = {folder for folder, each in registry.FOLDERS.items() if listed.isdisjoint(each.tiny_models)}
+        listed |= {node.value for part in parts for node in ast.walk(part) if isinstance(node, ast.Constant)}
+    absent = {folder for folder, description in registry.FOLDERS.items() if listed.isdisjoint(description.tiny_models)}
     assert absent == ENGINE_CASES[file, name], f"add the new family to {name} in tests/ml/engine/{file}"
 
 
@@ -371,8 +371,8 @@ def test_token_ids_are_decoded_to_text() -> None:
     texts = {"prompt_text": "A  Cat", "negative_prompt_text": ""}
     decoded = engine_requests.decode_token_ids({**prompt, **texts}, Tokenizer())
     assert (decoded["prompt"], decoded["negative_prompt"]) == ("A  Cat", ""), "the user's text, if it was sent"
-    for given in ("text", {"prompt": "text"}):
-        assert engine_requests.decode_token_ids(given, Tokenizer()) == given
+    for request_prompt in ("text", {"prompt": "text"}):
+        assert engine_requests.decode_token_ids(request_prompt, Tokenizer()) == request_prompt
 
 
 def test_the_tiny_qwen_tokenizer_is_deterministic() -> None:
@@ -380,6 +380,6 @@ def test_the_tiny_qwen_tokenizer_is_deterministic() -> None:
     from verl_omni.models import text, tiny_parts
 
     tokenizers = [text.qwen_tokenizer(tiny_parts.WORDS) for _ in range(4)]
-    assert all(each.get_vocab() == tokenizers[0].get_vocab() for each in tokenizers)
+    assert all(tokenizer.get_vocab() == tokenizers[0].get_vocab() for tokenizer in tokenizers)
     assert tokenizers[0].decode(tokenizers[0]("<|im_start|>a red circle").input_ids) == "<|im_start|>a red circle"
     assert len(tokenizers[0]("a red circle").input_ids) == 3

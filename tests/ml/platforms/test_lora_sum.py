@@ -43,15 +43,15 @@ def layer(active: tuple[bool, ...], dtype: torch.dtype = torch.float32, method: 
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of the products that are computed as sums."""
-    found: list[int] = []
+    row_counts: list[int] = []
     linear = torch.nn.functional.linear
 
     def noting(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        found.append(x.shape[0] * x.shape[1])
+        row_counts.append(x.shape[0] * x.shape[1])
         return linear(x, weight, bias)
 
     monkeypatch.setattr(lora_sum, "linear", noting)
-    return found
+    return row_counts
 
 
 @pytest.mark.parametrize("active", [(True, True, False), (False, False, True), (True, True, True)])

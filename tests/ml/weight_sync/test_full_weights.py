@@ -187,8 +187,8 @@ def test_checkpoint_names_are_mapped_to_parameter_names() -> None:
 
 def test_an_adapters_tensors_are_renamed_too() -> None:
     tensors = {"transformer.blocks.1.attn.to_out.0.lora_A.weight": torch.ones(1, 2)}
-    renamed, found = to_engine_adapter(tensors, {"r": 4}, ((".to_out.", ".to_out.0."),))
-    assert list(renamed) == ["transformer.blocks.1.attn.to_out.lora_A.weight"] and found == {"r": 4}
+    renamed, config = to_engine_adapter(tensors, {"r": 4}, ((".to_out.", ".to_out.0."),))
+    assert list(renamed) == ["transformer.blocks.1.attn.to_out.lora_A.weight"] and config == {"r": 4}
 
 
 # --- language models -----------------------------------------------------------------------------------
