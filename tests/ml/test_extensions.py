@@ -111,8 +111,8 @@ def test_the_module_and_the_command_of_the_docs(tmp_path: Path) -> None:
     assert reward_settings.find_problems(config.reward) == []
     assert (config.algorithm.adv_estimator, config.reward.scorer_kwargs.weight) == ("my_advantage", 2)
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
-    found, _ = policy_loss(loss)
-    assert found.tolist() == pytest.approx([-1.0, 0.2])
+    losses, _ = policy_loss(loss)
+    assert losses.tolist() == pytest.approx([-1.0, 0.2])
     samples: Any = SimpleNamespace(tensors={}, scores=torch.tensor([0.0, 1.0]), groups=["a", "a"])
     assert training_algorithm("my_loss").training_batch(samples, loss, config, 1)["advantages"].tolist() == [-0.5, 0.5]
     assert get_scorer("my_reward")("test", torch.full((3, 2, 2), 255, dtype=torch.uint8), None, {}) == 1.0

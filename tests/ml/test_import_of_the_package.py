@@ -48,7 +48,7 @@ def test_importing_the_package_loads_neither_torch_nor_verl_nor_an_engine() -> N
     ],
 )
 def test_verl_finds_the_names_whichever_package_is_imported_first(first: list[str], plugins: str) -> None:
-    found = fresh(
+    output = fresh(
         *first,
         ROLLOUT,
         REPLICAS,
@@ -56,13 +56,13 @@ def test_verl_finds_the_names_whichever_package_is_imported_first(first: list[st
         "print(senders['vllm_omni', 'async'], 'vllm_omni' in replicas._registry, loops['diffusion_single_turn_agent'])",
         VERL_USE_EXTERNAL_PLUGINS=plugins,
     )
-    assert found.splitlines()[-1] == f"{SENDER} True {{'_target_': '{LOOP}'}}"
+    assert output.splitlines()[-1] == f"{SENDER} True {{'_target_': '{LOOP}'}}"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_verl_loads_the_classes_of_the_names_after_the_package() -> None:
-    found = fresh(
+    output = fresh(
         "import verl_omni",
         "from verl.workers.rollout.replica import get_rollout_replica_class",
         "from verl.workers.rollout.base import get_rollout_class",
@@ -71,7 +71,7 @@ def test_verl_loads_the_classes_of_the_names_after_the_package() -> None:
         f"print(get_class('{LOOP}').__name__)",
         VERL_USE_EXTERNAL_PLUGINS="none",
     )
-    *_, classes, loop = found.splitlines()
+    *_, classes, loop = output.splitlines()
     assert classes == f"vLLMOmniReplica {SENDER.rpartition('.')[0]}"
     assert loop == "DiffusionSingleTurnAgentLoop"
 

@@ -106,12 +106,12 @@ def test_documented_names_exist() -> None:
 def test_documented_names_take_the_references_arguments(module: str, name: str, arguments: str) -> None:
     """Our own further arguments come after the documented ones, or by name alone, and have defaults."""
     assert (module, name.partition(".")[0]) in NAMES
-    found: Any = operator.attrgetter(name)(importlib.import_module(module))
-    known = {key: each for key, each in inspect.signature(found).parameters.items() if key != "self"}
+    documented: Any = operator.attrgetter(name)(importlib.import_module(module))
+    known = {key: parameter for key, parameter in inspect.signature(documented).parameters.items() if key != "self"}
     assert [key for key in known if key in arguments.split()] == arguments.split()
-    for key, each in known.items():
-        variable = each.kind in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
-        assert key in arguments.split() or variable or each.default is not each.empty, key
+    for key, parameter in known.items():
+        variable = parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+        assert key in arguments.split() or variable or parameter.default is not parameter.empty, key
 
 
 ABSENT = [(module, name) for module, (names, _) in (MODULES | ABSENT_NAMES).items() for name in names]
@@ -125,8 +125,8 @@ def test_a_name_that_does_not_exist_here_says_what_to_use(module: str, name: str
     message = str(caught.value)
     assert "of the reference" in message and name in message and message.endswith(f"does not exist here: {advice}")
     used = re.findall(r"verl_omni(?:\.\w+)+", advice)
-    for each in used:
-        pkgutil.resolve_name(each)
+    for name_used in used:
+        pkgutil.resolve_name(name_used)
 
 
 def test_other_names_that_are_missing_fail_as_always() -> None:

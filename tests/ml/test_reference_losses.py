@@ -79,10 +79,10 @@ def objective(loss_mode: str, **arguments: Any) -> Any:
     config = smallest_job.load(EXTERNAL, f"{LOSS}.loss_mode={loss_mode}", f"{LOSS}.clip_ratio=0.1")
     actor = config.actor_rollout_ref.actor
     loss = omega_conf_to_dataclass(actor.diffusion_loss)
-    given = SimpleNamespace(use_kl_loss=False, diffusion_loss=loss)
+    actor_config = SimpleNamespace(use_kl_loss=False, diffusion_loss=loss)
     sampler = {"noise_level": 0.7, "sde_type": "sde", **arguments}
     policy: Any = SimpleNamespace()
-    return training_algorithm(loss_mode).objective(policy, loss, given, sampler)  # type: ignore[arg-type]
+    return training_algorithm(loss_mode).objective(policy, loss, actor_config, sampler)  # type: ignore[arg-type]
 
 
 def part(rows: int = 6) -> dict[str, torch.Tensor]:
@@ -97,18 +97,18 @@ def gradient(made: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, t
     ratio = torch.linspace(-0.3, 0.3, len(batch["advantages"])).requires_grad_()
     loss, measured = made.policy_loss(batch, 0, ratio, ratio, ratio)
     assert loss.shape == ratio.shape
-    (found,) = torch.autograd.grad(loss.mean(), ratio)
-    return loss.mean().detach(), found, measured
+    (gradients,) = torch.autograd.grad(loss.mean(), ratio)
+    return loss.mean().detach(), gradients, measured
 
 
 @pytest.mark.parametrize("by_row", [False, True])
 def test_a_clipped_loss_in_their_form_is_flow_grpos(module: Any, by_row: bool) -> None:
     module.TheirLoss.by_row = by_row
-    loss, found, measured = gradient(objective("their_loss"), part())
+    loss, gradients, measured = gradient(objective("their_loss"), part())
     wanted_loss, wanted, _ = gradient(objective("flow_grpo"), part())
     assert (wanted == 0).any() and (wanted != 0).any(), "both sides of the clip range are tested"
     torch.testing.assert_close(loss, wanted_loss, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-5)
     assert measured["difference"].tolist() == pytest.approx(torch.linspace(-0.3, 0.3, 6).tolist())
 
 

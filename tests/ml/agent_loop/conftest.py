@@ -110,9 +110,9 @@ def batch() -> Callable[..., DataProto]:
 
 
 def objects(values: list[Any]) -> np.ndarray:
-    made: np.ndarray = np.empty(len(values), dtype=object)
-    made[:] = values
-    return made
+    column: np.ndarray = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
 
 
 @pytest.fixture

@@ -26,12 +26,12 @@ from verl_omni.workers.rollout.replica_calls import ReplicaLost
 def test_seeds_do_not_depend_on_how_a_batch_is_split(base: int, size: int, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, size))
     meta = {"rollout_seed": base}
-    whole = maybe_per_rollout_seeds(meta, size)
+    seeds = maybe_per_rollout_seeds(meta, size)
     first = maybe_per_rollout_seeds(meta, cut, list(range(cut)))
     second = maybe_per_rollout_seeds(meta, size - cut, list(range(cut, size)))
-    assert whole is not None and first is not None and second is not None
-    assert whole == first + second and len(set(whole)) == size
-    assert whole[-1] == (base * 1_000_003 + size - 1) % (2**63 - 1)
+    assert seeds is not None and first is not None and second is not None
+    assert seeds == first + second and len(set(seeds)) == size
+    assert seeds[-1] == (base * 1_000_003 + size - 1) % (2**63 - 1)
 
 
 def test_seeds_are_optional_and_need_one_index_per_row() -> None:
@@ -96,19 +96,21 @@ BOXES: Any = ([[1, 2], [1]], [[1, 2], [3, 4]], [np.zeros(2), np.ones(2)], [torch
 
 @pytest.mark.parametrize("values", BOXES)
 def test_a_scorer_s_field_that_is_no_number_is_a_column_of_objects(values: list[Any]) -> None:
-    made = batching.collate([row(reward_extra_info={"found": value}) for value in values], {})
-    column = made.non_tensor_batch["found"]
+    batch = batching.collate([row(reward_extra_info={"found": value}) for value in values], {})
+    column = batch.non_tensor_batch["found"]
     assert column.dtype == object and column.shape == (2,)
-    assert all(one is other for one, other in zip(column, values, strict=True))
-    other = batching.collate([row(reward_extra_info={"found": [[5]]})], {})
-    assert len(DataProto.concat(batching.align([made, other]))) == 3, "batches of two workers are joined"
+    assert all(stored is value for stored, value in zip(column, values, strict=True))
+    nested = batching.collate([row(reward_extra_info={"found": [[5]]})], {})
+    assert len(DataProto.concat(batching.align([batch, nested]))) == 3, "batches of two workers are joined"
 
 
 def test_a_scorer_s_numbers_are_an_array() -> None:
-    made = batching.collate([row(reward_extra_info={"hit": True, "iou": value}) for value in (1, 0.5)], {})
-    assert made.non_tensor_batch["hit"].dtype == bool and made.non_tensor_batch["iou"].dtype == np.float64
-    made = batching.collate([row(reward_extra_info={"iou": value}) for value in (torch.tensor(0.5), np.float32(1))], {})
-    assert made.non_tensor_batch["iou"].tolist() == [0.5, 1.0]
+    batch = batching.collate([row(reward_extra_info={"hit": True, "iou": value}) for value in (1, 0.5)], {})
+    assert batch.non_tensor_batch["hit"].dtype == bool and batch.non_tensor_batch["iou"].dtype == np.float64
+    batch = batching.collate(
+        [row(reward_extra_info={"iou": value}) for value in (torch.tensor(0.5), np.float32(1))], {}
+    )
+    assert batch.non_tensor_batch["iou"].tolist() == [0.5, 1.0]
 
 
 def test_scores_need_every_row_and_tensors_must_be_in_every_row() -> None:

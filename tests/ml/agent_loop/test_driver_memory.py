@@ -116,11 +116,11 @@ def step_of_the_driver(config: Any, samples: int, parts: list[bytes]) -> DataPro
 
     manager = DiffusionAgentLoopManager(config, None)
     manager.agent_loop_workers = [Worker(part) for part in parts]
-    found = generate_scored(config, manager, prompts_of(samples))
+    scored = generate_scored(config, manager, prompts_of(samples))
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
-    batch = training_algorithm("flow_grpo").training_batch(found, loss, config, 1)
-    request = update_to_verl(TrainingBatch(batch, found.stored, {"step": 1}))
-    assert len(request) == len(found.stored) == samples
+    batch = training_algorithm("flow_grpo").training_batch(scored, loss, config, 1)
+    request = update_to_verl(TrainingBatch(batch, scored.stored, {"step": 1}))
+    assert len(request) == len(scored.stored) == samples
     return request
 
 

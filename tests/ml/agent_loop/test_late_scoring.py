@@ -49,14 +49,14 @@ class AddingLoop(DiffusionSingleTurnAgentLoop):
     scores_own = False
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        made = await super().run(sampling_params, **kwargs)
+        output = await super().run(sampling_params, **kwargs)
         text = kwargs["raw_prompt"][0]["content"]
-        made.extra_fields |= {"tries": len(text), "boxes": torch.arange(len(text) + 1), "note": "the loop's"}
-        made.num_turns = 3
+        output.extra_fields |= {"tries": len(text), "boxes": torch.arange(len(text) + 1), "note": "the loop's"}
+        output.num_turns = 3
         if self.scores_own and text == "a":
-            made.reward_score = 7.0
-            made.extra_fields["reward_extra_info"] = {"acc": 7.0, "own": 1.0}
-        return made
+            output.reward_score = 7.0
+            output.extra_fields["reward_extra_info"] = {"acc": 7.0, "own": 1.0}
+        return output
 
 
 class ScoringLoop(AddingLoop):
@@ -92,8 +92,8 @@ class Scorers:
 
     def all(self, data: DataProto) -> DataProto:
         """As `RewardWorkers.compute_rm_score`, without its processes."""
-        found = [self.score(asyncio.run(with_sample(data[row : row + 1]))) for row in range(len(data))]
-        return RewardWorkers.collected(VisualRewardManager, data, found)
+        results = [self.score(asyncio.run(with_sample(data[row : row + 1]))) for row in range(len(data))]
+        return RewardWorkers.collected(VisualRewardManager, data, results)
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def generate(worker: Any, engine: Any) -> Callable[..., tuple[ScoredSamples, lis
             for _ in range(WORKERS)
         ]
         scorers = Scorers(loops[0].config)
-        for each in loops:
-            each.put = Reference
-            each.reward_loop_worker_handles = None if later else [scorers]
+        for loop_worker in loops:
+            loop_worker.put = Reference
+            loop_worker.reward_loop_worker_handles = None if later else [scorers]
         manager = DiffusionAgentLoopManager(loops[0].config, None)
         manager.cancel = asyncio.Task.cancel
 
@@ -126,14 +126,17 @@ def generate(worker: Any, engine: Any) -> Callable[..., tuple[ScoredSamples, lis
             return asyncio.create_task(loop.generate_sequences(chunk))
 
         manager.agent_loop_workers = [
-            SimpleNamespace(generate_sequences=SimpleNamespace(remote=partial(remote, loop=each))) for each in loops
+            SimpleNamespace(generate_sequences=SimpleNamespace(remote=partial(remote, loop=loop_worker)))
+            for loop_worker in loops
         ]
         if training:
             prompts = training_requests(ROWS, n=2, step=1, version=3, seed=0, keeps_media=False, stores_tensors=True)
         else:
             prompts = evaluation_requests(ROWS, seed=0)
-        found = generate_scored(loops[0].config, manager, prompts, scorers.all if later else None)
-        return found, sorted(scorers.given, key=lambda each: (each["ground_truth"], str(each["solution_image"])))
+        scored = generate_scored(loops[0].config, manager, prompts, scorers.all if later else None)
+        return scored, sorted(
+            scorers.given, key=lambda request: (request["ground_truth"], str(request["solution_image"]))
+        )
 
     return made
 
@@ -148,8 +151,8 @@ def same(left: Any, right: Any) -> bool:
 @pytest.mark.parametrize("loop", [AddingLoop, ScoringLoop])
 def test_a_scorer_gets_the_same_after_a_generation_as_during_it(generate: Any, loop: type, training: bool) -> None:
     (now, during), (late, after) = (generate(later, loop, training=training) for later in (False, True))
-    own = 0 if loop is AddingLoop else 1
-    assert len(after) == len(during) == (2 - own) * (2 if training else 1), "what the loop has scored is not scored"
+    by_loop = 0 if loop is AddingLoop else 1
+    assert len(after) == len(during) == (2 - by_loop) * (2 if training else 1), "what the loop has scored is not scored"
     assert all(same(left, right) for left, right in zip(after, during, strict=True))
     fields = after[-1]["extra_info"]
     assert (fields["tries"], fields["boxes"].tolist(), fields["note"]) == (1, [0, 1], "the loop's")
@@ -164,7 +167,7 @@ def test_a_scorer_gets_the_same_after_a_generation_as_during_it(generate: Any, l
 
 def test_an_evaluation_with_both_types_of_output_gets_latents_after_a_generation_too(generate: Any) -> None:
     (now, during), (late, after) = (generate(later, AddingLoop, BOTH, training=False) for later in (False, True))
-    assert [each["solution_image"].shape for each in after] == [(16, 1, 1)] * 2
+    assert [request["solution_image"].shape for request in after] == [(16, 1, 1)] * 2
     assert all(same(left, right) for left, right in zip(after, during, strict=True))
     assert late.images is not None and now.images is not None and torch.equal(late.images, now.images)
 
@@ -173,9 +176,9 @@ class UnusableLoop(AddingLoop):
     answer: tuple[float, dict[str, Any]] = (0.0, {})
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        made = await super().run(sampling_params, **kwargs)
-        made.reward_score, made.extra_fields["reward_extra_info"] = self.answer
-        return made
+        output = await super().run(sampling_params, **kwargs)
+        output.reward_score, output.extra_fields["reward_extra_info"] = self.answer
+        return output
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -198,21 +201,21 @@ class PartlyFailing(AddingLoop):
     """Its samples of the prompt `a` have the score infinity."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        made = await super().run(sampling_params, **kwargs)
+        output = await super().run(sampling_params, **kwargs)
         if kwargs["raw_prompt"][0]["content"] == "a":
-            made.reward_score = float("inf")
-        return made
+            output.reward_score = float("inf")
+        return output
 
 
 @pytest.mark.parametrize("later", [False, True])
 def test_samples_that_cannot_be_scored_are_counted_in_the_same_way_after_a_generation(
     generate: Any, later: bool
 ) -> None:
-    found, _ = generate(later, PartlyFailing, "reward.max_failed_share=0.5", training=True)
-    assert found.scores.isnan().tolist() == [True, True, False, False]
+    scored, _ = generate(later, PartlyFailing, "reward.max_failed_share=0.5", training=True)
+    assert scored.scores.isnan().tolist() == [True, True, False, False]
     text = "prompt 'a': the score is inf, which is not finite"
-    assert found.failures == [ScoringFailure(text), ScoringFailure(text)]
-    assert found.extras["acc"] == [None, None, 0.5, 0.5]
+    assert scored.failures == [ScoringFailure(text), ScoringFailure(text)]
+    assert scored.extras["acc"] == [None, None, 0.5, 0.5]
     with pytest.raises(
         Exception, match=r"2 samples have no score, and reward\.max_failed_share allows 1 in this batch"
     ):

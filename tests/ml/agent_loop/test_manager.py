@@ -43,31 +43,31 @@ def row(score: float | None, info: dict[str, float], fields: dict[str, Any]) -> 
 
 def whole(rows: list[Any], cut: int) -> DataProto:
     """The rows, made by two workers, joined by verl."""
-    parts = [collate([row(*each) for each in part], {}) for part in (rows[:cut], rows[cut:])]
+    parts = [collate([row(*values) for values in part], {}) for part in (rows[:cut], rows[cut:])]
     return DataProto.concat(align(parts))
 
 
 @given(st.lists(ROW, min_size=2, max_size=6), st.data())
 @settings(deadline=None)
 def test_the_result_does_not_depend_on_the_split_over_workers(rows: list[Any], data: st.DataObject) -> None:
-    one = collate([row(*each) for each in rows], {})
+    unsplit = collate([row(*values) for values in rows], {})
     joined = whole(rows, data.draw(st.integers(1, len(rows) - 1)))
-    assert set(joined.batch.keys()) == set(one.batch.keys())
-    assert joined.meta_info.get("reward_extra_keys") == one.meta_info.get("reward_extra_keys")
-    found = {name: list(column) for name, column in joined.non_tensor_batch.items()}
-    assert found == {name: list(column) for name, column in one.non_tensor_batch.items()}
+    assert set(joined.batch.keys()) == set(unsplit.batch.keys())
+    assert joined.meta_info.get("reward_extra_keys") == unsplit.meta_info.get("reward_extra_keys")
+    columns = {name: list(column) for name, column in joined.non_tensor_batch.items()}
+    assert columns == {name: list(column) for name, column in unsplit.non_tensor_batch.items()}
 
 
 def test_verls_manager_refuses_results_that_are_aligned_here() -> None:
     """Removable when verl joins workers whose samples report different keys."""
     rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "iou": 0.2}, {})]
     with pytest.raises(AssertionError, match=r"not present in the keys|Conflicting values"):
-        DataProto.concat([collate([row(*each)], {}) for each in rows])
+        DataProto.concat([collate([row(*values)], {}) for values in rows])
 
 
 def test_a_field_that_a_worker_s_samples_lack_is_not_the_data_set_s_column() -> None:
     rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "tag": 0.2}, {})]
-    parts = [collate([row(*each)], {"tag": np.array(["counting"], dtype=object)}) for each in rows]
+    parts = [collate([row(*values)], {"tag": np.array(["counting"], dtype=object)}) for values in rows]
     assert list(DataProto.concat(align(parts)).non_tensor_batch["tag"]) == [None, 0.2]
 
 
@@ -102,16 +102,16 @@ def test_the_manager_joins_results_and_timings_of_its_workers() -> None:
     prompts = DataProto(
         batch=None, non_tensor_batch={"score": np.arange(4, dtype=object), "info": infos}, meta_info={"global_steps": 1}
     )
-    made = manager.generate_sequences(prompts)
-    assert made.batch["rm_scores"].flatten().tolist() == [0, 1, 2, 3]
-    assert list(made.non_tensor_batch["acc"]) == [1.0, 0.0, 1.0, 1.0]
-    assert list(made.non_tensor_batch["priority"]) == [0, 1, 2, 3]
-    assert made.meta_info["reward_extra_keys"] == ["acc", "iou"]
-    timing = made.meta_info["timing"]
+    output = manager.generate_sequences(prompts)
+    assert output.batch["rm_scores"].flatten().tolist() == [0, 1, 2, 3]
+    assert list(output.non_tensor_batch["acc"]) == [1.0, 0.0, 1.0, 1.0]
+    assert list(output.non_tensor_batch["priority"]) == [0, 1, 2, 3]
+    assert output.meta_info["reward_extra_keys"] == ["acc", "iou"]
+    timing = output.meta_info["timing"]
     for name in ("num_preempted", "generate_sequences", "tool_calls", "compute_score"):
         assert {f"agent_loop/{name}/{kind}" for kind in ("min", "max", "mean")} <= timing.keys()
         assert f"agent_loop/slowest/{name}" in timing
-    assert "metrics" not in made.meta_info
+    assert "metrics" not in output.meta_info
 
 
 class Call:
@@ -139,14 +139,14 @@ def test_batches_are_sent_at_once_and_received_one_after_the_other() -> None:
     manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
     manager.agent_loop_workers = [SimpleNamespace(generate_sequences=Remote(remote))]
     prompts = [DataProto(batch=None, non_tensor_batch={"score": np.full(1, n, dtype=object)}) for n in range(3)]
-    sent = [manager.send(each) for each in prompts]
+    sent = [manager.send(request) for request in prompts]
     assert len(calls) == 3
     for number in (1, 0):  # the second one ends first
         calls[number].reply.set_result(collate([row(float(number), {"acc": 1.0}, {})], {}))
-    ended = [each.seconds for each in sent]
+    ended = [call.seconds for call in sent]
     assert ended[0] > ended[1] > 0 == ended[2]
-    assert [manager.receive(each).batch["rm_scores"].item() for each in sent[:2]] == [0, 1]
-    assert [each.seconds for each in sent] == ended, "until a call ends, not until the caller asks"
+    assert [manager.receive(call).batch["rm_scores"].item() for call in sent[:2]] == [0, 1]
+    assert [call.seconds for call in sent] == ended, "until a call ends, not until the caller asks"
     manager.cancel = lambda call: call.reply.cancel()
     manager.abandon(sent[2:])
     assert calls[2].reply.cancelled()
@@ -164,30 +164,30 @@ def test_images_do_not_depend_on_the_number_of_workers(
 
     class Seeded(engine):  # type: ignore[misc]
         async def generate(self, request_id: str, **request: Any) -> Any:
-            made = await super().generate(request_id, **request)
+            output = await super().generate(request_id, **request)
             asked = [request["prompt_ids"], *(request["sampling_params"].get(name) for name in NOISE)]
             pixel = zlib.crc32(repr(asked).encode()) % 256
-            return made.model_copy(update={"diffusion_output": torch.full((3, 2, 2), pixel, dtype=torch.uint8)})
+            return output.model_copy(update={"diffusion_output": torch.full((3, 2, 2), pixel, dtype=torch.uint8)})
 
     texts = ("a red circle", "a cat", "a tree")
     rows = [{"raw_prompt": [{"role": "user", "content": text}], "data_source": text} for text in texts]
     batch = training_requests(rows, n=3, step=2, version=1, seed=5)
 
     settings = ("actor_rollout_ref.rollout.n=3", f"actor_rollout_ref.rollout.algo.init_same_noise={same_noise}")
-    one = worker(*settings, engine=Seeded(), rewards=[rewards()])
+    single_worker = worker(*settings, engine=Seeded(), rewards=[rewards()])
 
     def drawn(workers: int) -> DataProto:
-        manager = manager_of(*[SimpleNamespace(generate_sequences=Remote(one.generate_sequences))] * workers)
+        manager = manager_of(*[SimpleNamespace(generate_sequences=Remote(single_worker.generate_sequences))] * workers)
         return manager.generate_sequences(requests_to_verl(batch))
 
     alone = drawn(1)
     assert list(alone.non_tensor_batch["data_source"]) == [text for text in texts for _ in range(3)]
     assert len(set(alone.batch["rm_scores"].flatten().tolist())) > 6, "samples differ"
     for workers in (2, 4, 9, 10):
-        found = drawn(workers)
-        assert torch.equal(found.batch["responses"], alone.batch["responses"]), workers
-        assert torch.equal(found.batch["prompts"], alone.batch["prompts"])
-        assert torch.equal(found.batch["rm_scores"], alone.batch["rm_scores"])
+        output = drawn(workers)
+        assert torch.equal(output.batch["responses"], alone.batch["responses"]), workers
+        assert torch.equal(output.batch["prompts"], alone.batch["prompts"])
+        assert torch.equal(output.batch["rm_scores"], alone.batch["rm_scores"])
 
 
 class Remote:

@@ -83,22 +83,22 @@ def server(engine: Engine) -> Any:
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
-    made: Any = object.__new__(vLLMOmniHttpServer)
-    made.engine = engine
-    made._mode = DiffusionMode()
-    made.config = None
-    made.model_config = SimpleNamespace(lora_rank=0, lora={})
-    made.global_steps = 3
-    made.replica_rank = 0
-    made._worker_version = None
-    made._submission_paused = False
-    made._rejecting = False
-    made._admitting = 0
-    made._ready = asyncio.Event()
-    made._resume_event = asyncio.Event()
-    made._ready.set()
-    made._resume_event.set()
-    return made
+    http_server: Any = object.__new__(vLLMOmniHttpServer)
+    http_server.engine = engine
+    http_server._mode = DiffusionMode()
+    http_server.config = None
+    http_server.model_config = SimpleNamespace(lora_rank=0, lora={})
+    http_server.global_steps = 3
+    http_server.replica_rank = 0
+    http_server._worker_version = None
+    http_server._submission_paused = False
+    http_server._rejecting = False
+    http_server._admitting = 0
+    http_server._ready = asyncio.Event()
+    http_server._resume_event = asyncio.Event()
+    http_server._ready.set()
+    http_server._resume_event.set()
+    return http_server
 
 
 def message(*parts: str | Image.Image | list[Image.Image]) -> list[dict[str, Any]]:
@@ -111,26 +111,26 @@ def message(*parts: str | Image.Image | list[Image.Image]) -> list[dict[str, Any
             return {"type": "image", "image": each}
         return {"type": "video", "video": each, "min_pixels": SIDE * SIDE, "max_pixels": SIDE * SIDE}
 
-    return [{"role": "user", "content": [part(each) for each in parts]}]
+    return [{"role": "user", "content": [part(content) for content in parts]}]
 
 
 async def test_an_image_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any, batch: Any, model: Path) -> None:
     engine = Engine()
-    made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server(engine))
-    assert type(made.processor).__name__ == "Qwen2VLProcessor"
+    loop_worker = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server(engine))
+    assert type(loop_worker.processor).__name__ == "Qwen2VLProcessor"
     red, blue = (Image.new("RGB", (width, SIDE), color) for width, color in ((SIDE, "red"), (2 * SIDE, "blue")))
     rows = batch(
         ["", ""],
         raw_prompt=[message(red, "a circle", blue), message("a circle")],
         raw_negative_prompt=[message("a square"), message("a square")],
     )
-    output = await made.generate_sequences(rows)
+    output = await loop_worker.generate_sequences(rows)
     pictured, plain = sorted(engine.prompts, key=lambda prompt: "multi_modal_data" not in prompt)
     assert pictured["multi_modal_data"] == {"image": [red, blue]} == pictured["extra_args"]["multi_modal_data"]
-    ids = made.tokenizer.convert_tokens_to_ids
+    ids = loop_worker.tokenizer.convert_tokens_to_ids
     assert pictured["prompt_token_ids"].count(ids(PICTURE)) == 4 + 8, "a token for each 2 by 2 patches"
     assert pictured["prompt_token_ids"].count(ids(START)) == 2
-    words = made.tokenizer("a circle")["input_ids"]
+    words = loop_worker.tokenizer("a circle")["input_ids"]
     assert plain["prompt_token_ids"] == words and not {"multi_modal_data", "extra_args"} & plain.keys()
     assert output.batch["attention_mask"].sum(1).tolist() == [12 + 2 * 2 + len(words), len(words)]
     assert output.non_tensor_batch["raw_prompt"][0][0]["content"][0]["image"] is red
@@ -146,28 +146,28 @@ async def test_an_editing_model_gets_the_image_as_it_is_and_one_token_for_it(
     MAKERS["qwen_image_edit"](tmp_path / "edit")
     template = training_adapter("QwenImageEditPipeline").CHAT_TEMPLATE
     engine = Engine()
-    made = worker(
+    loop_worker = worker(
         f"actor_rollout_ref.model.path='{tmp_path / 'edit'}'", "data.max_prompt_length=400", engine=server(engine)
     )
-    assert made.processor is None
-    made.tokenizer.chat_template = template
+    assert loop_worker.processor is None
+    loop_worker.tokenizer.chat_template = template
     red = Image.new("RGB", (37, 61), "red")
     rows = batch(["", ""], raw_prompt=2 * [message(red, "a circle")], raw_negative_prompt=["", "dark"])
-    await made.generate_sequences(rows)
-    place = made.tokenizer.convert_tokens_to_ids(PICTURE)
+    await loop_worker.generate_sequences(rows)
+    picture_id = loop_worker.tokenizer.convert_tokens_to_ids(PICTURE)
     for asked in engine.prompts:
         assert asked["multi_modal_data"] == {"image": [red]}
-        assert asked["prompt_token_ids"].count(place) == asked["negative_prompt_ids"].count(place) == 1
+        assert asked["prompt_token_ids"].count(picture_id) == asked["negative_prompt_ids"].count(picture_id) == 1
 
 
 async def test_a_video_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any, batch: Any, model: Path) -> None:
     engine = Engine()
-    made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server(engine))
+    loop_worker = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server(engine))
     frames = [Image.new("RGB", (SIDE, SIDE), (shade, 0, 0)) for shade in (0, 80, 160, 240)]
-    await made.generate_sequences(batch([""], raw_prompt=[message(frames, "a circle")]))
+    await loop_worker.generate_sequences(batch([""], raw_prompt=[message(frames, "a circle")]))
     (asked,) = engine.prompts
     ((video, metadata),) = asked["multi_modal_data"]["video"]
     assert asked["multi_modal_data"].keys() == {"video"} and metadata["total_num_frames"] == 4
     assert video.shape == (4, 3, SIDE, SIDE) and video[:, 0].flatten(1).mean(1).tolist() == [0, 80, 160, 240]
-    ids = made.tokenizer.convert_tokens_to_ids
+    ids = loop_worker.tokenizer.convert_tokens_to_ids
     assert asked["prompt_token_ids"].count(ids(VIDEO)) == 2 * 4, "one for each 2 by 2 patches of 2 frames"

@@ -43,9 +43,9 @@ async def scores(workers: list[Any], count: int, **settings: Any) -> list[Any]:
         for number in range(count)
     )
     async with asyncio.timeout(30):
-        found = await asyncio.gather(*asked, return_exceptions=True)
+        results = await asyncio.gather(*asked, return_exceptions=True)
     assert not any(requests.sent.values()), "no sample is counted as unscored"
-    return found
+    return results
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ async def test_a_call_has_the_share_of_a_worker_and_at_most_half_of_what_it_may_
     samples: int, workers: int, calls: list[list[int]]
 ) -> None:
     handles = [Workers() for _ in range(workers)]
-    found = await scores(handles, samples)
-    assert [each.calls for each in handles] == calls
-    assert [each["reward_score"] for number, each in enumerate(found) if number != 3] == [
+    results = await scores(handles, samples)
+    assert [handle.calls for handle in handles] == calls
+    assert [result["reward_score"] for number, result in enumerate(results) if number != 3] == [
         float(number) for number in range(samples) if number != 3
     ]
-    assert isinstance(found[3], ValueError), "the others have their scores"
+    assert isinstance(results[3], ValueError), "the others have their scores"

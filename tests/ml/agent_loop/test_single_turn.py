@@ -32,8 +32,8 @@ class Processor:
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> str:
         contents = [message["content"] for message in messages]
-        parts = [[{"text": each}] if isinstance(each, str) else each for each in contents]
-        return " ".join(part.get("text", "") for each in parts for part in each)
+        parts = [[{"text": content}] if isinstance(content, str) else content for content in contents]
+        return " ".join(part.get("text", "") for message_parts in parts for part in message_parts)
 
     def __call__(self, text: list[str], images: Any, videos: Any, **options: Any) -> dict[str, Any]:
         media = [IMAGE] * len(images or []) + [VIDEO] * len(videos or [])
@@ -61,20 +61,20 @@ async def one(worker: Any, batch: Any, prompt: Any, **columns: list[Any]) -> dic
 
 
 async def test_without_a_chat_template_the_plain_text_is_tokenized(worker: Any, batch: Any) -> None:
-    made = worker()
-    request = await one(made, batch, "a red circle")
+    loop_worker = worker()
+    request = await one(loop_worker, batch, "a red circle")
     assert request.keys() == SENT, "a server need not know what is not used"
-    assert request["prompt_ids"] == made.tokenizer("a red circle")["input_ids"]
+    assert request["prompt_ids"] == loop_worker.tokenizer("a red circle")["input_ids"]
     assert request["negative_prompt_ids"] is request["image_data"] is request["video_data"] is None
 
 
 @pytest.mark.usefixtures("own_family")
 async def test_without_a_chat_template_a_system_message_is_not_drawn(worker: Any, batch: Any) -> None:
-    made = worker(extra(t5=f"path: '{MODEL / 'tokenizer_3'}'"))
+    loop_worker = worker(extra(t5=f"path: '{MODEL / 'tokenizer_3'}'"))
     system = {"role": "system", "content": "Draw:"}
-    request = await one(made, batch, [system, {"role": "user", "content": "a circle"}])
-    assert request["prompt_ids"] == made.tokenizer("a circle")["input_ids"]
-    read = made.model_config.load_extra_tokenizers()["t5"]["tokenizer"]
+    request = await one(loop_worker, batch, [system, {"role": "user", "content": "a circle"}])
+    assert request["prompt_ids"] == loop_worker.tokenizer("a circle")["input_ids"]
+    read = loop_worker.model_config.load_extra_tokenizers()["t5"]["tokenizer"]
     assert request["extra_prompt_ids"] == {"t5": read("a circle")["input_ids"]}
 
 
@@ -87,14 +87,14 @@ async def test_text_that_the_ids_lose_is_sent_too(worker: Any, batch: Any, text:
 
 async def test_ids_of_another_tokenizer_are_sent_with_their_text(worker: Any, batch: Any) -> None:
     """Recipes of Stable Diffusion 3 count tokens with T5's tokenizer; the engine decodes ids with CLIP's."""
-    own = f"actor_rollout_ref.model.tokenizer_path='{MODEL / 'tokenizer_3'}'"
-    made = worker(own, "data.truncation=right")
-    request = await one(made, batch, "a red circle", raw_negative_prompt=["blue"])
-    assert request["prompt_ids"] == made.tokenizer("a red circle")["input_ids"]
+    tokenizer_path = f"actor_rollout_ref.model.tokenizer_path='{MODEL / 'tokenizer_3'}'"
+    loop_worker = worker(tokenizer_path, "data.truncation=right")
+    request = await one(loop_worker, batch, "a red circle", raw_negative_prompt=["blue"])
+    assert request["prompt_ids"] == loop_worker.tokenizer("a red circle")["input_ids"]
     assert (request["prompt_text"], request["negative_prompt_text"]) == ("a red circle", "blue")
-    cut = await one(made, batch, "red " * 20)
+    cut = await one(loop_worker, batch, "red " * 20)
     assert len(cut["prompt_ids"]) == 8 and set(cut["prompt_text"].split()) == {"red"}
-    assert made.tokenizer(cut["prompt_text"])["input_ids"] == cut["prompt_ids"]
+    assert loop_worker.tokenizer(cut["prompt_text"])["input_ids"] == cut["prompt_ids"]
 
 
 async def test_text_prompts_do_not_import_image_packages(worker: Any, batch: Any) -> None:
@@ -105,22 +105,22 @@ async def test_text_prompts_do_not_import_image_packages(worker: Any, batch: Any
         async def process_vision_info(cls, messages: Any, **options: Any) -> Any:
             raise ModuleNotFoundError("qwen_vl_utils")
 
-    made = worker()
-    made.processor = Processor()
-    made.dataset_cls = Missing
-    assert (await one(made, batch, "a red circle"))["image_data"] is None
+    loop_worker = worker()
+    loop_worker.processor = Processor()
+    loop_worker.dataset_cls = Missing
+    assert (await one(loop_worker, batch, "a red circle"))["image_data"] is None
     with pytest.raises(SampleFailed, match="qwen_vl_utils"):
-        await one(made, batch, [{"role": "user", "content": [{"type": "text", "text": "a"}, {"image": "b"}]}])
+        await one(loop_worker, batch, [{"role": "user", "content": [{"type": "text", "text": "a"}, {"image": "b"}]}])
 
 
 async def test_a_long_text_is_truncated_and_keeps_its_end_token(worker: Any, batch: Any, caplog: Any) -> None:
     # An import of vLLM in another test of this process raises the level of all loggers.
     caplog.set_level(logging.WARNING, logger="verl_omni.agent_loop.single_turn_agent_loop")
-    made = worker("data.truncation=right")
-    request = await one(made, batch, "Red " * 20)
+    loop_worker = worker("data.truncation=right")
+    request = await one(loop_worker, batch, "Red " * 20)
     ids = request["prompt_ids"]
     assert len(ids) == 8 and "prompt_text" not in request, "the whole text would not match the truncated ids"
-    assert ids[-1] == made.tokenizer.eos_token_id
+    assert ids[-1] == loop_worker.tokenizer.eos_token_id
     assert "prompt of 22 tokens; data.max_prompt_length is 8, so it loses its end: red red" in caplog.text
 
 
@@ -133,26 +133,26 @@ async def test_a_long_prompt_ends_the_run_unless_it_may_be_truncated(
 
 
 async def test_a_custom_chat_template_is_used_by_tokenizer_and_processor(worker: Any, batch: Any) -> None:
-    made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
-    request = await one(made, batch, "a circle")
-    assert request["prompt_ids"] == made.tokenizer("a circle red", add_special_tokens=False)["input_ids"]
+    loop_worker = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
+    request = await one(loop_worker, batch, "a circle")
+    assert request["prompt_ids"] == loop_worker.tokenizer("a circle red", add_special_tokens=False)["input_ids"]
 
 
 async def test_text_of_a_chat_template_that_the_ids_lose_is_sent_too(worker: Any, batch: Any) -> None:
     """The engine would decode the ids of the first tokenizer, and T5 would get lower case."""
     user = "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}{% endif %}{% endfor %}"
-    made = worker(f'actor_rollout_ref.model.custom_chat_template="{user}"', "data.max_prompt_length=16")
-    request = await one(made, batch, "A Red  Circle", raw_negative_prompt=["Blue"])
+    loop_worker = worker(f'actor_rollout_ref.model.custom_chat_template="{user}"', "data.max_prompt_length=16")
+    request = await one(loop_worker, batch, "A Red  Circle", raw_negative_prompt=["Blue"])
     assert (request["prompt_text"], request["negative_prompt_text"]) == ("A Red  Circle", "Blue")
     sent = {"prompt_token_ids": request["prompt_ids"], "prompt_text": request["prompt_text"]}
-    assert decode_token_ids(sent, made.tokenizer)["prompt"] == "A Red  Circle"
+    assert decode_token_ids(sent, loop_worker.tokenizer)["prompt"] == "A Red  Circle"
 
 
 async def test_ids_of_a_chat_template_that_say_it_all_are_sent_alone(worker: Any, batch: Any) -> None:
-    made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
-    made.tokenizer = qwen_tokenizer(["a circle red"])
-    made.tokenizer.chat_template = TEMPLATE
-    assert (await one(made, batch, "a circle")).keys() == SENT
+    loop_worker = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
+    loop_worker.tokenizer = qwen_tokenizer(["a circle red"])
+    loop_worker.tokenizer.chat_template = TEMPLATE
+    assert (await one(loop_worker, batch, "a circle")).keys() == SENT
 
 
 def test_a_custom_chat_template_is_set_on_the_processor(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,24 +163,24 @@ def test_a_custom_chat_template_is_set_on_the_processor(worker: Any, monkeypatch
         self.processor = Processor()
 
     monkeypatch.setattr(DiffusionModelConfig, "__post_init__", with_processor)
-    made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
-    assert made.processor.chat_template == made.tokenizer.chat_template == TEMPLATE
+    loop_worker = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
+    assert loop_worker.processor.chat_template == loop_worker.tokenizer.chat_template == TEMPLATE
 
 
 @pytest.mark.parametrize("negative", ["blue square", [{"role": "user", "content": "blue square"}]])
 async def test_a_negative_prompt_is_tokenized_like_the_prompt(worker: Any, batch: Any, negative: Any) -> None:
-    made = worker()
-    request = await one(made, batch, "a red circle", raw_negative_prompt=[negative])
-    assert request["negative_prompt_ids"] == made.tokenizer("blue square")["input_ids"]
+    loop_worker = worker()
+    request = await one(loop_worker, batch, "a red circle", raw_negative_prompt=[negative])
+    assert request["negative_prompt_ids"] == loop_worker.tokenizer("blue square")["input_ids"]
 
 
 async def test_a_prompt_with_images_is_never_truncated(worker: Any, batch: Any) -> None:
-    made = worker()
-    made.processor = Processor()
-    made.dataset_cls = Dataset
+    loop_worker = worker()
+    loop_worker.processor = Processor()
+    loop_worker.dataset_cls = Dataset
     prompt = [{"role": "user", "content": [{"text": "red " * 8}, {"image": "cat"}]}]
     with pytest.raises(SampleFailed, match=r"ValueError: Multimodal prompt produced 9 tokens, exceeding .*=8"):
-        await one(made, batch, prompt)
+        await one(loop_worker, batch, prompt)
 
 
 @pytest.fixture
@@ -202,10 +202,12 @@ def extra(**entries: str) -> str:
 @pytest.mark.usefixtures("own_family")
 async def test_other_encoders_get_ids_from_their_own_tokenizers(worker: Any, batch: Any) -> None:
     folder = MODEL / "tokenizer_3"
-    made = worker(extra(long=f"path: '{folder}'", short=f"path: '{folder}', max_length: 3"), "data.truncation=right")
-    read = made.model_config.load_extra_tokenizers()["long"]["tokenizer"]
+    loop_worker = worker(
+        extra(long=f"path: '{folder}'", short=f"path: '{folder}', max_length: 3"), "data.truncation=right"
+    )
+    read = loop_worker.model_config.load_extra_tokenizers()["long"]["tokenizer"]
     text = "a red circle and a blue square and a green cross"
-    request = await one(made, batch, text, raw_negative_prompt=["blue"])
+    request = await one(loop_worker, batch, text, raw_negative_prompt=["blue"])
     assert request["extra_prompt_ids"]["long"] == read(text)["input_ids"], "not cut, not padded, with special tokens"
     assert len(request["extra_prompt_ids"]["long"]) > 8
     assert request["extra_prompt_ids"]["short"] == read(text, truncation=True, max_length=3)["input_ids"]
@@ -214,11 +216,11 @@ async def test_other_encoders_get_ids_from_their_own_tokenizers(worker: Any, bat
 
 @pytest.mark.usefixtures("own_family")
 async def test_other_encoders_get_ids_of_the_rendered_template(worker: Any, batch: Any) -> None:
-    made = worker(
+    loop_worker = worker(
         extra(t5=f"path: '{MODEL / 'tokenizer_3'}'"), f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'"
     )
-    read = made.model_config.load_extra_tokenizers()["t5"]["tokenizer"]
-    request = await one(made, batch, "a circle")
+    read = loop_worker.model_config.load_extra_tokenizers()["t5"]["tokenizer"]
+    request = await one(loop_worker, batch, "a circle")
     assert request["extra_prompt_ids"] == {"t5": read("a circle red")["input_ids"]}
     assert request["negative_extra_prompt_ids"] is None
 

@@ -52,9 +52,9 @@ def numbered(engine: type) -> type:
     class Numbered(engine):  # type: ignore[misc]
         async def generate(self, request_id: str, **request: Any) -> DiffusionOutput:
             number = float(len(self.asked))
-            made: DiffusionOutput = await super().generate(request_id, **request)
-            made.extra_fields["prompt_embeds"] = torch.full((4, 500), float(sum(request["prompt_ids"])))
-            return made.model_copy(update={"log_probs": torch.full((2,), number)})
+            output: DiffusionOutput = await super().generate(request_id, **request)
+            output.extra_fields["prompt_embeds"] = torch.full((4, 500), float(sum(request["prompt_ids"])))
+            return output.model_copy(update={"log_probs": torch.full((2,), number)})
 
     return Numbered
 
@@ -75,10 +75,10 @@ TRAINING: dict[str, Any] = {"global_steps": 3, "carry_responses": False, "store_
 async def test_the_driver_gets_scores_versions_and_references_only(
     worker: Any, batch: Any, engine: Any, rewards: Any
 ) -> None:
-    made = worker(engine=numbered(engine)(**FIELDS), rewards=[rewards()])
-    made.put = Store()
+    loop_worker = worker(engine=numbered(engine)(**FIELDS), rewards=[rewards()])
+    loop_worker.put = Store()
     rows = batch(["a", "a", "b"], TRAINING, uid=["u", "u", "v"], data_source=["s"] * 3)
-    output = await made.generate_sequences(rows)
+    output = await loop_worker.generate_sequences(rows)
     shapes = {name: tuple(tensor.shape) for name, tensor in output.batch.items()}
     assert shapes == {"prompts": (3, 0), "rm_scores": (3, 1)}
     assert set(output.non_tensor_batch) == {"__sample__", "acc", "__num_turns__"}
@@ -87,13 +87,13 @@ async def test_the_driver_gets_scores_versions_and_references_only(
 
 
 async def test_what_is_stored_is_what_training_reads(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
-    made = worker(engine=numbered(engine)(**FIELDS), rewards=[rewards()])
-    store = made.put = Store()
-    output = await made.generate_sequences(batch(["a", "a", "b"], TRAINING, data_source=["s"] * 3))
+    loop_worker = worker(engine=numbered(engine)(**FIELDS), rewards=[rewards()])
+    store = loop_worker.put = Store()
+    output = await loop_worker.generate_sequences(batch(["a", "a", "b"], TRAINING, data_source=["s"] * 3))
     samples = output.non_tensor_batch["__sample__"]
     tensors = load([[sample.stored] for sample in samples], store.get)
-    own = {"all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs"}
-    assert set(tensors) == own | set(CONDITIONS)
+    recorded_names = {"all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs"}
+    assert set(tensors) == recorded_names | set(CONDITIONS)
     assert tensors["rollout_log_probs"].tolist() == [[0, 0], [1, 1], [2, 2]], "in the order of the rows"
     assert len(store.objects) == 1, "one object for the batch"
     embeds = tensors["prompt_embeds"]
@@ -143,7 +143,7 @@ async def test_a_sample_of_a_real_model_costs_at_most_a_megabyte_and_a_half(
         async def remote(self, data: Any) -> dict[str, Any]:
             return {"reward_score": 0.0, "reward_extra_info": {}}
 
-    made = worker(
+    loop_worker = worker(
         "actor_rollout_ref.rollout.pipeline.guidance_scale=4.5",
         "actor_rollout_ref.rollout.max_prompt_embed_length=333",
         f"actor_rollout_ref.rollout.pipeline.num_inference_steps={STEPS}",
@@ -151,9 +151,9 @@ async def test_a_sample_of_a_real_model_costs_at_most_a_megabyte_and_a_half(
         engine=Real(),
         rewards=[Zero()],
     )
-    store = made.put = Store(keep=False)
+    store = loop_worker.put = Store(keep=False)
     prompts = [text for text in ["red", "blue", "green", "a cat"] for _ in range(SAMPLES_PER_PROMPT)]
-    output = await made.generate_sequences(batch(prompts, {**TRAINING, "rollout_seed": 1}, uid=prompts))
+    output = await loop_worker.generate_sequences(batch(prompts, {**TRAINING, "rollout_seed": 1}, uid=prompts))
     size = PROMPTS * SAMPLES_PER_PROMPT
     assert sum(store.sizes) / size <= 1.5 * MEGABYTE
     assert len(pickle.dumps(output)) / size < 4096

@@ -34,24 +34,24 @@ async def asked(worker: Any, batch: Any) -> list[dict[str, Any]]:
 
 
 async def test_training_requests_have_all_settings_the_version_and_a_seed_per_row(worker: Any, batch: Any) -> None:
-    made = worker("actor_rollout_ref.rollout.algo.noise_level=0.3")
+    loop_worker = worker("actor_rollout_ref.rollout.algo.noise_level=0.3")
     rows = batch(["a", "b"], {"global_steps": 7, "rollout_seed": 4}, _rollout_seed_global_idx=[10, 11])
-    first, second = await asked(made, rows)
+    first, second = await asked(loop_worker, rows)
     assert {"height", "num_inference_steps", "guidance_scale", "sde_type", "sde_window_size"} <= first.keys()
     assert not any(name.startswith("_") for name in first)
     assert (first["noise_level"], first["logprobs"], first["global_steps"]) == (0.3, True, 7)
     assert [first["seed"], second["seed"]] == [4 * 1_000_003 + 10, 4 * 1_000_003 + 11]
-    (*_, unseeded) = await asked(made, batch(["a"]))
+    (*_, unseeded) = await asked(loop_worker, batch(["a"]))
     assert "seed" not in unseeded, "without a rollout_seed"
 
 
 async def test_validation_requests_have_their_overrides_and_one_seed(worker: Any, batch: Any) -> None:
-    made = worker(
+    loop_worker = worker(
         "actor_rollout_ref.rollout.val_kwargs.pipeline.num_inference_steps=3",
         "actor_rollout_ref.rollout.val_kwargs.seed=9",
     )
     rows = batch(["a", "b"], {"validate": True, "global_steps": 7, "rollout_seed": 4})
-    for params in await asked(made, rows):
+    for params in await asked(loop_worker, rows):
         assert (params["seed"], params["logprobs"], params["num_inference_steps"]) == (9, False, 3)
         assert params["noise_level"] == 0.0
         assert "global_steps" not in params
@@ -64,9 +64,9 @@ async def test_loops_from_a_yaml_list_are_instantiated_for_each_row(
     monkeypatch.syspath_prepend(tmp_path)
     listed = tmp_path / "loops.yaml"
     listed.write_text("- {name: framed, _target_: framed_loop.Framed, border: 5}\n")
-    made = worker(f"actor_rollout_ref.rollout.agent.agent_loop_config_path='{listed}'")
-    output = await made.generate_sequences(batch(["a", "b", "c"], LATER, agent_name=["framed", "framed", None]))
-    assert [request["sampling_params"].get("border") for request in made.server_manager.asked] == [5, 5, None]
+    loop_worker = worker(f"actor_rollout_ref.rollout.agent.agent_loop_config_path='{listed}'")
+    output = await loop_worker.generate_sequences(batch(["a", "b", "c"], LATER, agent_name=["framed", "framed", None]))
+    assert [request["sampling_params"].get("border") for request in loop_worker.server_manager.asked] == [5, 5, None]
     assert list(output.non_tensor_batch["__num_turns__"]) == [1, 1, 2], "a loop's state belongs to one row"
     assert [sample.score for sample in output.non_tensor_batch["__sample__"]] == [0.5, 0.5, None]
     assert list(output.non_tensor_batch["agent_name"]) == ["framed", "framed", "diffusion_single_turn_agent"]
@@ -95,16 +95,16 @@ async def test_a_loop_that_generates_no_image_is_refused(worker: Any, batch: Any
 async def test_a_subclass_may_set_its_own_server_manager(worker: Any, batch: Any, engine: Any) -> None:
     from verl_omni.agent_loop import DiffusionAgentLoopWorker
 
-    own = engine()
+    server_manager = engine()
 
     class Own(DiffusionAgentLoopWorker):
         def __init__(self, *args: Any) -> None:
-            self.server_manager = own
+            self.server_manager = server_manager
             super().__init__(*args)
 
-    made = Own(worker().config, engine(), None, None)
-    await made.generate_sequences(batch(["a"]))
-    assert len(own.asked) == 1
+    loop_worker = Own(worker().config, engine(), None, None)
+    await loop_worker.generate_sequences(batch(["a"]))
+    assert len(server_manager.asked) == 1
 
 
 async def test_results_have_the_documented_keys_and_shapes(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
@@ -116,8 +116,8 @@ async def test_results_have_the_documented_keys_and_shapes(worker: Any, batch: A
         "all_latents": torch.ones(5, 2),
         "negative_pooled_prompt_embeds": None,
     }
-    made = worker(engine=engine(**fields), rewards=[rewards()])
-    output = await made.generate_sequences(batch(["a red circle", "a"], uid=["u", "v"], priority=[0, 1]))
+    loop_worker = worker(engine=engine(**fields), rewards=[rewards()])
+    output = await loop_worker.generate_sequences(batch(["a red circle", "a"], uid=["u", "v"], priority=[0, 1]))
     shapes = {name: tuple(tensor.shape) for name, tensor in output.batch.items()}
     assert shapes == {
         "prompts": (2, 8),
@@ -156,8 +156,8 @@ async def test_samples_carry_statistics_and_how_often_they_were_lost(worker: Any
     samples = output.non_tensor_batch["__sample__"]
     assert [sample.statistics.luminance for sample in samples] == pytest.approx([0.0, 1 / 255])
     assert [(sample.version, sample.times_lost, sample.times_aborted) for sample in samples] == [(3, 2, 0)] * 2
-    made = worker("actor_rollout_ref.rollout.pipeline.output_type=latent")
-    latents = await made.generate_sequences(batch(["a"]))
+    loop_worker = worker("actor_rollout_ref.rollout.pipeline.output_type=latent")
+    latents = await loop_worker.generate_sequences(batch(["a"]))
     assert latents.non_tensor_batch["__sample__"][0].statistics is None
 
 
@@ -188,8 +188,8 @@ async def test_the_error_of_a_failed_row_names_row_prompt_and_version(worker: An
 async def test_an_aborted_sample_is_an_error(worker: Any, batch: Any, engine: Any) -> None:
     class Aborting(engine):
         async def generate(self, request_id: str, **request: Any) -> Any:
-            made = await super().generate(request_id, **request)
-            return made.model_copy(update={"stop_reason": "aborted", "diffusion_output": torch.empty(0)})
+            output = await super().generate(request_id, **request)
+            return output.model_copy(update={"stop_reason": "aborted", "diffusion_output": torch.empty(0)})
 
     with pytest.raises(SampleFailed, match="SampleAborted: the server aborted the sample"):
         await worker(engine=Aborting()).generate_sequences(batch(["a"]))
@@ -198,9 +198,9 @@ async def test_an_aborted_sample_is_an_error(worker: Any, batch: Any, engine: An
 async def test_prompts_are_padded_on_the_tokenizers_side(worker: Any, batch: Any) -> None:
     masks = {}
     for side in ("left", "right"):
-        made = worker()
-        made.tokenizer.padding_side = side
-        masks[side] = (await made.generate_sequences(batch(["a"]))).batch["attention_mask"][0].tolist()
+        loop_worker = worker()
+        loop_worker.tokenizer.padding_side = side
+        masks[side] = (await loop_worker.generate_sequences(batch(["a"]))).batch["attention_mask"][0].tolist()
     assert masks == {"left": [0] * 5 + [1] * 3, "right": [1] * 3 + [0] * 5}
 
 

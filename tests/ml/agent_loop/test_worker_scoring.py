@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow  # reads a model and all settings for each
 async def test_a_scorer_s_field_may_not_replace_a_column_that_training_reads(
     worker: Any, batch: Any, name: str, rewards: Any
 ) -> None:
-    made = worker(rewards=[rewards(lambda pixel: {name: "x"})])
+    loop_worker = worker(rewards=[rewards(lambda pixel: {name: "x"})])
     with pytest.raises(SampleFailed, match=rf"the scorer returned the field '{name}', and the batch has a column"):
-        await made.generate_sequences(batch(["a"], uid=["1"]))
+        await loop_worker.generate_sequences(batch(["a"], uid=["1"]))
 
 
 class Silent:
@@ -35,9 +35,9 @@ class Silent:
 
 async def test_a_reward_worker_that_does_not_respond_is_named(worker: Any, batch: Any) -> None:
     stopped = SimpleNamespace(compute_score=Silent(), __ray_ready__=Silent())
-    made = worker("reward.deadline_seconds=0.05", rewards=[stopped])
+    loop_worker = worker("reward.deadline_seconds=0.05", rewards=[stopped])
     with pytest.raises(SampleFailed, match=r"reward worker 0 did not respond within 0\.05 s \(reward\.deadline_sec"):
-        await made.generate_sequences(batch(["a"]))
+        await loop_worker.generate_sequences(batch(["a"]))
 
 
 async def test_a_reward_worker_with_a_long_queue_is_not_treated_as_stopped(
@@ -77,36 +77,36 @@ async def test_a_row_that_is_being_scored_leaves_room_for_another_in_the_engine(
         async def generate(self, request_id: str, **request: Any) -> Any:
             self.in_flight += 1
             self.most = max(self.most, self.in_flight)
-            made = await super().generate(request_id, **request)
+            output = await super().generate(request_id, **request)
             self.in_flight -= 1
             if len(self.asked) == 5:
                 all_generated.set()
-            return made
+            return output
 
     class Slow(rewards):
         async def remote(self, data: Any) -> dict[str, Any]:
             await all_generated.wait()  # no score before the last sample is generated
             return await super().remote(data)
 
-    made = worker("actor_rollout_ref.rollout.max_concurrent_requests=2", engine=Counting(), rewards=[Slow()])
+    loop_worker = worker("actor_rollout_ref.rollout.max_concurrent_requests=2", engine=Counting(), rewards=[Slow()])
     async with asyncio.timeout(60):
-        output = await made.generate_sequences(batch(["a"] * 5))
+        output = await loop_worker.generate_sequences(batch(["a"] * 5))
     assert output.batch["rm_scores"].flatten().tolist() == [0, 1, 2, 3, 4]
-    assert made.server_manager.most == 2
+    assert loop_worker.server_manager.most == 2
 
 
 async def test_a_worker_counts_the_samples_that_are_not_generated_yet(worker: Any, batch: Any, engine: Any) -> None:
-    found: list[int] = []
+    queued: list[int] = []
 
     class Counting(engine):
         async def generate(self, request_id: str, **request: Any) -> Any:
-            found.append(await made.queued_samples())
+            queued.append(await loop_worker.queued_samples())
             return await super().generate(request_id, **request)
 
-    made = worker("actor_rollout_ref.rollout.max_concurrent_requests=1", engine=Counting())
-    await made.generate_sequences(batch(["a"] * 5))
-    assert found[1:] == [4, 3, 2, 1], "those in generation, and those that wait; the first begins before others do"
-    assert await made.queued_samples() == 0
+    loop_worker = worker("actor_rollout_ref.rollout.max_concurrent_requests=1", engine=Counting())
+    await loop_worker.generate_sequences(batch(["a"] * 5))
+    assert queued[1:] == [4, 3, 2, 1], "those in generation, and those that wait; the first begins before others do"
+    assert await loop_worker.queued_samples() == 0
 
 
 async def test_a_sample_goes_to_the_reward_worker_with_the_fewest_unscored(
@@ -124,22 +124,22 @@ async def test_a_sample_goes_to_the_reward_worker_with_the_fewest_unscored(
 
     class Quick(rewards):
         async def remote(self, data: Any) -> dict[str, Any]:
-            made = await super().remote(data)
+            result = await super().remote(data)
             if len(self.given) == 3:
                 others_scored.set()
-            return made
+            return result
 
     class Patient(engine):
         async def generate(self, request_id: str, **request: Any) -> Any:
             # The earlier samples have reached the workers, and the second worker is free again.
-            while sent(made)[0] + len(handles[1].given) < len(self.asked) or sent(made)[1]:
+            while sent(loop_worker)[0] + len(handles[1].given) < len(self.asked) or sent(loop_worker)[1]:
                 await asyncio.sleep(0)
             return await super().generate(request_id, **request)
 
     handles = [Slow(), Quick()]
-    made = worker("actor_rollout_ref.rollout.max_concurrent_requests=1", engine=Patient(), rewards=handles)
+    loop_worker = worker("actor_rollout_ref.rollout.max_concurrent_requests=1", engine=Patient(), rewards=handles)
     async with asyncio.timeout(60):
-        await made.generate_sequences(batch(["a"] * 4))
+        await loop_worker.generate_sequences(batch(["a"] * 4))
     assert [len(handle.given) for handle in handles] == [1, 3]
 
 
@@ -173,10 +173,10 @@ async def test_unscored_responses_cannot_be_dropped(worker: Any, batch: Any) -> 
 
 @pytest.mark.parametrize("limit", [0, None])
 def test_a_worker_refuses_a_limit_that_is_no_positive_number(worker: Any, limit: int | None) -> None:
-    made = worker()
-    made.config.actor_rollout_ref.rollout.max_concurrent_requests = limit
+    loop_worker = worker()
+    loop_worker.config.actor_rollout_ref.rollout.max_concurrent_requests = limit
     with pytest.raises(ValueError, match=f"max_concurrent_requests must be positive: {limit}"):
-        type(made)(made.config, None)
+        type(loop_worker)(loop_worker.config, None)
 
 
 class Judge:
@@ -191,17 +191,19 @@ class Judge:
         pixel = int(data.batch["responses"].flatten()[0])
         if pixel in (1, 3):
             return unscored(ScoringFailure(f"scorer judge failed: no rating of {pixel}", self.required))
-        made: dict[str, Any] = await self.handle.remote(data)
-        return made
+        result: dict[str, Any] = await self.handle.remote(data)
+        return result
 
 
 async def test_more_of_them_than_are_allowed_end_the_batch_with_the_error_of_one(
     worker: Any, batch: Any, rewards: Any
 ) -> None:
-    said = r"TooManyUnscored: scorer judge failed: no rating of [13]\. 2 samples have no score, and reward\.max_failed"
-    made = worker(rewards=[Judge(rewards)])
-    with pytest.raises(SampleFailed, match=said):
-        await made.generate_sequences(batch(["a"] * 5, {"global_steps": 3, "failures_allowed": 1}))
+    message = (
+        r"TooManyUnscored: scorer judge failed: no rating of [13]\. 2 samples have no score, and reward\.max_failed"
+    )
+    loop_worker = worker(rewards=[Judge(rewards)])
+    with pytest.raises(SampleFailed, match=message):
+        await loop_worker.generate_sequences(batch(["a"] * 5, {"global_steps": 3, "failures_allowed": 1}))
     with pytest.raises(SampleFailed, match=r"1 sample has no score, and reward\.max_failed_share allows 0"):
         await worker(rewards=[Judge(rewards)]).generate_sequences(batch(["a"] * 5))
     optional = worker(rewards=[Judge(rewards, required=False)])

@@ -139,12 +139,12 @@ def test_masked_loss_against_float64(difference: float, advantage: float, diverg
     log_ratio = torch.tensor([difference], requires_grad=True)
     far = torch.tensor([divergence])
     threshold = torch.tensor(threshold).item()  # torch compares in float32
-    found, excluded = grpo.masked(log_ratio, torch.tensor([advantage]), far, threshold=threshold, adv_clip_max=5.0)
-    found.sum().backward()
+    loss, excluded = grpo.masked(log_ratio, torch.tensor([advantage]), far, threshold=threshold, adv_clip_max=5.0)
+    loss.sum().backward()
     ratio = math.exp(log_ratio.item())
     outward = (advantage > 0 and log_ratio.item() > 0) or (advantage < 0 and log_ratio.item() < 0)
     want = 0.0 if outward and far.item() > threshold else -min(max(advantage, -5.0), 5.0) * ratio
-    assert found.item() == pytest.approx(want, rel=1e-5, abs=1e-9)
+    assert loss.item() == pytest.approx(want, rel=1e-5, abs=1e-9)
     assert log_ratio.grad is not None and log_ratio.grad.item() == pytest.approx(want, rel=1e-5, abs=1e-9)
     assert excluded.item() == (outward and far.item() > threshold)
 

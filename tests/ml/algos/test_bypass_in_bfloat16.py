@@ -80,7 +80,7 @@ def excluded(kind: str, seed: int, **arguments: Any) -> tuple[float, float]:
         bypass_mode=True,
         **arguments,
     )
-    terms = [objective.term(batch, place)[1] for place in range(STEPS)]
+    terms = [objective.term(batch, step)[1] for step in range(STEPS)]
     metrics = objective.summarize({name: torch.cat([term[name] for term in terms]) for name in terms[0]}, ROWS * STEPS)
     return metrics["actor/excluded_at_start_positive"], metrics["actor/excluded_at_start_negative"]
 
@@ -114,8 +114,8 @@ def test_the_expected_change_of_the_log_probability_is_the_measured_mean(kind: s
     sigmas = {"sigma": 0.7, "sigma_next": 0.5, "sigma_max": 0.9}
     levels = {name: torch.full((400,), value) for name, value in sigmas.items()}
     mean, std = sde.moments(kind, x, v, noise_level=0.7, **levels)
-    other, _ = sde.moments(kind, x, v + 0.2 * error, noise_level=0.7, **levels)
+    other_mean, _ = sde.moments(kind, x, v + 0.2 * error, noise_level=0.7, **levels)
     x_next = mean + std * noise
-    change = sde.log_prob(kind, x_next, other, std) - sde.log_prob(kind, x_next, mean, std)
+    change = sde.log_prob(kind, x_next, other_mean, std) - sde.log_prob(kind, x_next, mean, std)
     expected = sde.velocity_error_effect(kind, torch.full((400,), 0.04), noise_level=0.7, **levels)
     assert expected.max() < 0 and change.mean().item() == pytest.approx(expected.mean().item(), rel=0.03)

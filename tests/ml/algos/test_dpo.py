@@ -34,17 +34,17 @@ def test_a_large_margin_has_a_finite_loss() -> None:
 @given(st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=5), min_size=1, max_size=4), st.randoms())
 @settings(max_examples=80, deadline=None)
 def test_pairs_are_the_best_and_the_worst_of_each_group(groups: list[list[int]], random: object) -> None:
-    rows = [(reward, f"g{place}") for place, group in enumerate(groups) for reward in group]
+    rows = [(reward, f"g{number}") for number, group in enumerate(groups) for reward in group]
     random.shuffle(rows)  # type: ignore[attr-defined]
     rewards = torch.tensor([float(r) for r, _ in rows])
     names = [name for _, name in rows]
     best, worst = dpo.pairs(rewards, names)
     assert len(best) == len(worst) == len(groups)
-    for one, other in zip(best.tolist(), worst.tolist(), strict=True):
-        assert names[one] == names[other]
-        group_rewards = [reward for reward, name in rows if name == names[one]]
-        assert rewards[one] == max(group_rewards) and rewards[other] == min(group_rewards)
-        assert (one == other) == (len(set(group_rewards)) == 1)
+    for chosen, rejected in zip(best.tolist(), worst.tolist(), strict=True):
+        assert names[chosen] == names[rejected]
+        group_rewards = [reward for reward, name in rows if name == names[chosen]]
+        assert rewards[chosen] == max(group_rewards) and rewards[rejected] == min(group_rewards)
+        assert (chosen == rejected) == (len(set(group_rewards)) == 1)
     assert sorted(names[row] for row in best.tolist()) == sorted({*names})
 
 

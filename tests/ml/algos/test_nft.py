@@ -74,8 +74,8 @@ def test_the_minimum_of_the_loss_is_the_improved_policy() -> None:
         optimizer.zero_grad()
         both = v.expand(2, 2)
         before = old.double().expand(2, 2)
-        one = torch.ones(2)
-        total = FIXED * nft.loss(both, before, targets, torch.tensor([1.0, 0.0]), one, beta=beta, least=FIXED).mean()
+        ones = torch.ones(2)
+        total = FIXED * nft.loss(both, before, targets, torch.tensor([1.0, 0.0]), ones, beta=beta, least=FIXED).mean()
         total.backward()
         return total
 

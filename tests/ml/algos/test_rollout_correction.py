@@ -27,9 +27,9 @@ def test_weights_against_float64_and_verl(differences: list[list[float]], thresh
     assert of_first.tolist() == pytest.approx(
         [min(math.exp(row[0] + 0.25), threshold) for row in differences], rel=1e-5
     )
-    for level, own in (("sequence", of_samples), ("token", of_first)):
+    for level, weights in (("sequence", of_samples), ("token", of_first)):
         verl, _ = compute_rollout_correction_weights(trainer - engine, torch.ones_like(trainer), level, threshold)
-        assert torch.allclose(verl[:, 0], own)
+        assert torch.allclose(verl[:, 0], weights)
 
 
 def test_a_weight_beyond_the_range_of_float32_is_the_threshold_and_has_no_gradient() -> None:

@@ -100,8 +100,8 @@ def policies(make: Any) -> tuple[Policy, Policy, dict[str, Tensor], float]:
     exact.load_state_dict({name: tensor.float() for name, tensor in rounded.state_dict().items()})
     adapter = training_adapter(architecture)
     pair = [
-        Policy(each, adapter, dtype=dtype, lora=False, keeps_old=False)
-        for each, dtype in ((rounded, torch.bfloat16), (exact, torch.float32))
+        Policy(model, adapter, dtype=dtype, lora=False, keeps_old=False)
+        for model, dtype in ((rounded, torch.bfloat16), (exact, torch.float32))
     ]
     batch = {
         **prompts,
@@ -138,8 +138,8 @@ def test_rounding_of_deep_guided_models_passes_and_an_error_of_1_percent_does_no
         projections = agreement.velocity_projections(engine)[:, None]
         return objective.summarize(objective.term({**batch, "velocity_projections": projections}, 0)[1], ROWS)
 
-    found = check(engine)
-    assert found["rollout_corr/velocity_rel_diff"] > 0.04, "0.05 to 0.09, by the processor"
+    metrics = check(engine)
+    assert metrics["rollout_corr/velocity_rel_diff"] > 0.04, "0.05 to 0.09, by the processor"
     for wrong in (1.01, 0.99):
         with pytest.raises(agreement.VelocityMismatch, match=r"the trainer's velocities are 0\.0.* than the engine's"):
             check(wrong * engine)

@@ -30,6 +30,6 @@ def test_steps_differ_and_depend_on_the_seed_of_the_row_alone() -> None:
 def test_every_step_is_chosen_equally_often() -> None:
     """3 of 5 steps: each in 0.6 of the rows, within five standard errors."""
     rows = 4000
-    found = grpo.choose_steps(torch.arange(rows), 5, 0.6)
-    shares = torch.bincount(found.flatten(), minlength=5) / rows
+    steps = grpo.choose_steps(torch.arange(rows), 5, 0.6)
+    shares = torch.bincount(steps.flatten(), minlength=5) / rows
     assert shares.tolist() == pytest.approx([0.6] * 5, abs=5 * (0.6 * 0.4 / rows) ** 0.5)

@@ -21,7 +21,7 @@ def velocities(*shape: int, rows: int = 4) -> Tensor:
 
 
 def check(trainer: Tensor, engine: Tensor) -> dict[str, float]:
-    projections = [agreement.velocity_projections(each) for each in (trainer, engine)]
+    projections = [agreement.velocity_projections(velocity) for velocity in (trainer, engine)]
     return checked(*projections, TOLERANCE)
 
 
@@ -37,8 +37,8 @@ def test_projections_are_those_of_a_float64_reference(shape: tuple[int, ...]) ->
     places = range(1, measured[0].numel() + 1)
     hashes = list(places)
     for shift, factor in ((16, 0x7FEB352D), (15, 0x2C1B3C6D), (13, 0x297A2D39)):
-        hashes = [((each ^ each >> shift) * factor) % 2**32 for each in hashes]
-    signs = torch.tensor([1.0 if each >> 16 & 1 else -1.0 for each in hashes], dtype=torch.float64)
+        hashes = [((value ^ value >> shift) * factor) % 2**32 for value in hashes]
+    signs = torch.tensor([1.0 if value >> 16 & 1 else -1.0 for value in hashes], dtype=torch.float64)
     expected = torch.zeros(len(measured), agreement.PROJECTIONS, dtype=torch.float64)
     buckets = torch.arange(len(hashes)) % agreement.PROJECTIONS
     expected.index_add_(1, buckets, measured.flatten(1).double() * signs)
@@ -61,7 +61,7 @@ def test_the_check_fails_on_a_velocity_that_is_wrong_by_1_percent(shape: tuple[i
             continue
         with pytest.raises(agreement.VelocityMismatch, match=r"more than 0\.001"):
             check(exact, engine)
-        pair = [agreement.velocity_projections(each) for each in (engine, exact)]
+        pair = [agreement.velocity_projections(velocity) for velocity in (engine, exact)]
         assert agreement.velocity_difference(*pair).mean().item() == pytest.approx(wrong, rel=spread)
 
 
@@ -82,7 +82,7 @@ def test_in_bfloat16_a_changed_size_is_seen_from_half_a_percent_and_a_rotation_f
 
     def passes(engine: Tensor) -> bool:
         try:
-            checked(*(agreement.velocity_projections(each) for each in (rounded, engine)), limit)
+            checked(*(agreement.velocity_projections(velocity) for velocity in (rounded, engine)), limit)
         except agreement.VelocityMismatch:
             return False
         return True

@@ -59,18 +59,18 @@ def test_the_tables_of_the_estimates_match_the_committed_data(program: Any) -> N
 
 def test_the_page_lists_missed_targets(program: Any, tmp_path: Path) -> None:
     data = json.loads((DOCS / "figures" / "reward_overlap.json").read_text(encoding="utf-8"))
-    said = {}
+    pages = {}
     for over in (1.1, 1.2):
         data["runs"][0]["over_ideal"] = over
         for row in data["runs"][1:]:
             row["over_ideal"] = 1.0
         (tmp_path / "reward_overlap.json").write_text(json.dumps(data), encoding="utf-8")
-        said[over] = program("page").generated(tmp_path)["contribute/benchmarks.md"]
+        pages[over] = program("page").generated(tmp_path)["contribute/benchmarks.md"]
     target = "within 10% of max(g, r) / (g + r)"
-    assert f"- Target met: {target}; the largest median is 1.1 times it." in said[1.1]
-    assert "missed" not in said[1.1].lower()
-    assert f"- **Target missed**: {target}; the largest median is 1.2 times it." in said[1.2]
-    top = said[1.2].partition("## Training")[0]
+    assert f"- Target met: {target}; the largest median is 1.1 times it." in pages[1.1]
+    assert "missed" not in pages[1.1].lower()
+    assert f"- **Target missed**: {target}; the largest median is 1.2 times it." in pages[1.2]
+    top = pages[1.2].partition("## Training")[0]
     assert "## Missed targets\n\n- Overlapped rewards take up to 1.2 times the ideal time; the target is 1.1." in top
 
 

@@ -23,13 +23,13 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(RequestScheduler, "should_end_admission_wait", RequestScheduler.should_end_admission_wait)
     whole_batches.apply()
     whole_batches.apply()
-    made: Any = object.__new__(RequestScheduler)
-    made.od_config = SimpleNamespace(request_batch_max_wait_ms=MAX_WAIT_MS)
-    made.max_num_running_reqs = MAX_BATCH
-    made._waiting = []
-    made._running = []
-    made._request_states = {}
-    return made
+    request_scheduler: Any = object.__new__(RequestScheduler)
+    request_scheduler.od_config = SimpleNamespace(request_batch_max_wait_ms=MAX_WAIT_MS)
+    request_scheduler.max_num_running_reqs = MAX_BATCH
+    request_scheduler._waiting = []
+    request_scheduler._running = []
+    request_scheduler._request_states = {}
+    return request_scheduler
 
 
 def add(scheduler: Any, *requests: dict[str, Any] | None) -> None:
@@ -43,8 +43,8 @@ def add(scheduler: Any, *requests: dict[str, Any] | None) -> None:
 def ends(scheduler: Any, quiet: float) -> bool:
     """Whether the batch begins when no request came for `quiet` seconds."""
     decision = scheduler.get_admission_wait_decision(now=0.0)
-    found: bool = scheduler.should_end_admission_wait(decision, now=quiet, stable_since=0.0)
-    return found
+    should_end: bool = scheduler.should_end_admission_wait(decision, now=quiet, stable_since=0.0)
+    return should_end
 
 
 def test_a_batch_begins_when_the_last_request_of_its_call_is_there(scheduler: Any) -> None:

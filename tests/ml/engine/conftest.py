@@ -26,10 +26,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Processes that are forked from this one have its filters of warnings, and the engine's imports cause warnings.
     """
-    own = [item for item in items if item.get_closest_marker("engine")]
-    for item in own:
+    engine_items = [item for item in items if item.get_closest_marker("engine")]
+    for item in engine_items:
         item.add_marker(pytest.mark.filterwarnings("default"))
-    files = sorted({item.path.name for item in own})
+    files = sorted({item.path.name for item in engine_items})
     if len(files) > 1:
         raise pytest.UsageError(f"each file on the engine needs its own pytest (`make test`): {', '.join(files)}")
 
@@ -97,8 +97,8 @@ def start_tiny(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
         model = tmp_path_factory.mktemp("tiny") / "model"
         make_tiny_sd3(model)
         sleeping = "actor_rollout_ref.rollout.free_cache_engine=true"  # as on accelerators
-        made: tuple[Any, Any] = start(prompts, *small_run(model), sleeping, *overrides)
-        return made
+        config_and_stack: tuple[Any, Any] = start(prompts, *small_run(model), sleeping, *overrides)
+        return config_and_stack
 
     return starting
 
@@ -182,9 +182,9 @@ class RunningFamily:
             before: what `evaluate` returned before the update.
             modules: number of modules that the adapter binds.
         """
-        found = self.update(samples)
-        assert found["actor/grad_norm"] > 0 and found["rollout_corr/max_abs_diff"] < 1e-4
-        assert found["perf/flops/actor"] > 0 and "perf/mfu/actor" not in found, "a CPU has no known peak"
+        metrics = self.update(samples)
+        assert metrics["actor/grad_norm"] > 0 and metrics["rollout_corr/max_abs_diff"] < 1e-4
+        assert metrics["perf/flops/actor"] > 0 and "perf/mfu/actor" not in metrics, "a CPU has no known peak"
 
         assert self.publish(1)["bound"] == modules
         changed = self.evaluate()
@@ -283,9 +283,9 @@ def two_replicas(start_tiny: Any, rows: Any, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def replica(two_replicas: TwoReplicas) -> Iterator[Replica]:
     """The first replica. After each test it must serve the same weights and leave no resources."""
-    one = two_replicas.replicas[0]
-    before = one.picture()
+    first = two_replicas.replicas[0]
+    before = first.picture()
     counted = Leftovers()
-    yield one
-    assert torch.equal(one.picture(), before), "the old weights must still be served"
+    yield first
+    assert torch.equal(first.picture(), before), "the old weights must still be served"
     counted.none()

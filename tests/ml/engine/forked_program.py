@@ -46,10 +46,10 @@ def run(command: Sequence[str], timeout: float) -> tuple[int, str]:
     """
     with start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            said, _ = process.communicate(timeout=timeout)
+            output, _ = process.communicate(timeout=timeout)
         finally:
             process.kill()
-    return process.returncode, said
+    return process.returncode, output
 
 
 class ForkedProgram(subprocess.Popen[str]):

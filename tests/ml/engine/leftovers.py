@@ -35,13 +35,13 @@ class Leftovers:
         """
         end = time.monotonic() + SOON
         gc.collect()  # tracebacks of caught errors keep local variables alive
-        while found := {key: what for key, what in self._now(killed).items() if key not in self.before}:
-            assert time.monotonic() < end, found
+        while leftovers := {key: what for key, what in self._now(killed).items() if key not in self.before}:
+            assert time.monotonic() < end, leftovers
             time.sleep(0.05)
         self._watch.stop()
 
     def _now(self, killed: bool = False) -> dict[str, str]:
-        found = {str(path): "socket" for path in Path("/tmp").glob(f"rl-*-{TOKEN}.sock")}
+        leftovers = {str(path): "socket" for path in Path("/tmp").glob(f"rl-*-{TOKEN}.sock")}
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 command = " ".join(process.cmdline())
@@ -49,12 +49,12 @@ class Leftovers:
                 # tracker, which lives as long as it does.
                 of_others = command.startswith("ray::") or "resource_tracker" in command
                 if process.status() != psutil.STATUS_ZOMBIE and not of_others:
-                    found[f"process {process.pid}"] = command
-        own = own_processes()
+                    leftovers[f"process {process.pid}"] = command
+        own_pids = own_processes()
         left = self._watch.left(killed=killed)
-        elsewhere = {file for file, pids in users_of(left).items() if pids - own}
-        removed = {path for pid in own for path in mapped_files(pid, FOLDER).values() if SEGMENT_PREFIX in path}
-        return found | dict.fromkeys((left - elsewhere) | removed, "shared memory")
+        elsewhere = {file for file, pids in users_of(left).items() if pids - own_pids}
+        removed = {path for pid in own_pids for path in mapped_files(pid, FOLDER).values() if SEGMENT_PREFIX in path}
+        return leftovers | dict.fromkeys((left - elsewhere) | removed, "shared memory")
 
 
 def own_processes() -> set[int]:

@@ -59,8 +59,8 @@ class LocalEngine:
             image_data=None if image is None else [image],
         )
         defaults = self._engine.default_sampling_params_list
-        made = self._mode.engine_request(request, params, None, self._rollout, defaults)
-        output = await last_output(self._engine.generate(request_id=name, **made))
+        engine_request = self._mode.engine_request(request, params, None, self._rollout, defaults)
+        output = await last_output(self._engine.generate(request_id=name, **engine_request))
         return self._mode.to_output(output, params, 0)
 
 
@@ -79,9 +79,9 @@ def token_ids(settings: Any) -> Callable[..., list[int]]:
             return list(settings.tokenizer(text).input_ids)
         content = [{"type": "image"}, {"type": "text", "text": text}] if has_image else text
         asked = [{"role": "user", "content": content}]
-        found: list[int] = settings.tokenizer.apply_chat_template(
+        ids: list[int] = settings.tokenizer.apply_chat_template(
             asked, chat_template=template, add_generation_prompt=True, return_dict=False
         )
-        return found
+        return ids
 
     return ids

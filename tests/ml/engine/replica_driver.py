@@ -63,13 +63,13 @@ class Replica:
     def adapter(strength: float, rank: int = RANK, parts: str = "qk") -> dict[str, Tensor]:
         """An adapter of all queries and keys, or other projections; another strength gives other images."""
         generator = torch.Generator().manual_seed(3)
-        made: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for block in range(2):
             for part in parts:
                 module = LAYER.format(block=block, part=part)
-                made[f"{module}.lora_A.weight"] = torch.randn(rank, WIDTH, generator=generator)
-                made[f"{module}.lora_B.weight"] = strength * torch.randn(WIDTH, rank, generator=generator)
-        return made
+                tensors[f"{module}.lora_A.weight"] = torch.randn(rank, WIDTH, generator=generator)
+                tensors[f"{module}.lora_B.weight"] = strength * torch.randn(WIDTH, rank, generator=generator)
+        return tensors
 
     def begin(self, version: int | None = None, settings: dict[str, Any] | None = None) -> tuple[str, Any]:
         """Announce an adapter to the worker. Returns the handle to send it on, and the reference of the answer."""
@@ -92,9 +92,9 @@ class Replica:
 
         handle, answer = self.begin(version, settings)
         ipc.send(weights.items(), handle=handle, bucket_bytes=bucket_bytes, device=None, deadline=DEADLINE)
-        found = ray.get(answer, timeout=SOON)[0]
+        report = ray.get(answer, timeout=SOON)[0]
         ray.get(self.server.set_global_steps.remote(version), timeout=SOON)
-        return found
+        return report
 
     def draw(self, seed: int) -> Any:
         """The reference of a requested sample."""
@@ -151,10 +151,10 @@ def replicas_of(stack: Any) -> list[Replica]:
     import ray
 
     job = ray.get_runtime_context().get_job_id()
-    found = [Replica(server, rank, job) for rank, server in enumerate(stack.servers.server_handles)]
-    for replica in found:
+    replicas = [Replica(server, rank, job) for rank, server in enumerate(stack.servers.server_handles)]
+    for replica in replicas:
         replica.publish(replica.adapter(1.0), version=1)
-    return found
+    return replicas
 
 
 def wait_for(happened: Callable[[], bool]) -> None:
@@ -189,8 +189,8 @@ class TwoReplicas:
         """Generate and score one sample for each ground truth."""
         from verl_omni.trainer.generation import sample_generation
 
-        made = self.rows(PROMPTS[: len(truths)])
-        for row, truth in zip(made, truths, strict=True):
+        rows = self.rows(PROMPTS[: len(truths)])
+        for row, truth in zip(rows, truths, strict=True):
             row["reward_model"] = {"ground_truth": truth}
-        prompts = sample_generation.evaluation_requests(made, seed=7, version=version)
+        prompts = sample_generation.evaluation_requests(rows, seed=7, version=version)
         return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)

@@ -49,8 +49,8 @@ class SharedMemoryWatch(threading.Thread):
             killed: leave out semaphores, of 32 bytes each. A killed process's semaphores are removed by its resource
                 tracker, which itself may be killed before; on a busy machine, one or two stay.
         """
-        found = files() - self.before - self.of_others
-        return {file for file in found if not Path(file).name.startswith("sem.")} if killed else found
+        new = files() - self.before - self.of_others
+        return {file for file in new if not Path(file).name.startswith("sem.")} if killed else new
 
     def stop(self) -> None:
         """End the thread."""
@@ -64,10 +64,10 @@ class SharedMemoryWatch(threading.Thread):
         self._unknown |= dict.fromkeys(new, LOOKS)
         if not self._unknown:
             return
-        own = self._own()
+        own_pids = self._own()
         users = users_of(self._unknown)
-        own |= self._own()  # a process that was started meanwhile
-        self.of_others |= {file for file, pids in users.items() if pids and not pids & own}
+        own_pids |= self._own()  # a process that was started meanwhile
+        self.of_others |= {file for file, pids in users.items() if pids and not pids & own_pids}
         self._unknown = {file: looks - 1 for file, looks in self._unknown.items() if not users[file] and looks > 1}
 
 
@@ -83,4 +83,4 @@ def users_of(paths: Iterable[str]) -> dict[str, set[int]]:
         with contextlib.suppress(FileNotFoundError):
             inodes[path] = os.stat(path).st_ino
     mapped = {pid: mapped_files(pid, FOLDER) for pid in psutil.pids()}
-    return {path: {pid for pid, found in mapped.items() if inodes.get(path) in found} for path in paths}
+    return {path: {pid for pid, mapped_inodes in mapped.items() if inodes.get(path) in mapped_inodes} for path in paths}

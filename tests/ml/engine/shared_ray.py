@@ -91,8 +91,8 @@ def end_actors() -> None:
 
     for actor in state.actors():  # one that has ended by itself keeps its name until it is killed
         global_worker.core_worker.kill_actor(ActorID.from_hex(actor), True)
-    for group, found in ray.util.placement_group_table().items():
-        if found["state"] != "REMOVED":
+    for group, entry in ray.util.placement_group_table().items():
+        if entry["state"] != "REMOVED":
             ray.util.remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group)))
     deadlines.wait_until("the actors to end", deadlines.PROCESS_END, lambda: not alive_actors())
 
@@ -101,4 +101,4 @@ def alive_actors() -> list[str]:
     """Ids of the actors that live or start."""
     from ray._private import state
 
-    return [name for name, each in state.actors().items() if each["State"] != "DEAD"]
+    return [name for name, actor in state.actors().items() if actor["State"] != "DEAD"]

@@ -29,12 +29,12 @@ def shrink(spec: dict[str, Any], model: Path, **more: Any) -> None:
         model: its tiny model.
         more: further values, by the path of their field with `__` for dots.
     """
-    given = {
+    fewer = {
         path: value for path, value in FEWER_IF_GIVEN.items() if path.rpartition(".")[2] in spec["trainer"]["batch"]
     }
     spec["model"] = {"base": str(model), "lora": spec["model"]["lora"]}  # without what is for repositories of the hub
     spec["rollout"].get("engine", {}).pop("tensorParallelSize", None)  # one process has one accelerator
-    for path, value in {**SMALLER, **given, **more}.items():
+    for path, value in {**SMALLER, **fewer, **more}.items():
         *groups, last = path.replace("__", ".").split(".")
         node = spec
         for group in groups:

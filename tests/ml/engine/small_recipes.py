@@ -40,14 +40,14 @@ def arguments(recipe: Recipe, folder: Path, server: str, steps: int, held_out: i
         "reward.reward_model.enable": False,
         **scorers(recipe, folder, server),
     }
-    given = recipe.given
-    if given.get("algorithm.sample_source") == "offline":
+    settings = recipe.given
+    if settings.get("algorithm.sample_source") == "offline":
         del smaller[f"{ROLLOUT}.n"]  # nothing is sampled in training
-    if f"{MODEL}.custom_chat_template" in given:
+    if f"{MODEL}.custom_chat_template" in settings:
         smaller[f"{MODEL}.custom_chat_template"] = "null"  # only the beginning of the recipes' own is known
-    if f"{MODEL}.tokenizer_path" in given:
+    if f"{MODEL}.tokenizer_path" in settings:
         smaller[f"{MODEL}.tokenizer_path"] = folder / "model" / "tokenizer"
-    if f"{ROLLOUT}.pipeline.num_frames" in given:
+    if f"{ROLLOUT}.pipeline.num_frames" in settings:
         smaller |= {f"{ROLLOUT}.{group}pipeline.num_frames": 5 for group in ("", "val_kwargs.")}
         smaller |= {f"{ROLLOUT}.val_kwargs.pipeline.{side}": 64 for side in ("height", "width")}
     if recipe.name == SERVED:
@@ -57,11 +57,11 @@ def arguments(recipe: Recipe, folder: Path, server: str, steps: int, held_out: i
         smaller["reward.reward_model.model_path"] = folder / "judge"
         smaller["reward.reward_model.rollout.max_model_len"] = 4096  # the tiny model's limit
         del smaller["reward.reward_model.enable"]
-    own = [each.replace("$HOME", str(folder)) for each in recipe.arguments]
-    asked = int(recipe.name != SERVED and any(word in str(given) for word in OF_SERVERS))
-    if recipe.family.startswith("wan") and "genrm" in str(given):
+    recipe_arguments = [argument.replace("$HOME", str(folder)) for argument in recipe.arguments]
+    asked = int(recipe.name != SERVED and any(word in str(settings) for word in OF_SERVERS))
+    if recipe.family.startswith("wan") and "genrm" in str(settings):
         asked = 2  # the first and the last of 5 frames
-    return [*own, *(f"{name}={value}" for name, value in smaller.items())], asked
+    return [*recipe_arguments, *(f"{name}={value}" for name, value in smaller.items())], asked
 
 
 def scorers(recipe: Recipe, folder: Path, server: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def write_pairs(path: Path) -> None:
     """A file of preferences."""
     import datasets
 
-    rows = [{"prompt": f"a sign that says {word}", **pair(place)} for place, word in enumerate(WORDS)]
+    rows = [{"prompt": f"a sign that says {word}", **pair(number)} for number, word in enumerate(WORDS)]
     datasets.Dataset.from_list(rows).to_parquet(str(path))
 
 
@@ -118,9 +118,9 @@ def write_rows(recipe: Recipe, folder: Path) -> None:
 
     for number, name in enumerate(("train", "test")):
         rows: list[dict[str, Any]] = [{"prompt": f"a sign that says {word}", "ground_truth": word} for word in WORDS]
-        for place, row in enumerate(rows):
+        for row_number, row in enumerate(rows):
             if recipe.family == "qwen_image_edit":
-                row["images"] = [picture(10 * number + place)]
+                row["images"] = [picture(10 * number + row_number)]
             if recipe.given.get("algorithm.sample_source") == "offline":
-                row |= pair(10 * number + place)
+                row |= pair(10 * number + row_number)
         datasets.Dataset.from_list(rows).to_parquet(str(folder / "data" / "ocr" / f"{name}.parquet"))

@@ -66,14 +66,14 @@ def test_layers_compiled_for_the_device_give_the_update_of_others(tmp_path: Path
     """In bfloat16, by inductor. After three steps of at most 1e-2, weights differ by less than 1e-3 on average."""
     make_tiny_sd3(tmp_path / "model")
     half = DiffusionMixedPrecisionConfig(param_dtype="bfloat16")
-    found = []
+    results = []
     for compiled in (False, True):
         fsdp = DiffusionFSDPConfig(use_torch_compile=compiled, mixed_precision=half)
         actor = grpo.make(tmp_path / "model", device=DEVICE, fsdp_config=fsdp)
         metrics = [actor.update(grpo.batch(), **grpo.SAMPLER) for _ in range(3)]
         weights = torch.cat([tensor.flatten().cpu() for _, tensor in actor.weights("lora")])
-        found.append(([each["actor/grad_norm"] for each in metrics], weights))
-    (norms, weights), (compiled_norms, compiled_weights) = found
+        results.append(([step["actor/grad_norm"] for step in metrics], weights))
+    (norms, weights), (compiled_norms, compiled_weights) = results
     assert compiled_norms == pytest.approx(norms, rel=2e-2)
     assert 0 < (weights - compiled_weights).abs().mean() < 1e-3, "equal to the last bit: nothing was compiled"
 
@@ -85,7 +85,7 @@ def test_the_main_job_runs_on_the_gpu(tmp_path: Path, lora: bool) -> None:
     spec = job["spec"]
     spec["model"]["base"] = str(ROOT / "examples" / spec["model"]["base"])
     for files in ("train", "validation"):
-        spec["data"][files] = [str(ROOT / "examples" / each) for each in spec["data"][files]]
+        spec["data"][files] = [str(ROOT / "examples" / path) for path in spec["data"][files]]
     if not lora:
         del spec["model"]["lora"]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))

@@ -128,7 +128,7 @@ def test_a_training_runs_on_the_gpu(tmp_path: Path, name: str) -> None:
     """Whether velocities of engine and trainer agree is checked by the trainer, which stops otherwise."""
     family, settings = TRAININGS[name]
     lines = train(tmp_path, family, *settings)
-    on_steps = not any("diffusion_nft" in each or "diffusion_dpo" in each for each in settings)
+    on_steps = not any("diffusion_nft" in setting or "diffusion_dpo" in setting for setting in settings)
     assert all(("rollout_corr/velocity_rel_diff" in line) == on_steps for line in lines[1:])
 
 

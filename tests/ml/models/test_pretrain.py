@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 def weights(recipe: Recipe) -> dict[str, torch.Tensor]:
     losses: list[float] = []
-    made = pretrain(recipe, lambda step, loss: losses.append(loss))
+    pipeline = pretrain(recipe, lambda step, loss: losses.append(loss))
     assert len(losses) == recipe.steps
-    return dict(made.transformer.state_dict())
+    return dict(pipeline.transformer.state_dict())
 
 
 def test_pretraining_is_deterministic_by_seed() -> None:

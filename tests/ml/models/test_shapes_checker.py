@@ -30,8 +30,8 @@ def through_the_vae(picture: scenes.Image) -> scenes.Image:
     small = picture.reshape(32, 2, 32, 2, 3).mean((1, 3))
     for axis in (0, 1):
         padded = np.concatenate([small.take([0], axis), small, small.take([-1], axis)], axis)
-        before, own, after = (padded.take(range(at, at + small.shape[axis]), axis) for at in (0, 1, 2))
-        pair = np.stack([0.75 * own + 0.25 * before, 0.75 * own + 0.25 * after], axis + 1)
+        before, middle, after = (padded.take(range(at, at + small.shape[axis]), axis) for at in (0, 1, 2))
+        pair = np.stack([0.75 * middle + 0.25 * before, 0.75 * middle + 0.25 * after], axis + 1)
         shape = list(small.shape)
         shape[axis] *= 2
         small = pair.reshape(shape)
@@ -76,10 +76,10 @@ def test_an_image_of_other_objects_fails(shown: scenes.Scene, asked: scenes.Scen
 def test_only_the_requested_relation_passes(scene: scenes.Scene, seed: int) -> None:
     picture = picture_of(scene, seed)
     relation = str(scene.relation)
-    right = [checker.judge(picture, scene.text.replace(relation, other)).correct for other in scenes.RELATIONS]
+    right = [checker.judge(picture, scene.text.replace(relation, asked)).correct for asked in scenes.RELATIONS]
     # The checker misses a true object now and then (test_rendered_scenes_pass); then no relation may be right.
     objects_seen = checker.judge(picture, scene.text.replace(relation, "and")).correct
-    assert right == [objects_seen and other == relation for other in scenes.RELATIONS]
+    assert right == [objects_seen and asked == relation for asked in scenes.RELATIONS]
 
 
 @settings(deadline=None, max_examples=50)

@@ -100,10 +100,10 @@ NAMED_IN = {
 def names_of_families() -> re.Pattern[str]:
     """Folders, architectures, tiny models and examples of all families, and what their models are called."""
     names = set(registry.FOLDERS)
-    for each in registry.FOLDERS.values():
-        names |= {*each.tiny_models, *(name.removesuffix("Pipeline") for name in each.architectures)}
-        names |= {each.example.name, each.example.job} if each.example else set()
-        names |= set(re.findall(r"^[A-Za-z]+(?:[ -][A-Z][a-z]+)*", each.models))
+    for description in registry.FOLDERS.values():
+        names |= {*description.tiny_models, *(name.removesuffix("Pipeline") for name in description.architectures)}
+        names |= {description.example.name, description.example.job} if description.example else set()
+        names |= set(re.findall(r"^[A-Za-z]+(?:[ -][A-Z][a-z]+)*", description.models))
     words = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     return re.compile(rf"(?<![a-z])(?i:{words})(?![a-z]|(?<=[A-Z])[A-Z])")  # not WANDB
 
@@ -131,8 +131,8 @@ def test_only_the_folder_of_a_family_names_it() -> None:
     modules = [path for top in ("verl_omni", "operator", "tools") for path in (ROOT / top).rglob("*.py")]
     outside = [path for path in modules if not any(path.is_relative_to(folder) for folder in folders)]
     assert len(outside) > 400
-    found = {path.relative_to(ROOT).as_posix() for path in outside if any(map(named.search, texts(path)))}
-    assert found == NAMED_IN.keys()
+    naming = {path.relative_to(ROOT).as_posix() for path in outside if any(map(named.search, texts(path)))}
+    assert naming == NAMED_IN.keys()
 
 
 # Where tests on the engine list families by the names of tiny models, and folders that have no case there.
@@ -154,8 +154,8 @@ def test_every_folder_has_a_case_where_tests_on_the_engine_list_families(file: s
             parts = [node.value]
         else:
             continue
-        listed |= {each.value for part in parts for each in ast.walk(part) if isinstance(each, ast.Constant)}
-    absent = {folder for folder, each in registry.FOLDERS.items() if listed.isdisjoint(each.tiny_models)}
+        listed |= {node.value for part in parts for node in ast.walk(part) if isinstance(node, ast.Constant)}
+    absent = {folder for folder, description in registry.FOLDERS.items() if listed.isdisjoint(description.tiny_models)}
     assert absent == ENGINE_CASES[file, name], f"add the new family to {name} in tests/ml/engine/{file}"
 
 
@@ -192,16 +192,16 @@ def test_the_qwen_image_chat_template_equals_that_of_diffusers(prompt: str) -> N
 
     tokenizer = text.qwen_tokenizer(["red"])
     expected = QwenImagePipeline(None, None, None, None, None).prompt_template_encode.format(prompt)
-    made = tokenizer.apply_chat_template(
+    rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": prompt}],
         chat_template=qwen_image.CHAT_TEMPLATE,
         add_generation_prompt=True,
         tokenize=False,
     )
-    assert made == expected
+    assert rendered == expected
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": prompt}]
-    made = tokenizer.apply_chat_template(messages, chat_template=qwen_image.CHAT_TEMPLATE, tokenize=False)
-    assert made.startswith("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n"), "a given system prompt stays"
+    rendered = tokenizer.apply_chat_template(messages, chat_template=qwen_image.CHAT_TEMPLATE, tokenize=False)
+    assert rendered.startswith("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n"), "a given system prompt stays"
 
 
 @pytest.mark.parametrize("name", ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"])
@@ -212,13 +212,13 @@ def test_the_chat_template_of_an_editing_model_equals_that_of_diffusers(name: st
 
     pipeline = getattr(diffusers, name)(*6 * [None])
     plus = "Picture 1: <|vision_start|><|image_pad|><|vision_end|>" if "Plus" in name else ""
-    made = text.qwen_tokenizer(["red"]).apply_chat_template(
+    rendered = text.qwen_tokenizer(["red"]).apply_chat_template(
         [{"role": "user", "content": [{"type": "image", "image": None}, {"type": "text", "text": "make it red"}]}],
         chat_template=registry.training_adapter(name).CHAT_TEMPLATE,
         add_generation_prompt=True,
         tokenize=False,
     )
-    assert made == pipeline.prompt_template_encode.format(f"{plus}make it red")
+    assert rendered == pipeline.prompt_template_encode.format(f"{plus}make it red")
 
 
 @pytest.mark.parametrize("aspect", [0.25, 0.5, 0.75, 1, 4 / 3, 16 / 9, 4])
@@ -346,9 +346,9 @@ def test_post_processing_converts_pixels_and_puts_video_frames_first() -> None:
     post_process = post_processing.get_post_process_func(None)
     video = torch.linspace(-1.5, 1.5, 2 * 3 * 4).view(1, 3, 4, 2, 1)
     wrapped = {"payload": {"video": video}, "metadata": {"rl": 1}}
-    found = post_process(wrapped, SimpleNamespace(output_type="pt", extra_args={}))
-    assert found["metadata"] == {"rl": 1}
-    pixels = found["payload"]["video"]
+    processed = post_process(wrapped, SimpleNamespace(output_type="pt", extra_args={}))
+    assert processed["metadata"] == {"rl": 1}
+    pixels = processed["payload"]["video"]
     assert pixels.shape == (1, 4, 3, 2, 1) and pixels.dtype == torch.uint8
     assert pixels.min() == 0 and pixels.max() == 255
     floats = post_process(video, SimpleNamespace(output_type="pt", extra_args={"pixel_dtype": "float32"}))
@@ -371,8 +371,8 @@ def test_token_ids_are_decoded_to_text() -> None:
     texts = {"prompt_text": "A  Cat", "negative_prompt_text": ""}
     decoded = engine_requests.decode_token_ids({**prompt, **texts}, Tokenizer())
     assert (decoded["prompt"], decoded["negative_prompt"]) == ("A  Cat", ""), "the user's text, if it was sent"
-    for given in ("text", {"prompt": "text"}):
-        assert engine_requests.decode_token_ids(given, Tokenizer()) == given
+    for request_prompt in ("text", {"prompt": "text"}):
+        assert engine_requests.decode_token_ids(request_prompt, Tokenizer()) == request_prompt
 
 
 def test_the_tiny_qwen_tokenizer_is_deterministic() -> None:
@@ -380,6 +380,6 @@ def test_the_tiny_qwen_tokenizer_is_deterministic() -> None:
     from verl_omni.models import text, tiny_parts
 
     tokenizers = [text.qwen_tokenizer(tiny_parts.WORDS) for _ in range(4)]
-    assert all(each.get_vocab() == tokenizers[0].get_vocab() for each in tokenizers)
+    assert all(tokenizer.get_vocab() == tokenizers[0].get_vocab() for tokenizer in tokenizers)
     assert tokenizers[0].decode(tokenizers[0]("<|im_start|>a red circle").input_ids) == "<|im_start|>a red circle"
     assert len(tokenizers[0]("a red circle").input_ids) == 3

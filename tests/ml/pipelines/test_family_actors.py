@@ -88,7 +88,7 @@ def test_the_selected_attention_kernel_is_used(
     folder, _, actor = made
     caplog.set_level(logging.WARNING, build.__name__)  # a library of vLLM's server raises the level of all loggers
     build.select_attention(actor.module, math)
-    taken = {getattr(each, "_attention_backend", None) for each in actor.module.attn_processors.values()}
+    taken = {getattr(processor, "_attention_backend", None) for processor in actor.module.attn_processors.values()}
     assert taken == ({None} if folder == "sd3" else {math})
     assert caplog.text.count("has no effect: SD3Transformer2DModel") == (folder == "sd3")
 

@@ -27,9 +27,9 @@ def pre_process(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     check = load(f"{description.engine_module}:{description.pre_process}")(SimpleNamespace(model=str(tmp_path)))
 
     def checked(**params: Any) -> Any:
-        given = {"height": 64, "width": 64, "num_inference_steps": 4, "max_sequence_length": 16, "extra_args": {}}
+        accepted = {"height": 64, "width": 64, "num_inference_steps": 4, "max_sequence_length": 16, "extra_args": {}}
         prompt = {"prompt": "a lawn", **(PICTURE if description.images else {})}
-        return check(SimpleNamespace(prompt=prompt, sampling_params=SimpleNamespace(**{**given, **params})))
+        return check(SimpleNamespace(prompt=prompt, sampling_params=SimpleNamespace(**{**accepted, **params})))
 
     return checked
 

@@ -29,7 +29,7 @@ class Encoder:
     def __call__(self, prompts: list[str | list[int]]) -> tuple[torch.Tensor, ...]:
         self.prompts += prompts
         (prompt,) = prompts
-        values = torch.tensor([float(each) if isinstance(each, int) else ord(each) / 7 for each in prompt])
+        values = torch.tensor([float(token) if isinstance(token, int) else ord(token) / 7 for token in prompt])
         embeds = (values[:, None] * torch.tensor([1.0, -0.3, 1e-3])).bfloat16()
         return embeds[None], (values.sum() * torch.arange(4.0))[None], torch.ones(1, len(prompt), dtype=torch.int64)
 
@@ -45,7 +45,7 @@ def files(folder: Path) -> list[Path]:
 
 def equal(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
     pairs = list(zip(found, expected, strict=True))
-    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
+    return all(left.dtype == right.dtype and torch.equal(left, right) for left, right in pairs)
 
 
 def test_a_prompt_is_encoded_once_and_read_with_the_same_bits(tmp_path: Path, encoder: Encoder) -> None:
@@ -53,7 +53,7 @@ def test_a_prompt_is_encoded_once_and_read_with_the_same_bits(tmp_path: Path, en
     first = PromptCache(tmp_path, ENCODERS)
     written = [first.encode([prompt], encoder, OPTIONS, CPU) for prompt in prompts[:3]]
     assert encoder.prompts == prompts[:3]
-    assert all(equal(one, Encoder()([prompt])) for one, prompt in zip(written, prompts[:3], strict=True))
+    assert all(equal(tensors, Encoder()([prompt])) for tensors, prompt in zip(written, prompts[:3], strict=True))
     assert len(files(tmp_path)) == 3 and all(path.parent == tmp_path / ENCODERS for path in files(tmp_path))
 
     encoder.prompts.clear()

@@ -41,13 +41,13 @@ def test_a_row_advanced_alone_equals_the_row_in_its_batch(rows: list[Window | No
     def chances() -> list[torch.Generator]:
         return [torch.Generator().manual_seed(row) for row in range(len(rows))]
 
-    whole, recorded = denoise(velocity, noise, TIMESTEPS, SIGMAS, rows, chances())
+    in_batch, recorded = denoise(velocity, noise, TIMESTEPS, SIGMAS, rows, chances())
     for row, chance in enumerate(chances()):
         sampler = Sampler(TIMESTEPS, SIGMAS, [rows[row]], [chance])
         x = noise[row : row + 1]
         for step, timestep in enumerate(TIMESTEPS):
             x = sampler.advance(step, x, velocity(x, timestep))
-        torch.testing.assert_close(x[0], whole[row])
+        torch.testing.assert_close(x[0], in_batch[row])
         same(sampler.trajectories()[0], recorded[row], rows[row])
 
 
@@ -67,20 +67,20 @@ def test_log_probabilities_are_those_of_the_recorded_latents(kind: str, start: i
     window = Window((start, start + 1), 0.7, kind)
     noise = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(start))
     chance = torch.Generator().manual_seed(1)
-    _, (found,) = denoise(velocity, noise, TIMESTEPS, SIGMAS, [window], [chance], dtype=dtype)
-    assert found is not None and found.latents.dtype == dtype
+    _, (recorded,) = denoise(velocity, noise, TIMESTEPS, SIGMAS, [window], [chance], dtype=dtype)
+    assert recorded is not None and recorded.latents.dtype == dtype
     for step in range(2):
-        x, following = (found.latents[place][None].float() for place in (step, step + 1))
+        x, following = (recorded.latents[point][None].float() for point in (step, step + 1))
         mean, std = sde.moments(
             kind,
             x,
             _velocity_of(x, start, start + step, noise),
-            sigma=found.sigmas[step : step + 1],
-            sigma_next=found.sigmas[step + 1 : step + 2],
+            sigma=recorded.sigmas[step : step + 1],
+            sigma_next=recorded.sigmas[step + 1 : step + 2],
             sigma_max=SIGMAS[1:2],
             noise_level=0.7,
         )
-        assert torch.equal(sde.log_prob(kind, following, mean, std)[0], found.log_probs[step])
+        assert torch.equal(sde.log_prob(kind, following, mean, std)[0], recorded.log_probs[step])
 
 
 @given(st.sets(st.integers(0, STEPS - 2), min_size=1), st.sampled_from(["sde", "dance_sde", "cps"]))
@@ -91,19 +91,19 @@ def test_scattered_steps_are_recorded_before_and_after_each(steps: set[int], kin
     noise = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(len(chosen)))
     chance = torch.Generator().manual_seed(1)
     window = Window(chosen, 0.7, kind, contiguous=False)
-    final, (found,) = denoise(velocity, noise, TIMESTEPS, SIGMAS, [window], [chance])
-    assert found is not None and found.timesteps.tolist() == [TIMESTEPS[step].item() for step in chosen]
+    final, (recorded,) = denoise(velocity, noise, TIMESTEPS, SIGMAS, [window], [chance])
+    assert recorded is not None and recorded.timesteps.tolist() == [TIMESTEPS[step].item() for step in chosen]
     x = noise
     begin = 0
     for place, step in enumerate(chosen):
-        before, after = (found.latents[2 * place + later][None] for later in (0, 1))
-        levels = {"sigma": found.sigmas[2 * place][None], "sigma_next": found.sigmas[2 * place + 1][None]}
+        before, after = (recorded.latents[2 * place + later][None] for later in (0, 1))
+        levels = {"sigma": recorded.sigmas[2 * place][None], "sigma_next": recorded.sigmas[2 * place + 1][None]}
         assert [level.item() for level in levels.values()] == SIGMAS[step : step + 2].tolist()
         torch.testing.assert_close(before, _by_the_ode(x, begin, step))
         mean, std = sde.moments(
             kind, before, velocity(before, TIMESTEPS[step]), sigma_max=SIGMAS[1:2], noise_level=0.7, **levels
         )
-        torch.testing.assert_close(sde.log_prob(kind, after, mean, std)[0], found.log_probs[place])
+        torch.testing.assert_close(sde.log_prob(kind, after, mean, std)[0], recorded.log_probs[place])
         x = after
         begin = step + 1
     torch.testing.assert_close(final, _by_the_ode(x, begin, STEPS))

@@ -63,7 +63,7 @@ def test_a_progressive_window_moves_with_the_training_step() -> None:
         kept = [
             (r.sigmas.tolist(), tuple(r.latents.shape), tuple(r.log_probs.shape)) for r in recorded if r is not None
         ]
-        assert len(kept) == 3 and all(kept[0] == other for other in kept), "one place for all samples of a step"
+        assert len(kept) == 3 and all(kept[0] == record for record in kept), "one place for all samples of a step"
         sigmas, latents, log_probs = kept[0]
         assert latents == (3, 2, 3, 3) and log_probs == (2,)
         starts.append(SIGMAS.tolist().index(sigmas[0]))
@@ -76,7 +76,7 @@ RANDOM = {"sde_window_size": 2, "sde_window_range": [1, 6], "sample_strategy": "
 
 def steps_of(asked: list[dict[str, Any]]) -> list[tuple[int, ...]]:
     """Steps of the window of each row, as the engine places it."""
-    return [found.steps for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))]
+    return [window.steps for row in asked if (window := sde_window(row, STEPS, seed=row["seed"]))]
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
@@ -91,7 +91,7 @@ def test_samples_of_a_prompt_share_a_random_window_that_differs_between_prompts_
     counts = [sum(group[0] == place for group in groups) for place in places]
     assert counts == pytest.approx([2000 / len(places)] * len(places), rel=0.25)
     other_run = steps_of(params(0, rows=8000, n=4, seed=6, **algo))
-    moved = sum(one != other for one, other in zip(windows, other_run, strict=True))
+    moved = sum(window != other_window for window, other_window in zip(windows, other_run, strict=True))
     assert moved > 8000 * 0.6, "the seed of the run places them"
 
 
@@ -120,7 +120,7 @@ def test_the_trainer_says_how_many_steps_were_finished_before() -> None:
 
 def test_without_seeds_of_a_run_a_prompt_still_has_one_window() -> None:
     rows = params(0, rows=400, n=4, seed=None, **RANDOM)
-    windows = [found.steps for row in rows if (found := sde_window(row, STEPS, seed=1))]
+    windows = [window.steps for row in rows if (window := sde_window(row, STEPS, seed=1))]
     assert all(windows[row] == windows[row - row % 4] for row in range(400)) and len(set(windows)) == 4
 
 
@@ -129,11 +129,11 @@ def test_with_a_seed_of_its_own_a_random_window_is_one_for_all_samples_of_a_step
 
     def starts(version: int, window_seed: int) -> set[int]:
         asked = params(version, rows=20, sde_window_seed=window_seed, **algo)
-        return {found.steps[0] for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))}
+        return {window.steps[0] for row in asked if (window := sde_window(row, STEPS, seed=row["seed"]))}
 
     places = [starts(version, 42) for version in range(400)]
-    assert all(len(found) == 1 for found in places)
-    counts = [sum(found == {place} for found in places) for place in range(1, 5)]
+    assert all(len(firsts) == 1 for firsts in places)
+    counts = [sum(firsts == {place} for firsts in places) for place in range(1, 5)]
     assert counts == pytest.approx([100] * 4, abs=35), "it moves with the step"
     assert [starts(version, 42) for version in range(20)] == places[:20], "a resumed run draws the same"
     assert [starts(version, 43) for version in range(20)] != places[:20]
@@ -142,7 +142,7 @@ def test_with_a_seed_of_its_own_a_random_window_is_one_for_all_samples_of_a_step
 @pytest.mark.parametrize(("steps", "places"), [(10, {0, 1, 2, 3}), (4, {0, 1})])
 def test_a_window_with_a_size_and_no_range_lies_in_the_first_five_steps(steps: int, places: set[int]) -> None:
     asked = params(0, rows=200, sde_window_size=2)
-    assert {found.steps[0] for row in asked if (found := sde_window(row, steps, seed=row["seed"]))} == places
+    assert {window.steps[0] for row in asked if (window := sde_window(row, steps, seed=row["seed"]))} == places
 
 
 def test_samples_of_a_prompt_may_start_from_the_same_noise_and_differ_by_that_of_the_steps() -> None:
@@ -161,7 +161,7 @@ def test_samples_of_a_prompt_may_start_from_the_same_noise_and_differ_by_that_of
     rows = params(0, rows=4, n=2, **algo)
     (first, second, third, fourth), samples = zip(*(drawn_by(row) for row in rows), strict=True)
     assert torch.equal(first, second) and torch.equal(third, fourth) and not torch.equal(first, third)
-    assert all(not torch.equal(samples[0], other) for other in samples[1:])
+    assert all(not torch.equal(samples[0], sample) for sample in samples[1:])
     seeds = [row["seed"] for row in params(0, rows=4, n=2)]
     assert [row["sde_noise_seed"] for row in rows] == seeds, "the noise of the steps is as without the setting"
     assert not {row["seed"] for row in rows} & set(seeds)

@@ -84,10 +84,10 @@ def test_a_script_runs_as_if_python_had_started_it(
     context = {"py_executable": sys.executable, "env_vars": {"MARK": "he${HERE}${ABSENT}"}}
     of_ray = [f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON"]
     monkeypatch.setenv("HERE", "re")
-    made = client(server, script, "one", *of_ray, "two", cwd=tmp_path)
-    output, _ = made.communicate(timeout=DEADLINE)
+    process = client(server, script, "one", *of_ray, "two", cwd=tmp_path)
+    output, _ = process.communicate(timeout=DEADLINE)
     assert output.split() == ["__main__", "['one',", "'two']", "here", str(tmp_path), str(server.pid)]  # type: ignore[attr-defined]
-    assert made.returncode == 7
+    assert process.returncode == 7
 
 
 def test_forks_draw_different_random_numbers(server: object, tmp_path: Path) -> None:
@@ -95,21 +95,21 @@ def test_forks_draw_different_random_numbers(server: object, tmp_path: Path) -> 
     script.write_text(
         "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())\n"
     )
-    made = [client(server, script).communicate(timeout=DEADLINE)[0].split() for _ in range(2)]
-    assert len(made[0]) == 3
-    assert not set(made[0]) & set(made[1])
+    numbers = [client(server, script).communicate(timeout=DEADLINE)[0].split() for _ in range(2)]
+    assert len(numbers[0]) == 3
+    assert not set(numbers[0]) & set(numbers[1])
 
 
 def test_a_fork_ends_when_its_client_is_killed(server: object, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
-    made = client(server, script)
-    assert made.stdout is not None
-    fork = psutil.Process(int(made.stdout.readline()))
-    made.kill()
+    process = client(server, script)
+    assert process.stdout is not None
+    fork = psutil.Process(int(process.stdout.readline()))
+    process.kill()
     fork.wait(DEADLINE)
-    assert made.wait(DEADLINE) == -signal.SIGKILL
-    made.stdout.close()
+    assert process.wait(DEADLINE) == -signal.SIGKILL
+    process.stdout.close()
 
 
 def test_the_server_kills_a_fork_that_does_not_exit(tmp_path: Path) -> None:
@@ -117,25 +117,25 @@ def test_the_server_kills_a_fork_that_does_not_exit(tmp_path: Path) -> None:
     server = started()
     script = tmp_path / "script.py"
     script.write_text("import os, signal\nprint(os.getpid(), flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)\n")
-    made = client(server, script)
-    assert made.stdout is not None and server.stdin is not None and server.stdout is not None
-    fork = psutil.Process(int(made.stdout.readline()))
+    process = client(server, script)
+    assert process.stdout is not None and server.stdin is not None and server.stdout is not None
+    fork = psutil.Process(int(process.stdout.readline()))
     server.stdin.close()
     assert server.wait(DEADLINE) == 0
-    assert made.wait(DEADLINE) != 0
+    assert process.wait(DEADLINE) != 0
     assert not fork.is_running()
-    made.stdout.close()
+    process.stdout.close()
     server.stdout.close()
 
 
 def test_a_signal_reaches_the_fork(server: object, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    made = client(server, script)
-    assert made.stdout is not None and made.stdout.readline() == "up\n"
-    made.send_signal(signal.SIGTERM)
-    assert made.wait(DEADLINE) == 128 + signal.SIGTERM
-    made.stdout.close()
+    process = client(server, script)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE) == 128 + signal.SIGTERM
+    process.stdout.close()
 
 
 def test_a_fork_that_fails_does_not_end_the_server_and_the_other_forks(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_a_fork_that_fails_does_not_end_the_server_and_the_other_forks(tmp_path:
     refused = client(server, script, stderr=subprocess.PIPE)
     output, error = refused.communicate(timeout=DEADLINE)
     assert (output, refused.returncode) == ("", 1) and "no Ray worker was forked" in error
-    made = client(server, script)
-    assert made.communicate(timeout=DEADLINE)[0] == "runs\n"
+    process = client(server, script)
+    assert process.communicate(timeout=DEADLINE)[0] == "runs\n"
     assert server.stdin is not None and server.stdout is not None
     server.stdin.close()
     assert server.wait(DEADLINE) == 0

@@ -25,33 +25,33 @@ class Unquantized(UnquantizedLinearMethod):
 def layer(active: tuple[bool, ...], dtype: torch.dtype = torch.float32, method: Any = None) -> Any:
     """A fused layer whose slices have adapters, of which some are active."""
     torch.manual_seed(0)
-    made = object.__new__(DiffusionBaseLinearLayerWithLoRA)
-    torch.nn.Module.__init__(made)
+    fused = object.__new__(DiffusionBaseLinearLayerWithLoRA)
+    torch.nn.Module.__init__(fused)
     quant_method = method or object.__new__(UnquantizedLinearMethod)
     quant_method_apply = Unquantized.apply
-    made.base_layer = torch.nn.Module()
-    made.base_layer.weight = torch.nn.Parameter(torch.randn(sum(SLICES), INPUTS, dtype=dtype), requires_grad=False)
+    fused.base_layer = torch.nn.Module()
+    fused.base_layer.weight = torch.nn.Parameter(torch.randn(sum(SLICES), INPUTS, dtype=dtype), requires_grad=False)
     quant_method.apply = lambda *given: quant_method_apply(quant_method, *given)
-    made.base_layer.quant_method = quant_method
-    made.lora_a_stacked = tuple(torch.randn(1, 1, RANK, INPUTS, dtype=dtype) for _ in SLICES)
-    made.lora_b_stacked = tuple(torch.randn(1, 1, size, RANK, dtype=dtype) for size in SLICES)
-    made.output_slices = SLICES
-    made._diffusion_lora_active_slices = active
-    return made
+    fused.base_layer.quant_method = quant_method
+    fused.lora_a_stacked = tuple(torch.randn(1, 1, RANK, INPUTS, dtype=dtype) for _ in SLICES)
+    fused.lora_b_stacked = tuple(torch.randn(1, 1, size, RANK, dtype=dtype) for size in SLICES)
+    fused.output_slices = SLICES
+    fused._diffusion_lora_active_slices = active
+    return fused
 
 
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of the products that are computed as sums."""
-    found: list[int] = []
+    row_counts: list[int] = []
     linear = torch.nn.functional.linear
 
     def noting(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        found.append(x.shape[0] * x.shape[1])
+        row_counts.append(x.shape[0] * x.shape[1])
         return linear(x, weight, bias)
 
     monkeypatch.setattr(lora_sum, "linear", noting)
-    return found
+    return row_counts
 
 
 @pytest.mark.parametrize("active", [(True, True, False), (False, False, True), (True, True, True)])
@@ -60,26 +60,26 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_products_are_those_of_vllm_omni(
     sums: list[int], active: tuple[bool, ...], rows: int, as_sum: bool
 ) -> None:
-    made = layer(active)
+    fused = layer(active)
     x, bias = torch.randn(2, rows, INPUTS), torch.randn(sum(SLICES))
-    weight = made.base_layer.weight.clone()
-    expected = lora_sum.apply_apart(made, x, bias)
-    torch.testing.assert_close(lora_sum.apply(made, x, bias), expected, rtol=1e-5, atol=1e-5)
+    weight = fused.base_layer.weight.clone()
+    expected = lora_sum.apply_apart(fused, x, bias)
+    torch.testing.assert_close(lora_sum.apply(fused, x, bias), expected, rtol=1e-5, atol=1e-5)
     assert sums == ([2 * rows] if as_sum else [])
-    assert torch.equal(made.base_layer.weight, weight)
+    assert torch.equal(fused.base_layer.weight, weight)
     assert not torch.allclose(expected, torch.nn.functional.linear(x, weight, bias))
 
 
 @torch.inference_mode()
 def test_nothing_is_kept_of_an_adapter_or_of_weights_that_are_replaced(sums: list[int]) -> None:
-    made = layer((True, True, True))
+    fused = layer((True, True, True))
     x = torch.randn(2, 50, INPUTS)
-    lora_sum.apply(made, x)
-    for tensor in (made.base_layer.weight.data, made.lora_a_stacked[0], made.lora_b_stacked[2]):
+    lora_sum.apply(fused, x)
+    for tensor in (fused.base_layer.weight.data, fused.lora_a_stacked[0], fused.lora_b_stacked[2]):
         tensor.copy_(torch.randn_like(tensor))
-        torch.testing.assert_close(lora_sum.apply(made, x), lora_sum.apply_apart(made, x), rtol=1e-5, atol=1e-5)
-    made._diffusion_lora_active_slices = (False, False, False)
-    assert torch.equal(lora_sum.apply(made, x), torch.nn.functional.linear(x, made.base_layer.weight))
+        torch.testing.assert_close(lora_sum.apply(fused, x), lora_sum.apply_apart(fused, x), rtol=1e-5, atol=1e-5)
+    fused._diffusion_lora_active_slices = (False, False, False)
+    assert torch.equal(lora_sum.apply(fused, x), torch.nn.functional.linear(x, fused.base_layer.weight))
     assert len(sums) == 4
 
 
@@ -88,8 +88,8 @@ def test_lower_precision_and_quantized_weights_are_left_to_vllm_omni(sums: list[
     x = torch.randn(2, 50, INPUTS)
     half = layer((True, True, True), torch.bfloat16)
     assert torch.equal(lora_sum.apply(half, x.bfloat16()), lora_sum.apply_apart(half, x.bfloat16()))
-    other = layer((True, True, True), method=object.__new__(Unquantized))
-    assert torch.equal(lora_sum.apply(other, x), lora_sum.apply_apart(other, x))
+    quantized = layer((True, True, True), method=object.__new__(Unquantized))
+    assert torch.equal(lora_sum.apply(quantized, x), lora_sum.apply_apart(quantized, x))
     assert sums == []
 
 

@@ -21,9 +21,9 @@ def test_the_cache_may_have_a_16_bit_dtype(dtype: torch.dtype) -> None:
     at = paged_attention.slot_indices(torch.arange(5), torch.zeros(5, dtype=torch.int64), table, 4)
     paged_attention.write(cache, key, value, at)
     assert at.tolist() == [4, 5, 6, 7, 0]
-    made = paged_attention.attend(query, cache, table, [0, 5], [5], SCALE)
-    whole = scaled_dot_product_attention(
-        *(each.transpose(0, 1).float() for each in (query, key, value)), is_causal=True, scale=SCALE
+    attended = paged_attention.attend(query, cache, table, [0, 5], [5], SCALE)
+    expected = scaled_dot_product_attention(
+        *(tensor.transpose(0, 1).float() for tensor in (query, key, value)), is_causal=True, scale=SCALE
     )
-    assert made.dtype == dtype
-    torch.testing.assert_close(made.float(), whole.transpose(0, 1), atol=2e-2, rtol=2e-2)
+    assert attended.dtype == dtype
+    torch.testing.assert_close(attended.float(), expected.transpose(0, 1), atol=2e-2, rtol=2e-2)

@@ -47,11 +47,11 @@ def test_engine_and_trainer_get_threads_unless_the_user_chose_a_number(
 
 def test_the_threads_of_a_phase_are_those_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
-    found: list[int] = []
+    thread_counts: list[int] = []
 
     def compute(shared: bool) -> None:
         process_tuning.use_phase_threads(shared=shared)
-        found.append(torch.get_num_threads())
+        thread_counts.append(torch.get_num_threads())
 
     def in_a_thread(shared: bool = False) -> None:
         thread = threading.Thread(target=compute, args=(shared,))
@@ -67,7 +67,7 @@ def test_the_threads_of_a_phase_are_those_of_one_thread(monkeypatch: pytest.Monk
     in_a_thread(shared=True)
     monkeypatch.delenv(process_tuning.THREADS)
     in_a_thread()
-    assert found[1:] == [6, 3, 1, found[0]]
+    assert thread_counts[1:] == [6, 3, 1, thread_counts[0]]
     assert torch.get_num_threads() == before
 
 
@@ -77,12 +77,12 @@ def test_the_engine_shares_the_cores_while_it_generates_a_part_of_a_step(
 ) -> None:
     from verl_omni.platforms.cpu import diffusion_worker
 
-    found: list[bool] = []
-    monkeypatch.setattr(diffusion_worker, "use_phase_threads", lambda *, shared: found.append(shared))
+    shared_or_not: list[bool] = []
+    monkeypatch.setattr(diffusion_worker, "use_phase_threads", lambda *, shared: shared_or_not.append(shared))
     execute = diffusion_worker._with_phase_threads(lambda worker, work: work)
     request = SimpleNamespace(req=SimpleNamespace(sampling_params=SimpleNamespace(extra_args=arguments)))
     work = SimpleNamespace(scheduled_new_reqs=[request])
-    assert execute(None, work) is work and found == [shared]
+    assert execute(None, work) is work and shared_or_not == [shared]
 
 
 PROGRAM = """

@@ -48,8 +48,8 @@ def npu_platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     vendor.NPUPlatform = Platform  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm_ascend", types.ModuleType("vllm_ascend"))
     monkeypatch.setitem(sys.modules, "vllm_ascend.platform", vendor)
-    found = importlib.import_module("vllm_omni.platforms.npu.platform").NPUOmniPlatform
-    yield found
+    platform = importlib.import_module("vllm_omni.platforms.npu.platform").NPUOmniPlatform
+    yield platform
     sys.modules.pop("vllm_omni.platforms.npu.platform", None)
 
 

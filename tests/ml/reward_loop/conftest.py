@@ -34,8 +34,8 @@ async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
     # Threads of connections that are kept would outlive their server.
     await http_exchange.disconnect()
     await asyncio.to_thread(http_exchange.disconnect_threads)
-    for each in started:
-        stop(*each)
+    for server in started:
+        stop(*server)
 
 
 @pytest.fixture

@@ -86,10 +86,10 @@ def head(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, list[tup
     generator = torch.Generator().manual_seed(1)
     layers = []
     weights = {}
-    for place, (inputs, outputs) in enumerate(zip(HEADS[kind], HEADS[kind][1:], strict=False)):
+    for number, (inputs, outputs) in enumerate(zip(HEADS[kind], HEADS[kind][1:], strict=False)):
         layer = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
         layers.append(layer)
-        name = "" if kind == "linear" else f"layers.{4 * place}."  # as text, 12 sorts before 4
+        name = "" if kind == "linear" else f"layers.{4 * number}."  # as text, 12 sorts before 4
         weights |= {f"{name}weight": layer[0], f"{name}bias": layer[1]}
     path = tmp_path / f"head{suffix}"
     save_file(weights, path) if suffix == ".safetensors" else torch.save(weights, path)
@@ -134,11 +134,13 @@ def test_the_aesthetic_score_is_the_heads(
     folder: Path, embeddings: tuple[torch.Tensor, torch.Tensor, float], head: Any
 ) -> None:
     path, layers = head
-    found = embeddings[0] / embeddings[0].norm(dim=1, keepdim=True)
+    activations = embeddings[0] / embeddings[0].norm(dim=1, keepdim=True)
     for weight, bias in layers:
-        found = found @ weight.double().T + bias.double()
-    assert found.std() > 0.1
-    assert score("aesthetic", folder, head_path=str(path)) == pytest.approx(found[:, 0].tolist(), rel=1e-4, abs=1e-4)
+        activations = activations @ weight.double().T + bias.double()
+    assert activations.std() > 0.1
+    assert score("aesthetic", folder, head_path=str(path)) == pytest.approx(
+        activations[:, 0].tolist(), rel=1e-4, abs=1e-4
+    )
 
 
 def test_a_score_does_not_depend_on_the_batch(folder: Path) -> None:
@@ -165,7 +167,7 @@ async def test_a_manager_scores_what_waits_in_one_call_of_one_model(
     manager = MultiVisualRewardManager(settings(reward_functions=functions), None, None)
     rows = [sample(picture, extra_info=info) for picture, info in zip(PICTURES, INFOS, strict=True)]
     results = await asyncio.gather(*[manager.run_single(row) for row in rows])
-    assert [each["reward_extra_info"]["reward/pickscore"] for each in results] == pytest.approx(
+    assert [result["reward_extra_info"]["reward/pickscore"] for result in results] == pytest.approx(
         score("pickscore", folder), abs=1e-4
     )
     assert len(clip_model._LOADED) == 1

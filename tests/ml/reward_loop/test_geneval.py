@@ -50,7 +50,7 @@ def at(x: float, y: float, width: float = 10, height: float = 10, confidence: fl
 def test_a_relation_is_the_direction_of_the_centers(x: float, y: float, expected: set[str]) -> None:
     assert relations(at(x, y), at(50, 50)) == expected
     opposite = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-    assert relations(at(50, 50), at(x, y)) == {opposite[each] for each in expected}
+    assert relations(at(50, 50), at(x, y)) == {opposite[relation] for relation in expected}
 
 
 def test_large_objects_need_a_larger_offset() -> None:
@@ -153,8 +153,8 @@ def score(models: Path, picture: torch.Tensor, row: dict[str, Any], **options: A
         "color_model_name_or_path": str(models / "clip"),
         **options,
     }
-    found: dict[str, float] = rewards.get_scorer("geneval")("t", picture, "", row, **settings)
-    return found
+    scores: dict[str, float] = rewards.get_scorer("geneval")("t", picture, "", row, **settings)
+    return scores
 
 
 def test_known_masks_are_known_objects() -> None:
@@ -180,12 +180,12 @@ def test_the_objects_are_those_of_transformers(models: Path) -> None:
         output, threshold=0.0, target_sizes=[(SIDE, SIDE)], return_binary_maps=True
     )
     by_class: dict[str, list[float]] = {name: [] for name in CLASSES}
-    for each in wanted["segments_info"]:
-        by_class[CLASSES[each["label_id"]]].append(each["score"])
+    for segment in wanted["segments_info"]:
+        by_class[CLASSES[segment["label_id"]]].append(segment["score"])
     assert sum(map(len, by_class.values())) >= 6
     for name in CLASSES:
         expected = sorted(by_class[name], reverse=True)
-        assert [each.confidence for each in objects[name]] == pytest.approx(expected, abs=1e-5)
+        assert [detected.confidence for detected in objects[name]] == pytest.approx(expected, abs=1e-5)
 
 
 def test_only_certain_objects_are_found_and_names_are_those_of_geneval(models: Path) -> None:
@@ -193,7 +193,7 @@ def test_only_certain_objects_are_found_and_names_are_those_of_geneval(models: P
     boxes = detector.detect(image(), ["mouse"], 0.0)["mouse"]
     middle = boxes[len(boxes) // 2].confidence
     fewer = detector.detect(image(), ["computer mouse"], middle)["computer mouse"]
-    assert [each.box for each in fewer] == [each.box for each in boxes if each.confidence > middle]
+    assert [detected.box for detected in fewer] == [detected.box for detected in boxes if detected.confidence > middle]
     with pytest.raises(ValueError, match="the detector has no class 'unicorn'; it has cup, dog, mouse"):
         detector.detect(image(), ["unicorn"], 0.0)
 
@@ -211,10 +211,10 @@ def test_a_color_is_the_nearest_of_the_mean_embeddings_of_its_texts(models: Path
     tokenizer = CLIPTokenizer.from_pretrained(models / "clip")
     expected = []
     with torch.no_grad():
-        for each in objects:
+        for detected in objects:
             seen = picture.clone()
-            seen[:, ~each.mask] = 153
-            left, top, right, bottom = map(int, each.box)
+            seen[:, ~detected.mask] = 153
+            left, top, right, bottom = map(int, detected.box)
             pixels = clip.image_processor(images=[seen[:, top:bottom, left:right]], return_tensors="pt").pixel_values
             eye = model.get_image_features(pixel_values=pixels.double()).pooler_output[0]
             scores = []

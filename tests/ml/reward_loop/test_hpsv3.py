@@ -60,7 +60,7 @@ def test_the_score_is_that_of_the_package(folder: Path, names: str) -> None:
         spoil(folder, renamed)
     assert score(folder) == pytest.approx(REFERENCE, abs=TOLERANCE)
     scaled: Any = {"score_scale": 0.1}
-    assert score(folder, **scaled) == pytest.approx([each / 10 for each in REFERENCE], abs=TOLERANCE)
+    assert score(folder, **scaled) == pytest.approx([value / 10 for value in REFERENCE], abs=TOLERANCE)
 
 
 def test_a_score_depends_on_image_and_prompt_and_not_on_the_batch(folder: Path) -> None:
@@ -72,16 +72,16 @@ def test_a_score_depends_on_image_and_prompt_and_not_on_the_batch(folder: Path) 
 
 
 def test_a_prompt_that_has_the_reward_token_is_scored_where_the_question_ends(folder: Path) -> None:
-    one, other = score(folder, tiny.pictures()[:1] * 2, ["<|Reward|> a red circle", "<|Reward|> a blue square"])
-    assert abs(one - other) > 50 * TOLERANCE, "at the first token, the scores would not depend on what follows"
+    circle, square = score(folder, tiny.pictures()[:1] * 2, ["<|Reward|> a red circle", "<|Reward|> a blue square"])
+    assert abs(circle - square) > 50 * TOLERANCE, "at the first token, the scores would not depend on what follows"
 
 
 def test_the_weights_keep_their_dtype_and_the_head_is_in_fp32(folder: Path) -> None:
     spoil(folder, {name: tensor.bfloat16() for name, tensor in tiny.make_weights().items()})
     assert score(folder) == pytest.approx(REFERENCE, abs=0.3)
     (model,) = clip_model._LOADED.values()
-    assert {each.dtype for each in model.model.parameters()} == {torch.bfloat16}
-    assert {each.dtype for layer in model.head for each in layer} == {torch.float32}
+    assert {parameter.dtype for parameter in model.model.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for layer in model.head for parameter in layer} == {torch.float32}
 
 
 def test_a_file_of_weights_may_be_named(folder: Path) -> None:
@@ -167,15 +167,15 @@ def test_what_is_missing_is_said_before_anything_starts(folder: Path, monkeypatc
         "model_name_or_path: /no does not exist; write the folder with HPSv3.safetensors, or that file",
         "processor_name_or_path: /no/config.json does not exist; write the folder of Qwen2-VL",
     ]
-    (found,) = rewards.setting_problems("hpsv3", {**settings, "device": "gpu"})
-    assert found.startswith("device: ")
+    (problem,) = rewards.setting_problems("hpsv3", {**settings, "device": "gpu"})
+    assert problem.startswith("device: ")
     texts = folder / "packages/hpsv3/dataset/data_collator_qwen.py"
     texts.write_text(texts.read_text().replace("INSTRUCTION", "OTHER"))
-    (found,) = rewards.setting_problems("hpsv3", settings)
-    assert found == f"{texts} has no question with {{text_prompt}} and <|Reward|>; 1.0.0 of hpsv3 has it"
+    (problem,) = rewards.setting_problems("hpsv3", settings)
+    assert problem == f"{texts} has no question with {{text_prompt}} and <|Reward|>; 1.0.0 of hpsv3 has it"
     monkeypatch.undo()
-    (found,) = rewards.setting_problems("hpsv3", settings)
-    assert found == (
+    (problem,) = rewards.setting_problems("hpsv3", settings)
+    assert problem == (
         "model_name_or_path: needs the question in the package hpsv3; install it without its requirements: "
         "pip install --no-deps hpsv3"
     )

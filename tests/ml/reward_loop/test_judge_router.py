@@ -33,8 +33,8 @@ async def slow_replica() -> AsyncIterator[tuple[str, asyncio.Semaphore, asyncio.
         given_up = asyncio.ensure_future(reader.read())
         released = asyncio.ensure_future(release.wait())
         _, left = await asyncio.wait({given_up, released}, return_when=asyncio.FIRST_COMPLETED)
-        for each in left:
-            each.cancel()
+        for task in left:
+            task.cancel()
         if release.is_set():
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
             await writer.drain()
@@ -120,8 +120,8 @@ async def test_without_a_replica_a_scorer_asks_again_until_another_one_comes(ser
     asking = asyncio.ensure_future(ask_judge(address))
     await asyncio.sleep(0.2)  # more than one wait of the router, and more than one attempt
     assert not asking.done()
-    said = json.dumps({"choices": [{"message": {"content": "open"}}]})
-    replica = serve((200, said))
+    completion = json.dumps({"choices": [{"message": {"content": "open"}}]})
+    replica = serve((200, completion))
     await router.add(replica.address)
     assert (await asyncio.wait_for(asking, 10))["score"] == 1.0 and replica.received[0]["model"] == "tiny-vl"
     await router.stop()

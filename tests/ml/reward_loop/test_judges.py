@@ -57,13 +57,13 @@ async def test_the_judge_gets_the_image_and_the_question(serve: Serve, monkeypat
         "cut": 0.0,
     }
     await ask("genrm_ocr", server, question="What does the sign say?")
-    sent, other = server.received
+    sent, second = server.received
     assert (picture_of(sent) == PICTURE.permute(1, 2, 0).numpy()).all()
     _, question = sent.pop("messages")[0]["content"]
     assert sent == {"model": "vlm", "temperature": 0, "max_tokens": 9}
     assert (server.paths[0], server.keys) == ("/v1/chat/completions", ["Bearer secret", None])
     assert question["text"].startswith("Transcribe all text")
-    assert other["messages"][0]["content"][1]["text"] == "What does the sign say?"
+    assert second["messages"][0]["content"][1]["text"] == "What does the sign say?"
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ async def test_of_a_video_the_judge_gets_frames_at_the_interval(serve: Serve) ->
     assert (await ask("unified_reward", server, sample=VIDEO))["rating"] == 2
     assert await ask("unified_reward", server, sample=VIDEO, frame_interval=2) == {"score": 0.75, "rating": 4.0}
     asked = [picture_of(body) for body in server.received]
-    for places, found in (((0, 4), asked[:2]), ((0, 2, 4), asked[2:])):
-        expected = [VIDEO[place].permute(1, 2, 0).numpy() for place in places]
-        assert all(any((image == each).all() for image in found) for each in expected) and len(found) == len(places)
+    for places, frames in (((0, 4), asked[:2]), ((0, 2, 4), asked[2:])):
+        expected = [VIDEO[number].permute(1, 2, 0).numpy() for number in places]
+        assert all(any((image == frame).all() for image in frames) for frame in expected) and len(frames) == len(places)
 
 
 async def test_the_text_of_a_video_is_that_of_the_frames_that_show_some(serve: Serve) -> None:
@@ -250,7 +250,7 @@ async def test_verls_reward_router_is_the_judge_unless_another_is_given(
     manager = kind(settings(**chosen, **reward), None, None, reward_router_address=server.address)
     rows = [sample(reward_model={"ground_truth": "open"}, extra_info={"prompt": "a sign"}) for _ in range(3)]
     results = await asyncio.gather(*[manager.run_single(row) for row in rows])
-    assert [each["reward_score"] for each in results] == [1.0] * 3
+    assert [result["reward_score"] for result in results] == [1.0] * 3
     assert server.received[0]["model"] == "router-model"
 
 
@@ -313,21 +313,21 @@ async def test_the_timeout_counts_the_whole_answer_with_its_headers(begin: bytes
 
 def brightest(body: dict[str, Any]) -> str:
     """The answer of a judge that prefers the brighter of two images, and names none if both are equally bright."""
-    first, second = (float(picture_of(body, place).mean()) for place in (0, 1))
+    first, second = (float(picture_of(body, number).mean()) for number in (0, 1))
     return "No difference." if first == second else f"Brighter.\nBetter: {1 if first > second else 2}"
 
 
 async def test_the_win_rate_is_the_share_of_a_prompts_samples_that_the_judge_finds_worse(serve: Serve) -> None:
     server = serve(lambda body: says(brightest(body)))
     levels = {"a": [90, 10, 50], "b": [7, 7], "c": [200]}
-    groups = [group for group, own in levels.items() for _ in own]
-    images = [torch.full((3, 4, 4), level, dtype=torch.uint8) for own in levels.values() for level in own]
+    groups = [group for group, shades in levels.items() for _ in shades]
+    images = [torch.full((3, 4, 4), level, dtype=torch.uint8) for shades in levels.values() for level in shades]
     infos = [{"prompt": f"prompt {group}"} for group in groups]
     rates = await rewards.get_scorer("win_rate")(
         groups, images, groups, infos, groups, base_url=f"http://{server.address}/v1", model="vlm"
     )
-    assert [each and each["score"] for each in rates] == [1.0, 0.0, 0.5, None, None, 0.5]
-    assert [each and each["compared"] for each in rates] == [1.0, 1.0, 1.0, None, None, 0.0]
+    assert [rate and rate["score"] for rate in rates] == [1.0, 0.0, 0.5, None, None, 0.5]
+    assert [rate and rate["compared"] for rate in rates] == [1.0, 1.0, 1.0, None, None, 0.0]
     assert len(server.received) == 4, "three pairs of a, one of b"
     questions = [body["messages"][0]["content"][2]["text"] for body in server.received]
     assert sum("Caption: prompt a\n" in question for question in questions) == 3

@@ -21,8 +21,8 @@ def drawn(text: str) -> Tensor:
 
 
 def score(image: Tensor, prompt: str, truth: str | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = get_scorer("ocr")("d", image, prompt if truth is None else truth, {"prompt": prompt})
-    return found
+    result: dict[str, Any] = get_scorer("ocr")("d", image, prompt if truth is None else truth, {"prompt": prompt})
+    return result
 
 
 @pytest.mark.parametrize(

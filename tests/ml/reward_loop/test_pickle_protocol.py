@@ -122,10 +122,10 @@ def test_an_answer_cannot_make_what_it_does_not_hold(serve: Serve, made: Any) ->
 
 def many_times(depth: int) -> Any:
     """A list that is 10 ** depth times in the text of the value."""
-    made: Any = ["scored"]
+    nested: Any = ["scored"]
     for _ in range(depth):
-        made = [made] * 10
-    return made
+        nested = [nested] * 10
+    return nested
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def spoil(folder: Path, name: str, weight: str, value: torch.Tensor | None) -> N
 
 def test_the_score_is_that_of_the_package(name: str, folder: Path) -> None:
     assert score(name, folder) == pytest.approx(REFERENCE[name], abs=TOLERANCE)
-    scaled = [100 * each for each in REFERENCE[name]]
+    scaled = [100 * value for value in REFERENCE[name]]
     assert score(name, folder, score_scale=100.0) == pytest.approx(scaled, abs=100 * TOLERANCE)
 
 
@@ -67,8 +67,8 @@ def test_a_score_does_not_depend_on_the_batch_and_depends_on_the_prompt(name: st
         for picture, prompt in zip(tiny.pictures(), tiny.PROMPTS, strict=True)
     ]
     assert alone == pytest.approx(REFERENCE[name], abs=TOLERANCE)
-    (other,) = score(name, folder, tiny.pictures()[:1], tiny.PROMPTS[1:2])
-    assert abs(other - alone[0]) > 50 * TOLERANCE
+    (of_other_prompt,) = score(name, folder, tiny.pictures()[:1], tiny.PROMPTS[1:2])
+    assert abs(of_other_prompt - alone[0]) > 50 * TOLERANCE
 
 
 def test_the_score_of_a_video_is_the_mean_of_its_frames(name: str, folder: Path) -> None:
@@ -121,5 +121,5 @@ def test_what_is_missing_is_said_before_anything_starts(name: str, folder: Path)
     weights, processor = rewards.setting_problems(name, {"model_name_or_path": "/no", "processor_name_or_path": "/no"})
     assert weights == (f"model_name_or_path: /no does not exist; write the folder with {FILES[name]}, or that file")
     assert processor.startswith("processor_name_or_path: /no/")
-    (found,) = rewards.setting_problems(name, {**settings, "device": "gpu"})
-    assert found.startswith("device: ")
+    (problem,) = rewards.setting_problems(name, {**settings, "device": "gpu"})
+    assert problem.startswith("device: ")

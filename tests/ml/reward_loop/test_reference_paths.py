@@ -107,7 +107,7 @@ async def test_a_judge_takes_the_arguments_that_verl_passes(
 
 async def test_the_http_client_speaks_pickle(serve: Serve) -> None:
     server = serve((200, pickle.dumps({"scores": [0.75]})))
-    given: Any = {"data_source": "d", "solution_image": IMAGE, "ground_truth": "the truth", "extra_info": {}}
+    request: Any = {"data_source": "d", "solution_image": IMAGE, "ground_truth": "the truth", "extra_info": {}}
     url = f"http://{server.address}/"
-    assert await http_scorer_client.compute_score(**given, server_url=url, max_retries=0) == 0.75
+    assert await http_scorer_client.compute_score(**request, server_url=url, max_retries=0) == 0.75
     assert pickle.loads(server.received[0])["prompts"] == ["the truth"]

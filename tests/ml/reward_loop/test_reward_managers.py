@@ -139,7 +139,7 @@ async def test_a_users_function_may_take_lists(
         manager = multi(settings(reward_functions={"mine": named["several"]}))
     rows = [manager.run_single(sample(extra_info={"index": index}, data_source=f"{index}")) for index in range(9)]
     results = await asyncio.gather(*rows)
-    assert [each["reward_score"] for each in results] == [2.0 * index for index in range(9)]
+    assert [result["reward_score"] for result in results] == [2.0 * index for index in range(9)]
     calls = "reward/mine/calls" if way == "several" else "calls"
     assert results[-1]["reward_extra_info"][calls] == 2, "the first sample alone, then all that waited"
 

@@ -51,8 +51,8 @@ def sent(server: Server, name: str, sample: torch.Tensor, **settings: Any) -> tu
     values: tuple[Any, ...] = ("d", sample, "truth", {"prompt": "a prompt"})
     arguments = [[value] for value in values] if name == "http_batch" else values
     address = {"server_url" if name == "latent_http" else "url": f"http://{server.address}/score"}
-    made = rewards.get_scorer(name)(*arguments, **address, **settings)
-    return server.received[0], made
+    returned = rewards.get_scorer(name)(*arguments, **address, **settings)
+    return server.received[0], returned
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_tables_are_what_a_scorer_sends_and_accepts(
 ) -> None:
     latent = {"noise_seed": 3} if name == "latent_http" else {}
     sample = torch.ones(2, 3) if latent else HALVES
-    body, made = sent(serve((200, json.dumps(answer))), name, sample, **latent)
+    body, scored = sent(serve((200, json.dumps(answer))), name, sample, **latent)
     documented = fields(f"Request of `{name}`")
     documented.pop("frames", None)
     assert body.keys() == documented.keys()
@@ -76,8 +76,8 @@ def test_the_tables_are_what_a_scorer_sends_and_accepts(
         assert isinstance(body[field], TYPES[kind]), field
     if name == "http_batch":
         assert body["samples"][0].keys() == fields("Request of `http`").keys() - {"frames"}
-        (made,) = made
-    assert made["score"] == 0.5 and made["other"] == 2 and "text" not in made
+        (scored,) = scored
+    assert scored["score"] == 0.5 and scored["other"] == 2 and "text" not in scored
     (required,) = fields(response)
     lacking = serve((200, json.dumps({field: value for field, value in answer.items() if field != required})))
     with pytest.raises(RewardServerError, match=f"'{required}'"):
@@ -88,7 +88,7 @@ def test_a_video_is_sent_as_its_frames(serve: Serve) -> None:
     video = torch.stack([HALVES, 255 - HALVES])
     body, _ = sent(serve((200, '{"score": 1}')), "http", video)
     assert body.keys() == fields("Request of `http`").keys() - {"image"}
-    decoded = [np.array(Image.open(io.BytesIO(base64.b64decode(each)))) for each in body["frames"]]
+    decoded = [np.array(Image.open(io.BytesIO(base64.b64decode(frame)))) for frame in body["frames"]]
     assert (np.stack(decoded) == video.permute(0, 2, 3, 1).numpy()).all()
 
 
@@ -102,7 +102,9 @@ def test_the_server_of_the_page_scores_an_image(tmp_path: Path) -> None:
         scorer = rewards.get_scorer("http")
         url = f"http://127.0.0.1:{port}/score"
         plain = torch.full((3, 8, 8), 128, dtype=torch.uint8)
-        results = [scorer("d", each, "", {"prompt": "a prompt"}, url=url, attempts=20) for each in (HALVES, plain)]
+        results = [
+            scorer("d", picture, "", {"prompt": "a prompt"}, url=url, attempts=20) for picture in (HALVES, plain)
+        ]
         assert results == [{"score": 1.0, "words": 2.0}, {"score": 0.0, "words": 2.0}]
     finally:
         server.terminate()

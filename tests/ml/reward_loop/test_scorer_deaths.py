@@ -51,13 +51,13 @@ def workers(folder: Path, ends: int) -> Any:
 @pytest.mark.slow  # starts Ray
 @pytest.mark.usefixtures("own_ray")
 def test_samples_of_a_process_that_ended_once_are_scored_again(tmp_path: Path) -> None:
-    made = workers(tmp_path, ends=1)
-    scored = made.compute_rm_score(samples(3))
+    reward_workers = workers(tmp_path, ends=1)
+    scored = reward_workers.compute_rm_score(samples(3))
     assert scored.batch["rm_scores"].flatten().tolist() == [0.125] * 3
     assert len((tmp_path / "marks").read_bytes()) >= 4
-    folder = Path(tempfile.gettempdir()) / f"reward-worker-{made.reward_loop_workers[0]._actor_id.hex()}"
+    folder = Path(tempfile.gettempdir()) / f"reward-worker-{reward_workers.reward_loop_workers[0]._actor_id.hex()}"
     assert [(file.name, file.stat().st_size) for file in folder.iterdir()] == [("deaths.mine", 1)]
-    made.stop()
+    reward_workers.stop()
     assert not folder.exists()
 
 
@@ -75,14 +75,14 @@ async def test_only_a_trained_scorer_that_ended_its_process_too_often_ends_the_r
     parts = {"mine": {"name": "brightness", **({"use": "evaluation"} if held_out else {})}, "jpeg": {}}
     manager = MultiVisualRewardManager(settings(reward_functions=parts), None, None)
     manager.deaths = await died(tmp_path, "mine")
-    said = f"reward 'mine' failed: the reward worker's process ended {LIMIT} times while it ran"
+    message = f"reward 'mine' failed: the reward worker's process ended {LIMIT} times while it ran"
     if not held_out:
-        with pytest.raises(ScorerFailed, match=said):
+        with pytest.raises(ScorerFailed, match=message):
             await manager.run_single(sample())
         return
     result = await manager.run_single(sample(validate=True))
     assert result["reward_score"] == result["reward_extra_info"]["reward/jpeg"]
-    assert result[FAILURE].text.startswith(said) and not result[FAILURE].required
+    assert result[FAILURE].text.startswith(message) and not result[FAILURE].required
 
 
 async def test_a_single_scorer_that_ended_its_process_too_often_ends_the_run_by_its_name(

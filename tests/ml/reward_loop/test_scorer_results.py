@@ -47,7 +47,7 @@ UNUSABLE: list[tuple[Callable[[], Any], str]] = [
     (lambda: {"score": None}, "returned None: no score for this sample"),
     (lambda: "good", r"returned no number \(ValueError: could not convert string to float: 'good'\)"),
     (lambda: [0.5], r"returned no number \(list\)"),
-    (lambda: (each for each in [0.5]), r"returned no number \(generator\)"),
+    (lambda: (number for number in [0.5]), r"returned no number \(generator\)"),
     (lambda: np.array([0.5, 1.0]), "returned 2 values for one sample"),
     (lambda: torch.ones(0), "returned 0 values for one sample"),
     (lambda: torch.ones((), device="meta"), r"returned no number \(RuntimeError: .*meta"),
@@ -80,9 +80,9 @@ async def failure(settings: Settings, sample: Sample, judge: Any, several: bool)
     else:
         manager = visual(settings(custom_reward_function={"path": "mine.py", "name": "judge"}), judge)
     async with asyncio.timeout(30):
-        found = cloudpickle.loads(cloudpickle.dumps(await manager.run_single(sample())))
-    assert math.isnan(found["reward_score"]) and found["reward_extra_info"] == {}
-    text: str = found[FAILURE].text
+        result = cloudpickle.loads(cloudpickle.dumps(await manager.run_single(sample())))
+    assert math.isnan(result["reward_score"]) and result["reward_extra_info"] == {}
+    text: str = result[FAILURE].text
     assert text.startswith("reward 'mine' failed: " if several else "scorer mine.py:judge failed: ")
     return text
 
@@ -108,7 +108,7 @@ async def test_whatever_a_scorer_raises_arrives_as_text_with_its_name(
     assert re.search(message, await failure(settings, sample, judge, several=False))
 
 
-@pytest.mark.parametrize(("error", "message"), [each for each in RAISED if isinstance(each[0], AWAITED)])
+@pytest.mark.parametrize(("error", "message"), [case for case in RAISED if isinstance(case[0], AWAITED)])
 async def test_an_async_scorer_cannot_end_its_process(
     settings: Settings, sample: Sample, error: BaseException, message: str
 ) -> None:

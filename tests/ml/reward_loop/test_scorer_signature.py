@@ -75,11 +75,13 @@ def test_every_scorer_of_the_project_refuses_unknown_settings(scorer: str) -> No
 def test_a_function_that_no_call_makes_score_is_named_in_a_function_and_in_its_source(
     source: str, said: list[str]
 ) -> None:
-    made: dict[str, Any] = {}
-    exec(source, made)
-    found = signature_in_source(source, "f")
-    assert found is not None and found == signature_of(made["f"]) == signature_of(partial(wrapper, made["f"], {}))
-    problems = found.function_problems()
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    signature = signature_in_source(source, "f")
+    assert signature is not None and signature == signature_of(namespace["f"]) == signature_of(
+        partial(wrapper, namespace["f"], {})
+    )
+    problems = signature.function_problems()
     assert [problem.startswith(start) for problem, start in zip(problems, said, strict=True)] == [True] * len(said)
 
 
@@ -88,5 +90,5 @@ def wrapper(function: Callable[..., Any], extra: dict[str, Any], *args: Any, **k
 
 
 def test_a_setting_before_a_slash_is_not_one_that_a_job_may_give() -> None:
-    found = signature_in_source("def f(solution_image, a, b=1, /, c=2): ...", "f")
-    assert found is not None and (found.settings, found.required) == ({"c"}, frozenset())
+    signature = signature_in_source("def f(solution_image, a, b=1, /, c=2): ...", "f")
+    assert signature is not None and (signature.settings, signature.required) == ({"c"}, frozenset())

@@ -38,8 +38,8 @@ def test_every_registered_name_has_a_scorer_and_others_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["choice", "imagebind", "videoalign_native"])
 def test_a_missing_scorer_of_the_reference_is_refused_with_what_to_do(name: str) -> None:
-    said = f"{name} is not available: .+; serve it yourself and use the scorer http, or write a function"
-    with pytest.raises(ValueError, match=said):
+    message = f"{name} is not available: .+; serve it yourself and use the scorer http, or write a function"
+    with pytest.raises(ValueError, match=message):
         rewards.get_scorer(name)
 
 
@@ -55,10 +55,10 @@ def test_brightness_and_its_negative_add_up_to_one(pixels: np.ndarray) -> None:
 @given(PIXELS)
 def test_the_three_colours_cancel(pixels: np.ndarray) -> None:
     picture = torch.from_numpy(pixels)
-    found = [score("color", picture, color=name) for name in ("red", "green", "blue")]
-    assert sum(found) == pytest.approx(0, abs=1e-6)
-    assert all(-1 <= each <= 1 for each in found)
-    assert score("color", picture) == found[0]
+    scores = [score("color", picture, color=name) for name in ("red", "green", "blue")]
+    assert sum(scores) == pytest.approx(0, abs=1e-6)
+    assert all(-1 <= value <= 1 for value in scores)
+    assert score("color", picture) == scores[0]
 
 
 def test_a_pure_colour_scores_one_and_an_unknown_one_is_refused() -> None:
@@ -123,19 +123,19 @@ def test_a_file_imports_other_files_of_its_folder_only_with_it_in_the_path(
 
 def test_many_threads_execute_a_file_once(scorer_file: Path) -> None:
     ready = threading.Barrier(8)
-    found = []
+    loaded = []
 
     def ask() -> None:
         ready.wait()
-        found.append(load(f"{scorer_file}:judge"))
+        loaded.append(load(f"{scorer_file}:judge"))
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    assert len(set(map(id, found))) == 1
+    assert len(loaded) == 8
+    assert len(set(map(id, loaded))) == 1
 
 
 def test_a_function_of_a_module_by_name() -> None:
@@ -214,8 +214,8 @@ def test_the_first_pause_is_a_setting_and_later_ones_grow(
 def test_a_server_of_latents_gets_them_and_its_score_is_scaled(serve: Serve) -> None:
     server = serve((503, "busy"), (200, '{"score": 2.0, "detail": 5}'))
     latents = torch.randn(4, 3, 2).to(torch.bfloat16)
-    given = {"server_url": url(server), "noise_level": 0.4, "score_scale": 0.1, "score_bias": 1.0}
-    assert score("latent_http", latents, "truth", **given) == {"score": 1.2, "server_score": 2.0, "detail": 5.0}
+    settings = {"server_url": url(server), "noise_level": 0.4, "score_scale": 0.1, "score_bias": 1.0}
+    assert score("latent_http", latents, "truth", **settings) == {"score": 1.2, "server_score": 2.0, "detail": 5.0}
     sent = server.received[-1]
     decoded = np.frombuffer(base64.b64decode(sent.pop("latents")), "<f4").reshape(sent.pop("shape"))
     assert (decoded == latents.float().numpy()).all() and len(server.received) == 2
@@ -228,13 +228,13 @@ def test_a_server_of_latents_gets_them_and_its_score_is_scaled(serve: Serve) -> 
         "extra_info": {"prompt": "a prompt"},
     }
     with pytest.raises(ValueError, match=r"latent_http takes latents, and got torch.uint8 pixels; write .*=latent"):
-        score("latent_http", CONSTANT, **given)
+        score("latent_http", CONSTANT, **settings)
 
 
 def batch_of(pictures: list[torch.Tensor], **settings: Any) -> Any:
     count = len(pictures)
-    truths = [f"truth {place}" for place in range(count)]
-    infos = [{"prompt": f"prompt {place}"} for place in range(count)]
+    truths = [f"truth {number}" for number in range(count)]
+    infos = [{"prompt": f"prompt {number}"} for number in range(count)]
     return rewards.get_scorer("http_batch")(["test"] * count, pictures, truths, infos, **settings)
 
 
@@ -242,7 +242,7 @@ def test_a_batch_is_one_request(serve: Serve) -> None:
     server = serve((200, '{"scores": [{"score": 0.25, "detail": 2}, {"score": 1}]}'))
     assert batch_of([CONSTANT, CONSTANT // 2], url=url(server)) == [{"score": 0.25, "detail": 2.0}, {"score": 1.0}]
     (sent,) = server.received
-    assert [(each["prompt"], each["ground_truth"]) for each in sent["samples"]] == [
+    assert [(sample["prompt"], sample["ground_truth"]) for sample in sent["samples"]] == [
         ("prompt 0", "truth 0"),
         ("prompt 1", "truth 1"),
     ]

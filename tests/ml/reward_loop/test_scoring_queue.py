@@ -27,7 +27,7 @@ def queue(scorer: Any, *, batch_size: int = 32, deadline_seconds: float = 600.0,
 
 
 async def scores(on: ScoringQueue, number: int) -> list[Any]:
-    return await asyncio.gather(*(on.score(sample(each)) for each in range(number)), return_exceptions=True)
+    return await asyncio.gather(*(on.score(sample(row)) for row in range(number)), return_exceptions=True)
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
@@ -175,7 +175,7 @@ async def test_samples_fail_while_calls_that_do_not_return_occupy_every_thread()
     on = queue(judge, batch_size=1, deadline_seconds=0.05)
     try:
         scored = await scores(on, 3)
-        assert [type(each) for each in scored] == [TimeoutError] * 3
+        assert [type(error) for error in scored] == [TimeoutError] * 3
         assert "no thread is free for the scorer: 1 of 1 calls at a time" in str(scored[1]) == str(scored[2])
         with pytest.raises(TimeoutError, match=r"more than 0\.1 s, twice reward\.deadline_seconds"):
             await on.score(sample(3))
@@ -190,8 +190,8 @@ async def test_the_scorers_own_timeout_keeps_its_text() -> None:
     async def judge(solution_image: int) -> int:
         raise TimeoutError("the scorer's server is slow")
 
-    (found,) = await scores(queue(judge), 1)
-    assert isinstance(found, TimeoutError) and str(found) == "the scorer's server is slow"
+    (error,) = await scores(queue(judge), 1)
+    assert isinstance(error, TimeoutError) and str(error) == "the scorer's server is slow"
 
 
 @pytest.mark.parametrize("answer", [[1.0], 1.0])
@@ -200,7 +200,7 @@ async def test_a_scorer_of_lists_must_return_a_result_for_each_sample(answer: An
         return answer if len(solution_images) == 2 else [0.0]
 
     scored = await scores(queue(judge, batch_size=2), 3)
-    assert [str(each) for each in scored[1:]] == [str(scored[1])] * 2
+    assert [str(error) for error in scored[1:]] == [str(scored[1])] * 2
     assert str(scored[1]).startswith("the scorer must return a list of 2 results, one a sample, not ")
 
 
@@ -247,7 +247,9 @@ async def test_a_sample_that_cannot_be_scored_fails_no_other_of_its_call() -> No
     """Which samples are in a call depends on the time; which ones fail may not, or a resumed run is another one."""
     calls: list[list[int]] = []
     scored = await scores(queue(judge_of_lists(calls, ValueError)), 50)
-    assert [each for each in scored if not isinstance(each, ValueError)] == [n for n in range(50) if n not in (5, 40)]
+    assert [score for score in scored if not isinstance(score, ValueError)] == [
+        n for n in range(50) if n not in (5, 40)
+    ]
     assert [len(call) for call in calls] == [1, 32, *[1] * 32, 17, *[1] * 17]
 
 
@@ -255,7 +257,7 @@ async def test_a_sample_that_cannot_be_scored_fails_no_other_of_its_call() -> No
 async def test_a_server_that_is_gone_is_not_asked_for_each_sample(error: type[Exception]) -> None:
     calls: list[list[int]] = []
     scored = await scores(queue(judge_of_lists(calls, error)), 50)
-    assert sum(isinstance(each, error) for each in scored) == 49 and len(calls) == 3
+    assert sum(isinstance(result, error) for result in scored) == 49 and len(calls) == 3
 
 
 def ranks(calls: list[list[str]], fails: str | None = None) -> Any:
@@ -266,22 +268,22 @@ def ranks(calls: list[list[str]], fails: str | None = None) -> Any:
         if fails in groups:
             raise OSError("unreadable")
         samples = list(zip(solution_images, groups, strict=True))
-        return [sum(other < image for other, name in samples if name == group) for image, group in samples]
+        return [sum(other_image < image for other_image, name in samples if name == group) for image, group in samples]
 
     return rank
 
 
 async def grouped(on: ScoringQueue, groups: Sequence[str]) -> list[Any]:
     """Scores of samples 0, 1, ... of these groups."""
-    each = [on.score(sample(number), (group, groups.count(group))) for number, group in enumerate(groups)]
-    return await asyncio.gather(*each, return_exceptions=True)
+    requests = [on.score(sample(number), (group, groups.count(group))) for number, group in enumerate(groups)]
+    return await asyncio.gather(*requests, return_exceptions=True)
 
 
 async def test_a_scorer_that_takes_groups_gets_whole_groups_however_their_samples_arrive() -> None:
     calls: list[list[str]] = []
     groups = ["a", "b", "c", "a", "c", "b", "b", "c", "d"] * 3
-    found = await grouped(queue(ranks(calls), batch_size=12), groups)
-    assert found == [groups[:number].count(group) for number, group in enumerate(groups)]
+    ranks_in_groups = await grouped(queue(ranks(calls), batch_size=12), groups)
+    assert ranks_in_groups == [groups[:number].count(group) for number, group in enumerate(groups)]
     assert sorted(group for call in calls for group in set(call)) == ["a", "b", "c", "d"], "no group is divided"
     assert all(call.count(group) == groups.count(group) for call in calls for group in call)
     assert len(calls) < 4, "a call has several groups, if they fit into the batch"
@@ -295,8 +297,8 @@ async def test_a_group_that_is_larger_than_a_batch_is_scored_whole() -> None:
 
 async def test_a_group_that_cannot_be_scored_fails_no_other_of_its_call() -> None:
     calls: list[list[str]] = []
-    found = await grouped(queue(ranks(calls, fails="b")), ["x", "a", "a", "b", "b"])
-    assert found[:3] == [0, 0, 1] and all(isinstance(each, OSError) for each in found[3:])
+    scores = await grouped(queue(ranks(calls, fails="b")), ["x", "a", "a", "b", "b"])
+    assert scores[:3] == [0, 0, 1] and all(isinstance(failure, OSError) for failure in scores[3:])
     assert calls[1:] == [["a", "a", "b", "b"], ["a", "a"], ["b", "b"]]
 
 

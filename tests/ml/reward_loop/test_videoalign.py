@@ -63,19 +63,19 @@ def options(folder: Path) -> dict[str, Any]:
 def rate(folder: Path, videos: Any = None, prompts: Any = None, **changes: Any) -> list[dict[str, float]]:
     videos = tiny.videos() if videos is None else videos
     infos = [{"prompt": prompt} for prompt in (PROMPTS if prompts is None else prompts)]
-    given = options(folder) | changes
-    found: list[dict[str, float]] = rewards.get_scorer("videoalign")(
-        ["t"] * len(infos), list(videos), [""] * len(infos), infos, **given
+    settings = options(folder) | changes
+    ratings: list[dict[str, float]] = rewards.get_scorer("videoalign")(
+        ["t"] * len(infos), list(videos), [""] * len(infos), infos, **settings
     )
-    return found
+    return ratings
 
 
 def numbers(found: list[dict[str, float]]) -> list[float]:
-    return [each[name] for each in found for name in METRICS]
+    return [rating[name] for rating in found for name in METRICS]
 
 
 def flat(reference: Sequence[tuple[float, ...]]) -> list[float]:
-    return [each for row in reference for each in row]
+    return [value for row in reference for value in row]
 
 
 @pytest.mark.parametrize("outputs", [3, 1])
@@ -95,13 +95,15 @@ def test_the_numbers_are_those_of_the_authors_code(folder: Path, outputs: int, n
     tiny.write_checkpoint(folder / "checkpoints", weights)
     ratings = rate(folder)
     assert numbers(ratings) == pytest.approx(flat(REFERENCE[outputs]), abs=TOLERANCE)
-    assert [each["score"] for each in ratings] == pytest.approx([sum(row) for row in REFERENCE[outputs]], abs=TOLERANCE)
+    assert [rating["score"] for rating in ratings] == pytest.approx(
+        [sum(row) for row in REFERENCE[outputs]], abs=TOLERANCE
+    )
 
 
 def test_the_score_is_the_weighted_sum(folder: Path) -> None:
     ratings = rate(folder, vq_weight=0.5, mq_weight=2.0, ta_weight=0.0)
     assert numbers(ratings) == pytest.approx(flat(REFERENCE[3]), abs=TOLERANCE)
-    assert [each["score"] for each in ratings] == pytest.approx(
+    assert [rating["score"] for rating in ratings] == pytest.approx(
         [0.5 * vq + 2 * mq for vq, mq, _ in REFERENCE[3]], abs=1e-3
     )
     none = {"vq_weight": 0.0, "mq_weight": 0.0, "ta_weight": 0.0}
@@ -128,8 +130,8 @@ def test_each_number_is_read_at_the_templates_token_whatever_the_prompt_has(fold
     """The prompt is between the second and the third token, so the third number alone depends on it."""
     ends = ["a red circle", "a blue square, long and thin and tall"]
     plain, *others = rate(folder, tiny.videos()[:1] * 3, ["a", *(f"{''.join(TOKENS)} {end}" for end in ends)])
-    for other in others:
-        assert [other[name] for name in METRICS[:2]] == pytest.approx([plain[name] for name in METRICS[:2]], abs=1e-5)
+    for changed in others:
+        assert [changed[name] for name in METRICS[:2]] == pytest.approx([plain[name] for name in METRICS[:2]], abs=1e-5)
     differing = abs(others[0]["text_alignment"] - others[1]["text_alignment"])
     assert differing > 10 * TOLERANCE, "at the first token, the number would not depend on what follows"
 
@@ -161,17 +163,19 @@ def test_the_sampled_frames_are_those_of_the_authors_code(frames: int, video_fps
     ("height", "width", "resized"), [(480, 832, (336, 588)), (64, 64, (336, 336)), (96, 301, (196, 588))]
 )
 def test_frames_are_resized_as_by_the_authors_code(height: int, width: int, resized: tuple[int, int]) -> None:
-    found = videoalign_model.resize(torch.full((2, 3, height, width), 200, dtype=torch.uint8), 200704)
-    assert found.shape == (2, 3, *resized)
-    assert found.dtype == torch.float32 and found.unique().tolist() == [200.0]
+    frames = videoalign_model.resize(torch.full((2, 3, height, width), 200, dtype=torch.uint8), 200704)
+    assert frames.shape == (2, 3, *resized)
+    assert frames.dtype == torch.float32 and frames.unique().tolist() == [200.0]
 
 
 def test_the_weights_keep_their_dtype_and_the_head_is_in_fp32(folder: Path) -> None:
-    tiny.write_checkpoint(folder / "checkpoints", {name: each.bfloat16() for name, each in tiny.make_weights().items()})
+    tiny.write_checkpoint(
+        folder / "checkpoints", {name: weight.bfloat16() for name, weight in tiny.make_weights().items()}
+    )
     assert numbers(rate(folder)) == pytest.approx(flat(REFERENCE[3]), abs=0.3)
     (model,) = clip_model._LOADED.values()
-    assert {each.dtype for each in model.model.parameters()} == {torch.bfloat16}
-    assert [each.dtype for each in model.heads] == [torch.float32]
+    assert {parameter.dtype for parameter in model.model.parameters()} == {torch.bfloat16}
+    assert [head.dtype for head in model.heads] == [torch.float32]
 
 
 def test_the_newest_checkpoint_is_read(folder: Path) -> None:
@@ -208,7 +212,7 @@ Q_PROJ = "base_model.model.model.layers.1.self_attn.q_proj"
     ],
 )
 def test_weights_that_do_not_fit_are_refused(folder: Path, changes: dict[str, Any], said: str) -> None:
-    weights = {name: each for name, each in (tiny.make_weights() | changes).items() if each is not None}
+    weights = {name: weight for name, weight in (tiny.make_weights() | changes).items() if weight is not None}
     tiny.write_checkpoint(folder / "checkpoints", weights)
     with pytest.raises(ValueError, match=f"{re.escape(str(folder))}.*{said}"):
         rate(folder)
@@ -240,27 +244,27 @@ def test_a_model_that_was_trained_in_another_way_is_refused(
     folder: Path, part: str, values: dict[str, Any], said: str
 ) -> None:
     tiny.write_checkpoint(folder / "checkpoints", tiny.make_weights(), **{part: values})
-    (found,) = rewards.setting_problems("videoalign", options(folder))
-    assert found.startswith("model_name_or_path: ") and f"model_config.json is not supported: {said}" in found
+    (problem,) = rewards.setting_problems("videoalign", options(folder))
+    assert problem.startswith("model_name_or_path: ") and f"model_config.json is not supported: {said}" in problem
 
 
 def test_what_is_missing_is_said_before_anything_starts(folder: Path) -> None:
-    given = options(folder)
-    assert rewards.setting_problems("videoalign", given) == []
+    settings = options(folder)
+    assert rewards.setting_problems("videoalign", settings) == []
     missing = {"model_name_or_path": "/no", "processor_name_or_path": "/no", "template_path": "/no.py"}
-    assert rewards.setting_problems("videoalign", given | missing) == [
+    assert rewards.setting_problems("videoalign", settings | missing) == [
         "model_name_or_path: /no/checkpoint-*/model.pth does not exist; write the folder of VideoReward, which has "
         "model_config.json and checkpoint-*/model.pth",
         "processor_name_or_path: /no/config.json does not exist; write the folder of Qwen2-VL",
         "template_path: no file /no.py; write prompt_template.py of https://github.com/KwaiVGI/VideoAlign",
     ]
-    (found,) = rewards.setting_problems("videoalign", {**given, "video_fps": 0})
-    assert found.startswith("video_fps: ")
+    (problem,) = rewards.setting_problems("videoalign", {**settings, "video_fps": 0})
+    assert problem.startswith("video_fps: ")
     for template in ("no tokens", tiny.TEMPLATE.replace("{text_prompt}", ""), "{text_prompt}" + tiny.TEMPLATE):
         tiny.write_template(folder / "prompt_template.py", template)
-        (found,) = rewards.setting_problems("videoalign", given)
+        (problem,) = rewards.setting_problems("videoalign", settings)
         assert (
-            "has no text DETAILED_PROMPT_WITH_SPECIAL_TOKEN with <|VQ_reward|>, <|MQ_reward|>, {text_prompt}" in found
+            "has no text DETAILED_PROMPT_WITH_SPECIAL_TOKEN with <|VQ_reward|>, <|MQ_reward|>, {text_prompt}" in problem
         )
         with pytest.raises(FileNotFoundError, match="has no text DETAILED_PROMPT"):
             rate(folder)

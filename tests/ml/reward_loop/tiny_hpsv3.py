@@ -105,12 +105,12 @@ def write_base(folder: Path) -> None:
         },
     )
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(each, normalized=False, special=True) for each in SPECIAL])
-    made.save(str(folder / "tokenizer.json"))
-    _write(folder / "vocab.json", {letter: place for place, letter in enumerate(letters)})
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write(folder / "vocab.json", {letter: number for number, letter in enumerate(letters)})
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     content = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     _write(
@@ -123,7 +123,7 @@ def write_base(folder: Path) -> None:
             "additional_special_tokens": list(SPECIAL[1:]),
             "chat_template": CHAT_TEMPLATE,
             "model_max_length": 4096,
-            "added_tokens_decoder": {str(place): {"content": each, **content} for each, place in IDS.items()},
+            "added_tokens_decoder": {str(number): {"content": token, **content} for token, number in IDS.items()},
         },
     )
     _write(folder / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
@@ -134,7 +134,7 @@ def make_weights(seed: int = 0) -> dict[str, torch.Tensor]:
     shapes = {"model.embed_tokens.weight": (TOKENS, WIDTH), "model.norm.weight": (WIDTH,)}
     group = WIDTH // HEADS * GROUPS
     half = WIDTH // HEADS
-    for layer in (f"model.layers.{place}." for place in range(LAYERS)):
+    for layer in (f"model.layers.{number}." for number in range(LAYERS)):
         for name, rows in {"q_proj": half * HEADS, "k_proj": group, "v_proj": group}.items():
             shapes |= {f"{layer}self_attn.{name}.weight": (rows, WIDTH), f"{layer}self_attn.{name}.bias": (rows,)}
         shapes |= {
@@ -148,7 +148,7 @@ def make_weights(seed: int = 0) -> dict[str, torch.Tensor]:
     shapes["visual.patch_embed.proj.weight"] = (WIDTH, 3, 2, CELL, CELL)
     linear = {"visual.merger.mlp.0": (4 * WIDTH, 4 * WIDTH), "visual.merger.mlp.2": (WIDTH, 4 * WIDTH), **HEAD}
     norms = ["visual.merger.ln_q"]
-    for block in (f"visual.blocks.{place}." for place in range(2)):
+    for block in (f"visual.blocks.{number}." for number in range(2)):
         norms += [f"{block}norm1", f"{block}norm2"]
         linear |= {
             f"{block}attn.qkv": (3 * WIDTH, WIDTH),
@@ -162,14 +162,14 @@ def make_weights(seed: int = 0) -> dict[str, torch.Tensor]:
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     shapes["lm_head.weight"] = (TOKENS, WIDTH)
     random = np.random.default_rng(seed)
-    made = {}
+    weights = {}
     for name, shape in sorted(shapes.items()):
         drawn = random.standard_normal(shape)
         # Norms are near 1. Other weights keep the size of their inputs, embeddings have size 1.
         scale = 1.0 if "embed_tokens" in name else 0.3 if len(shape) == 1 else np.prod(shape[1:]) ** -0.5 * 2
         is_norm = name.endswith("weight") and len(shape) == 1
-        made[name] = torch.from_numpy((drawn * scale + is_norm).astype(np.float32))
-    return made
+        weights[name] = torch.from_numpy((drawn * scale + is_norm).astype(np.float32))
+    return weights
 
 
 def write_weights(path: Path, weights: dict[str, torch.Tensor]) -> None:

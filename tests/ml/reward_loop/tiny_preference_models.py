@@ -34,8 +34,8 @@ def pictures() -> list[torch.Tensor]:
     sizes = [(SIDE, SIDE), (64, 64), (40, 100), (90, 33)]
     coarse = [random.integers(0, 256, (3, height // 8, width // 8)) for height, width in sizes]
     return [
-        torch.from_numpy(each.repeat(8, 1).repeat(8, 2).astype(np.uint8))  # of blocks, so that resizing keeps them
-        for each in coarse
+        torch.from_numpy(blocks.repeat(8, 1).repeat(8, 2).astype(np.uint8))  # of blocks, so that resizing keeps them
+        for blocks in coarse
     ]
 
 
@@ -141,9 +141,9 @@ def image_reward_weights(tokens: int) -> dict[str, torch.Tensor]:
 def _random(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     """Weights of norms near 1, other weights that keep the size of their inputs."""
     random = np.random.default_rng(0)
-    made = {}
+    weights = {}
     for name, shape in sorted(shapes.items()):
         is_norm = len(shape) == 1 and name.endswith("weight")
         scale = 0.3 if len(shape) < 2 else np.prod(shape[1:]) ** -0.5 * 1.5
-        made[name] = torch.from_numpy(np.asarray(random.standard_normal(shape) * scale + is_norm, dtype=np.float32))
-    return made
+        weights[name] = torch.from_numpy(np.asarray(random.standard_normal(shape) * scale + is_norm, dtype=np.float32))
+    return weights

@@ -75,22 +75,22 @@ def make_weights(outputs: int = 3) -> dict[str, torch.Tensor]:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.from_numpy((random.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32))
 
-    base = {name: each for name, each in tiny_hpsv3.make_weights().items() if "rm_head" not in name}
+    base = {name: weight for name, weight in tiny_hpsv3.make_weights().items() if "rm_head" not in name}
     base["model.embed_tokens.weight"] = drawn(TOKENS, WIDTH) * WIDTH**0.5
     base["lm_head.weight"] = drawn(TOKENS, WIDTH)
     base["rm_head.weight"] = 3 * drawn(3, WIDTH)[:outputs]
-    made = {}
+    weights = {}
     adapted = [f"model.layers.{n}.{name}" for n in range(LAYERS) for name in (*ADAPTED, *ADAPTED_MLP)]
     for name, tensor in base.items():
         layer, _, part = name.rpartition(".")
         if layer not in adapted:
-            made[f"base_model.model.{name}"] = tensor
+            weights[f"base_model.model.{name}"] = tensor
             continue
-        made[f"base_model.model.{layer}.base_layer.{part}"] = tensor
+        weights[f"base_model.model.{layer}.base_layer.{part}"] = tensor
         if part == "weight":
-            made[f"base_model.model.{layer}.lora_A.default.weight"] = drawn(RANK, tensor.shape[1])
-            made[f"base_model.model.{layer}.lora_B.default.weight"] = drawn(tensor.shape[0], RANK)
-    return made
+            weights[f"base_model.model.{layer}.lora_A.default.weight"] = drawn(RANK, tensor.shape[1])
+            weights[f"base_model.model.{layer}.lora_B.default.weight"] = drawn(tensor.shape[0], RANK)
+    return weights
 
 
 def write_checkpoint(folder: Path, weights: dict[str, torch.Tensor], step: int = 11352, **changes: Any) -> None:

@@ -33,9 +33,9 @@ Updates = Callable[[DiffusionActor], list[dict[str, float]]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("model") / "tiny"
-    make_tiny_sd3(made)
-    return made
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny_sd3(path)
+    return path
 
 
 def by_grpo(actor: DiffusionActor) -> list[dict[str, float]]:
@@ -79,8 +79,8 @@ def test_training_on_the_device_equals_training_on_the_cpu(second: torch.device,
     host = make(folder, **settings)
     there = make(folder, device=second, **settings)
     assert {parameter.device for parameter in there.module.parameters()} == {second}
-    for found, expected in zip(updates(there), updates(host), strict=True):
-        assert found == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    for metrics, expected in zip(updates(there), updates(host), strict=True):
+        assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-6)
     here = published(host)
     assert all(torch.allclose(tensor, here[name], atol=1e-4) for name, tensor in published(there).items())
 
@@ -92,11 +92,11 @@ def test_offload_does_not_change_the_result(second: torch.device, folder: Path, 
     before = device.allocated()
     resting = make(folder, device=second, fsdp_config=OFFLOADED, **settings)
     assert device.allocated() == before
-    found = updates(resting)
+    updated = updates(resting)
     gc.collect()
     assert device.allocated() == before, "an update leaves nothing on the device"
     staying = make(folder, device=second, **settings)
-    assert found == updates(staying)
+    assert updated == updates(staying)
     assert device.allocated() > before
     there = published(staying)
     assert all(torch.equal(tensor, there[name]) for name, tensor in published(resting).items())
@@ -131,16 +131,16 @@ def test_weights_and_optimizer_state_can_be_offloaded_separately(second: torch.d
 def test_a_checkpoint_resumes_bit_exactly(
     second: torch.device, folder: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    one = grpo.make(folder, device=second, **settings)
-    data = grpo.batch(one)
-    one.update(data, **SAMPLER)
-    one.save(tmp_path / "state")
-    one.save_adapter(tmp_path / "lora")
+    saved = grpo.make(folder, device=second, **settings)
+    data = grpo.batch(saved)
+    saved.update(data, **SAMPLER)
+    saved.save(tmp_path / "state")
+    saved.save_adapter(tmp_path / "lora")
     assert (tmp_path / "lora" / "pytorch_lora_weights.safetensors").is_file()
-    expected = [one.update(data, **SAMPLER) for _ in range(2)]
-    two = grpo.make(folder, device=second, **settings)
-    two.load(tmp_path / "state")
-    assert [two.update(data, **SAMPLER) for _ in range(2)] == expected
+    expected = [saved.update(data, **SAMPLER) for _ in range(2)]
+    resumed = grpo.make(folder, device=second, **settings)
+    resumed.load(tmp_path / "state")
+    assert [resumed.update(data, **SAMPLER) for _ in range(2)] == expected
 
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
@@ -154,13 +154,13 @@ def test_each_family_predicts_the_same(second: torch.device, tmp_path: Path, arc
     configs = {**read_configs(tmp_path), "processor": {"max_pixels": 32 * 32}}  # of input images
     generator = torch.Generator().manual_seed(0)
     rows = {}
-    for name, one in sample_shapes(architecture).sample(configs, pipeline, prompt_rows=8).items():
-        if not one.is_meta:
-            rows[name] = one.expand(2, *one.shape)
-        elif one.is_floating_point():
-            rows[name] = torch.randn(2, *one.shape, generator=generator)
+    for name, shape in sample_shapes(architecture).sample(configs, pipeline, prompt_rows=8).items():
+        if not shape.is_meta:
+            rows[name] = shape.expand(2, *shape.shape)
+        elif shape.is_floating_point():
+            rows[name] = torch.randn(2, *shape.shape, generator=generator)
         else:
-            rows[name] = torch.ones(2, *one.shape, dtype=one.dtype)
+            rows[name] = torch.ones(2, *shape.shape, dtype=shape.dtype)
     x = rows.pop("latents")
     timestep = torch.full((2,), 500.0)
     module = build.load_transformer(
@@ -172,6 +172,6 @@ def test_each_family_predicts_the_same(second: torch.device, tmp_path: Path, arc
     with torch.no_grad():
         expected = velocity(module, rows, x, timestep, 3.0, dtype=torch.float32)
         there = {name: tensor.to(second) for name, tensor in rows.items()}
-        found = velocity(module.to(second), there, x.to(second), timestep.to(second), 3.0, dtype=torch.float32)
-    assert found.device == second
-    assert torch.allclose(found.cpu(), expected, atol=1e-4)
+        computed = velocity(module.to(second), there, x.to(second), timestep.to(second), 3.0, dtype=torch.float32)
+    assert computed.device == second
+    assert torch.allclose(computed.cpu(), expected, atol=1e-4)

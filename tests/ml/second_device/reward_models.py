@@ -17,8 +17,8 @@ def score(folder: Path, where: str) -> list[float]:
     pictures = list(torch.arange(2 * 3 * 32 * 32, dtype=torch.int32).remainder(251).to(torch.uint8).view(2, 3, 32, 32))
     infos = [{"prompt": prompt} for prompt in ("a red circle", "two blue squares")]
     models = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder)}
-    found: list[float] = rewards.get_scorer("pickscore")(["t"] * 2, pictures, [""] * 2, infos, **models, device=where)
-    return found
+    scores: list[float] = rewards.get_scorer("pickscore")(["t"] * 2, pictures, [""] * 2, infos, **models, device=where)
+    return scores
 
 
 def test_a_resting_model_has_no_memory_on_the_device_and_scores_again(second: torch.device, tmp_path: Path) -> None:

@@ -18,22 +18,22 @@ def test_sampling_on_the_device_equals_sampling_on_the_cpu(second: torch.device,
     sigmas = torch.linspace(1, 0, 6)
     start = torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(1))
     windows = [Window((0, 1, 2, 3, 4), 0.7, kind), Window((1, 3), 0.7, kind, contiguous=False), None]
-    found = {}
+    sampled = {}
     for where in (torch.device("cpu"), second):
         chances = [torch.Generator().manual_seed(row) for row in range(3)]
-        found[where.type] = denoise(
+        sampled[where.type] = denoise(
             lambda x, t: 0.5 * x + t / 1000, start.to(where), (sigmas[:-1] * 1000).to(where), sigmas, windows, chances
         )
-    (here, recorded_here) = found["cpu"]
-    (there, recorded_there) = found[second.type]
+    (here, recorded_here) = sampled["cpu"]
+    (there, recorded_there) = sampled[second.type]
     assert there.device == second and torch.allclose(there.cpu(), here, atol=1e-5)
-    for row, (one, other) in enumerate(zip(recorded_there, recorded_here, strict=True)):
+    for row, (on_second, on_cpu) in enumerate(zip(recorded_there, recorded_here, strict=True)):
         if windows[row] is None:
-            assert one is other is None
+            assert on_second is on_cpu is None
             continue
-        assert one is not None and other is not None
+        assert on_second is not None and on_cpu is not None
         for name in ("latents", "timesteps", "sigmas", "log_probs"):
-            assert torch.allclose(getattr(one, name).cpu(), getattr(other, name), atol=1e-5), name
+            assert torch.allclose(getattr(on_second, name).cpu(), getattr(on_cpu, name), atol=1e-5), name
 
 
 def test_digests_on_the_device_equal_digests_on_the_cpu(second: torch.device) -> None:

@@ -27,8 +27,8 @@ class Encoder(nn.Module):
         self.register_buffer("scale", torch.tensor(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.second(self.first(x)) * self.scale
-        return found
+        encoded: Tensor = self.second(self.first(x)) * self.scale
+        return encoded
 
 
 class Upstream(nn.Module):
@@ -50,8 +50,10 @@ class Pipeline(PromptEncoding, Upstream):
 
 
 def made(folder: Path, device: torch.device, **arguments: Any) -> Any:
-    given = {"prompt_cache_dir": str(folder / "cache"), **arguments}
-    settings = SimpleNamespace(device=device, dtype=torch.float32, model=str(folder), custom_pipeline_args=given)
+    pipeline_args = {"prompt_cache_dir": str(folder / "cache"), **arguments}
+    settings = SimpleNamespace(
+        device=device, dtype=torch.float32, model=str(folder), custom_pipeline_args=pipeline_args
+    )
     return Pipeline(od_config=settings).to(device)  # as the engine's loader does
 
 
@@ -66,8 +68,8 @@ def encode(pipeline: Any, prompts: list[list[int]], seen: list[set[str]]) -> Ten
         return (pipeline.text_encoder_2(pipeline.text_encoder(x)),)
 
     with torch.inference_mode():
-        found: Tensor = pipeline.encode_prompts(prompts, run, {})[0]
-    return found
+        encoded: Tensor = pipeline.encode_prompts(prompts, run, {})[0]
+    return encoded
 
 
 def test_offloaded_encoders_are_on_the_device_only_to_encode_what_is_not_cached(
@@ -84,14 +86,14 @@ def test_offloaded_encoders_are_on_the_device_only_to_encode_what_is_not_cached(
     assert devices(pipeline.text_encoder) == devices(pipeline.text_encoder_2) == {"cpu"}
     given_back.clear()
     seen = list[set[str]]()
-    found = encode(pipeline, [[1, 2, 3], [4, 5, 6], [1, 2, 3]], seen)
-    assert seen == [{second.type}] * 2 and found.device == second
-    assert torch.allclose(found.cpu(), expected.cpu()[[0, 1, 0]])
+    encoded = encode(pipeline, [[1, 2, 3], [4, 5, 6], [1, 2, 3]], seen)
+    assert seen == [{second.type}] * 2 and encoded.device == second
+    assert torch.allclose(encoded.cpu(), expected.cpu()[[0, 1, 0]])
     assert devices(pipeline.text_encoder) == devices(pipeline.text_encoder_2) == {"cpu"}
-    assert all(one is other for one, other in zip(pipeline.parameters(), weights, strict=True))
+    assert all(parameter is before for parameter, before in zip(pipeline.parameters(), weights, strict=True))
     assert second.type == "cuda" or given_back == ["cache"], "the memory of the copies is given back once"
     again = encode(pipeline, [[4, 5, 6], [1, 2, 3]], seen)
-    assert len(seen) == 2 and again.device == second and torch.equal(again.cpu(), found.cpu()[[1, 0]])
+    assert len(seen) == 2 and again.device == second and torch.equal(again.cpu(), encoded.cpu()[[1, 0]])
 
 
 def test_encoders_return_to_cpu_memory_after_an_error(second: torch.device, tmp_path: Path) -> None:

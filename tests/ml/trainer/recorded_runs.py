@@ -34,8 +34,8 @@ class Recorder(MetricsWriter):
 
 def settings(folder: Path, **trainer: Any) -> DictConfig:
     """The settings of `trainer` that the start and the end of a run read."""
-    own = {"default_local_dir": str(folder), "resume_mode": "auto", "total_training_steps": 4, "output": {"url": None}}
-    return OmegaConf.create({"trainer": {**own, **trainer}})
+    base = {"default_local_dir": str(folder), "resume_mode": "auto", "total_training_steps": 4, "output": {"url": None}}
+    return OmegaConf.create({"trainer": {**base, **trainer}})
 
 
 def run(config: DictConfig, train: Any, **more: Any) -> int:

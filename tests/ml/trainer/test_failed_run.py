@@ -163,9 +163,9 @@ def test_a_lost_process_is_the_reason_and_so_is_memory_that_ran_out(
         raise error
 
     assert recorded_runs.run(settings(tmp_path), train, cgroups=tmp_path) == main_diffusion.FAILURE
-    (found,) = events(tmp_path, "error")
-    assert found["reason"] == reason
-    assert ("and the kernel killed 2 processes" in found["message"]) == (killed == 2)
+    (event,) = events(tmp_path, "error")
+    assert event["reason"] == reason
+    assert ("and the kernel killed 2 processes" in event["message"]) == (killed == 2)
 
 
 @pytest.mark.slow

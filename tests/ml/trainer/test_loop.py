@@ -373,17 +373,17 @@ BACKGROUND = (
 
 def test_ranks_get_the_mini_batches_of_one_process(tmp_path: Path) -> None:
     """Two prompts have two samples each, with the advantages -a and a; a mini-batch is a prompt."""
-    found: dict[int, list[float]] = {}
+    signs: dict[int, list[float]] = {}
     for ranks in (1, 2):
         mini_batches = (f"trainer.n_gpus_per_node={ranks}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
         running = trainer(tmp_path / str(ranks), *mini_batches)
 
         def remember(data: DataProto, ranks: int = ranks) -> None:
-            found[ranks] = data.batch["advantages"].sign().tolist()
+            signs[ranks] = data.batch["advantages"].sign().tolist()
 
         running.stack.workers.asked = remember
         running.fit(None)
-    assert found == {1: [-1, 1, -1, 1], 2: [-1, -1, 1, 1]}
+    assert signs == {1: [-1, 1, -1, 1], 2: [-1, -1, 1, 1]}
 
 
 @pytest.mark.parametrize("why", ["stop_wanted", "checkpoint_wanted"])

@@ -35,21 +35,21 @@ class Reached(Exception):
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the training workers, the servers and the reward workers of the smallest job are started with."""
-    found: dict[str, Any] = {"run": smallest_job.load()}
+    started_with: dict[str, Any] = {"run": smallest_job.load()}
 
     def group(**arguments: Any) -> Any:
-        found["ports"] = arguments["master_port_range"]
+        started_with["ports"] = arguments["master_port_range"]
         return SimpleNamespace(init_model=lambda: ["cpu"], world_size=1)
 
     def client(**_: Any) -> Any:
         raise Reached
 
     def servers(config: Any, **_: Any) -> Any:
-        found["servers"] = config
+        started_with["servers"] = config
         return SimpleNamespace(get_client=client)
 
     def rewards(config: Any, *_: Any) -> Any:
-        found["rewards"] = config
+        started_with["rewards"] = config
 
     monkeypatch.setattr(startup, "wait_for_nodes", lambda *_: None)
     monkeypatch.setattr(ray, "nodes", list)
@@ -58,8 +58,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(actor_nodes.PinnedServerManager, "create", servers)
     monkeypatch.setattr(reward_workers, "start_reward_workers", rewards)
     with suppress(Reached):
-        startup._start_actors(found["run"], lambda _: None, SimpleNamespace())  # type: ignore[arg-type]
-    return found
+        startup._start_actors(started_with["run"], lambda _: None, SimpleNamespace())  # type: ignore[arg-type]
+    return started_with
 
 
 def test_no_two_threads_have_the_same_configuration(given: dict[str, Any]) -> None:
@@ -70,9 +70,9 @@ def test_no_two_threads_have_the_same_configuration(given: dict[str, Any]) -> No
 
 def test_replicas_that_start_in_threads_do_not_read_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     config = smallest_job.load(f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1").actor_rollout_ref
-    made: list[Any] = []
+    configs: list[Any] = []
     servers = SimpleNamespace(
-        rollout_replica_class=lambda **kwargs: made.append(kwargs["config"]),
+        rollout_replica_class=lambda **kwargs: configs.append(kwargs["config"]),
         rollout_config=config.rollout,
         model_config=config.model,
     )
@@ -80,7 +80,7 @@ def test_replicas_that_start_in_threads_do_not_read_the_configuration(monkeypatc
     launcher = startup._replica_pool(config.rollout, servers, SimpleNamespace(replicas=[]), None)  # type: ignore[arg-type]
     for rank in range(2):
         launcher.make(rank)  # type: ignore[attr-defined]
-    assert made[0] is made[1] and is_dataclass(made[0])
+    assert configs[0] is configs[1] and is_dataclass(configs[0])
 
 
 def test_workers_meet_at_a_port_that_the_kernel_and_ray_give_to_nothing_else(

@@ -170,7 +170,7 @@ def test_a_video_is_saved_as_a_row_of_frames_with_first_and_last(tmp_path: Path,
     RunFolder(tmp_path).samples(1, [ShownSample("a walk", 0, 0.5, video)], 8)
     with Image.open(tmp_path / "samples" / "step_000001" / "00.png") as picture:
         assert picture.size == (5 * len(shown), 2)
-        assert [picture.getpixel((5 * place, 0)) for place in range(len(shown))] == [(f, f, f) for f in shown]
+        assert [picture.getpixel((5 * number, 0)) for number in range(len(shown))] == [(f, f, f) for f in shown]
 
 
 def test_a_video_is_saved_as_a_file_that_plays(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_video_is_saved_as_a_file_that_plays(tmp_path: Path) -> None:
             for frame, level in enumerate(levels.tolist()):
                 played.seek(frame)
                 shown = played.convert("RGB").getpixel((20, 10))
-                assert all(abs(each - level) <= 4 for each in shown)  # type: ignore[union-attr,operator]
+                assert all(abs(shade - level) <= 4 for shade in shown)  # type: ignore[union-attr,operator]
                 assert played.info["duration"] == 125
 
 

@@ -25,7 +25,7 @@ def test_images_of_one_color() -> None:
     assert (white.luminance, white.dark, white.clipped, white.saturation) == (pytest.approx(1.0), 0.0, 1.0, 0.0)
     assert (red.luminance, red.dark, red.saturation) == (pytest.approx(0.2126), 0.0, 1.0)
     assert (gray.luminance, gray.dark, gray.clipped) == (pytest.approx(128 / 255), 0.0, 0.0)
-    assert {each.edges for each in (black, white, red, gray)} == {0.0}
+    assert {statistics.edges for statistics in (black, white, red, gray)} == {0.0}
 
 
 def test_halves_and_stripes() -> None:

@@ -96,8 +96,8 @@ def test_what_keeps_a_model_from_loading_is_named_with_its_component(folder: Pat
     break_folder, words = BROKEN[case]
     assert list(find_problems(folder)) == []
     break_folder(folder)
-    (found,) = find_problems(folder)
-    assert words in found and str(folder) in found
+    (problem,) = find_problems(folder)
+    assert words in problem and str(folder) in problem
 
 
 def test_a_family_of_the_user_may_have_no_text_encoder(folder: Path) -> None:

@@ -20,9 +20,9 @@ def test_rows_come_out_as_they_went_in(shapes: list[dict[str, tuple[torch.dtype,
     rows = [{name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in row.items()} for row in shapes]
     unpacked = pickle.loads(pickle.dumps(pack(rows))).rows()
     assert [row.keys() for row in unpacked] == [row.keys() for row in rows]
-    for row, other in zip(rows, unpacked, strict=True):
+    for row, unpacked_row in zip(rows, unpacked, strict=True):
         for name, tensor in row.items():
-            assert other[name].dtype == tensor.dtype and torch.equal(other[name], tensor)
+            assert unpacked_row[name].dtype == tensor.dtype and torch.equal(unpacked_row[name], tensor)
 
 
 def test_large_tensors_with_the_same_bytes_are_one() -> None:

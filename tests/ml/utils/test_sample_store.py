@@ -42,18 +42,18 @@ def written(store: Store, prompts: list[int]) -> list[StoredSample]:
         store,
         [
             {
-                "latents": torch.full((2, 3), float(place)),
-                "log_probs": torch.full((2,), float(place)),
+                "latents": torch.full((2, 3), float(number)),
+                "log_probs": torch.full((2,), float(number)),
                 "embeds": torch.full((2, 512), float(prompt), dtype=torch.bfloat16),
             }
-            for place, prompt in enumerate(prompts)
+            for number, prompt in enumerate(prompts)
         ],
     )
 
 
 def gathered(value: Any) -> torch.Tensor:
-    found: torch.Tensor = value.to(torch.device("cpu"))
-    return found
+    tensor: torch.Tensor = value.to(torch.device("cpu"))
+    return tensor
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
@@ -107,7 +107,7 @@ def test_a_large_batch_is_several_objects(monkeypatch: pytest.MonkeyPatch) -> No
     """The process that generates samples does not hold all of them until the last one."""
     monkeypatch.setattr(sample_store, "OBJECT_BYTES", 100)
     store = Store()
-    samples = store_samples(store, [{"latents": torch.full((10,), float(place))} for place in range(7)])
-    assert [len(each.places) for each in store.objects] == [2, 2, 2, 1]
+    samples = store_samples(store, [{"latents": torch.full((10,), float(number))} for number in range(7)])
+    assert [len(stored.places) for stored in store.objects] == [2, 2, 2, 1]
     loaded = load([[sample] for sample in samples], store.get)["latents"]
     assert loaded[:, 0].tolist() == list(range(7))

@@ -33,7 +33,7 @@ RUNS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(1, 10**6)), min
 @given(RUNS)
 @settings(deadline=None, max_examples=60)
 def test_no_two_runs_steps_or_rows_share_a_seed(steps: list[tuple[int, int]]) -> None:
-    all_seeds = [each for seed, step in steps for each in seeds(seed, step)]
+    all_seeds = [drawn for seed, step in steps for drawn in seeds(seed, step)]
     assert len(set(all_seeds)) == len(steps) * 48
 
 
@@ -41,13 +41,13 @@ def test_no_two_runs_steps_or_rows_share_a_seed(steps: list[tuple[int, int]]) ->
 @settings(deadline=None, max_examples=60)
 def test_a_neighbouring_seed_has_no_step_in_common(seed: int, step: int) -> None:
     near = [(seed + s, step + t) for s in range(3) for t in range(3)]
-    assert len({each for one in near for each in seeds(*one)}) == 9 * 48
-    assert len({hashed_seed(purpose, *one) for one in near for purpose in ("samples", "update")}) == 18
+    assert len({drawn for pair in near for drawn in seeds(*pair)}) == 9 * 48
+    assert len({hashed_seed(purpose, *pair) for pair in near for purpose in ("samples", "update")}) == 18
 
 
 def test_a_resumed_run_draws_the_same_and_another_run_does_not() -> None:
     def noise(seed: int, step: int) -> torch.Tensor:
-        rows = [torch.randn(4, generator=torch.Generator().manual_seed(each)) for each in seeds(seed, step, n=3)]
+        rows = [torch.randn(4, generator=torch.Generator().manual_seed(drawn)) for drawn in seeds(seed, step, n=3)]
         return torch.stack(rows)
 
     assert torch.equal(noise(5, 7), noise(5, 7))
@@ -66,8 +66,8 @@ def test_samples_of_a_prompt_share_the_initial_noise_and_no_other(base: int, n: 
     pairs = [sample_seeds(base, row, n, same_noise=True) for row in range((prompt + 2) * n)]
     of_prompt = pairs[prompt * n : (prompt + 1) * n]
     others = pairs[(prompt + 1) * n :]
-    assert len({each["seed"] for each in of_prompt}) == len({each["seed"] for each in others}) == 1
+    assert len({request["seed"] for request in of_prompt}) == len({request["seed"] for request in others}) == 1
     assert of_prompt[0]["seed"] != others[0]["seed"]
-    steps = [each["sde_noise_seed"] for each in pairs]
+    steps = [request["sde_noise_seed"] for request in pairs]
     assert steps == [sample_seeds(base, row, n, same_noise=False)["seed"] for row in range(len(pairs))]
     assert len({*steps, of_prompt[0]["seed"], others[0]["seed"]}) == len(steps) + 2, "no noise is drawn twice"

@@ -14,8 +14,8 @@ from verl_omni.weight_sync.buckets import unpack
 @settings(max_examples=60)
 @given(sizes=st.lists(st.integers(0, 50), max_size=12), limit=st.integers(1, 300), large=st.integers(1, 200))
 def test_buckets_hold_every_tensor_once_in_order_within_the_limit(sizes: list[int], limit: int, large: int) -> None:
-    weights = {f"w{place}": torch.arange(size, dtype=torch.int32) for place, size in enumerate(sizes)}
-    found = []
+    weights = {f"w{number}": torch.arange(size, dtype=torch.int32) for number, size in enumerate(sizes)}
+    received_names = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buckets, "LARGE_BYTES", large)
         filler = buckets.BucketFiller(iter(weights.items()), limit)
@@ -26,8 +26,8 @@ def test_buckets_hold_every_tensor_once_in_order_within_the_limit(sizes: list[in
             assert content.numel() <= limit or len(message.entries) == 1
             for name, tensor in unpack(content, message.entries, torch.device("cpu")):
                 assert torch.equal(tensor, weights[name])
-                found.append(name)
-    assert found == list(weights) == message.last
+                received_names.append(name)
+    assert received_names == list(weights) == message.last
 
 
 def test_a_large_tensor_of_the_host_is_sent_from_where_it_is() -> None:

@@ -65,11 +65,11 @@ def test_a_receiver_reads_nothing_from_another_user(path: Path, tmp_path: Path) 
     handle = pickle.dumps((print, (RunsCode(tmp_path / "made"),)))
     content = encode_message(BufferMessage(16, device_handle=handle))
     command = [sys.executable, "-S", "-c", LISTEN, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdin is not None and other.stdout is not None
-        assert other.stdout.readline() == b"ready\n"
-        other.stdin.write(content)
-        other.stdin.close()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sender:
+        assert sender.stdin is not None and sender.stdout is not None
+        assert sender.stdout.readline() == b"ready\n"
+        sender.stdin.write(content)
+        sender.stdin.close()
         refuse(lambda: ipc.receive(print, handle=f"ipc://{path}", device=CPU, deadline=DEADLINE))
     assert not (tmp_path / "made").exists()
     pickle.loads(handle)

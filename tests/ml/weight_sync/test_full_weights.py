@@ -43,7 +43,7 @@ class Transformer(nn.Module):
                 self.attn[name] = Wrapper(self.attn[name])  # type: ignore[arg-type]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        own = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         loaded = set()
         shards: dict[str, set[str]] = {}
         for name, tensor in weights:
@@ -52,12 +52,12 @@ class Transformer(nn.Module):
                 if part in name:
                     name = name.replace(part, fused)
                     start = 2 * "qkv".index(shard)
-                    own[name].data[start : start + 2] = tensor
+                    tensors[name].data[start : start + 2] = tensor
                     shards.setdefault(name, set()).add(shard)
                     break
             else:
-                assert own[name].shape == tensor.shape
-                own[name].data.copy_(tensor)
+                assert tensors[name].shape == tensor.shape
+                tensors[name].data.copy_(tensor)
             loaded.add(sent_name if self.reports_parts else name)
             if len(shards.get(name, "")) == 3:
                 loaded.add(name)
@@ -187,8 +187,8 @@ def test_checkpoint_names_are_mapped_to_parameter_names() -> None:
 
 def test_an_adapters_tensors_are_renamed_too() -> None:
     tensors = {"transformer.blocks.1.attn.to_out.0.lora_A.weight": torch.ones(1, 2)}
-    renamed, found = to_engine_adapter(tensors, {"r": 4}, ((".to_out.", ".to_out.0."),))
-    assert list(renamed) == ["transformer.blocks.1.attn.to_out.lora_A.weight"] and found == {"r": 4}
+    renamed, config = to_engine_adapter(tensors, {"r": 4}, ((".to_out.", ".to_out.0."),))
+    assert list(renamed) == ["transformer.blocks.1.attn.to_out.lora_A.weight"] and config == {"r": 4}
 
 
 # --- language models -----------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class Language(nn.Module):
             self.lm_head.weight = self.model["embed"].weight  # type: ignore[assignment]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        own = {name.replace(".base_layer", ""): parameter for name, parameter in self.named_parameters()}
+        parameters = {name.replace(".base_layer", ""): parameter for name, parameter in self.named_parameters()}
         loaded = set()
         for name, tensor in weights:
             fused = name
@@ -216,7 +216,7 @@ class Language(nn.Module):
                 if f"{part}_proj" in name:
                     fused = name.replace(f"{part}_proj", "qkv_proj")
                     rows = slice(2 * index, 2 * index + 2)
-            own[fused].data[rows] = tensor
+            parameters[fused].data[rows] = tensor
             loaded.add(fused)
         return loaded
 

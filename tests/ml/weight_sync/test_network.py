@@ -68,7 +68,7 @@ def update(
 
     async def send() -> dict[int, str]:
         stream = StreamSender(HOST, KEY, deadline)
-        futures.extend(threads.submit(each, stream.address, number) for number, each in enumerate(receivers))
+        futures.extend(threads.submit(receiver, stream.address, number) for number, receiver in enumerate(receivers))
         return await stream.send(weights or iter(make_weights().items()), header, len(receivers), BUCKET)
 
     futures: list[Any] = []
@@ -78,8 +78,8 @@ def update(
 
 
 def check_taken(result: Any, header: HeaderMessage = FULL) -> None:
-    found, weights = result
-    assert found == header
+    received_header, weights = result
+    assert received_header == header
     expected = make_weights()
     assert list(weights) == list(expected)
     for name, tensor in expected.items():
@@ -135,7 +135,7 @@ def test_a_receiver_waits_for_the_others_longer_than_the_deadline_that_both_ends
             held.append(StreamReceiver(address, number, KEY, SHORT))
             held[0].connect()
 
-    large = {name: torch.full((8 << 20,), float(place)) for place, name in enumerate("abc")}
+    large = {name: torch.full((8 << 20,), float(number)) for number, name in enumerate("abc")}
     failed, (first, _) = update(partial(take, deadline=SHORT), fails, weights=iter(large.items()), deadline=SHORT)
     for receiver in held:
         receiver.close()
@@ -189,9 +189,9 @@ def test_a_receiver_without_the_token_or_of_another_update_gets_nothing_and_cost
     def late(address: StreamAddress, number: int) -> Any:
         return take(StreamAddress(address.host, address.port, b"the update before"), number)
 
-    failed, (first, wrong, other) = update(take, without_token, late, deadline=0.4)
+    failed, (first, wrong, late_receiver) = update(take, without_token, late, deadline=0.4)
     assert failed.keys() == {1, 2}
-    assert isinstance(wrong, PeerDisconnected) and isinstance(other, PeerDisconnected)
+    assert isinstance(wrong, PeerDisconnected) and isinstance(late_receiver, PeerDisconnected)
     check_taken(first)
 
 
@@ -275,10 +275,10 @@ class Corrupting(buckets.BucketFiller):
     """Changes a byte of the first tensor after its digest was computed."""
 
     def fill(self) -> tuple[BucketMessage, list[torch.Tensor]] | None:
-        found = super().fill()
-        if found is not None and "a" in found[0].entries:
-            found[1][0][5] ^= 1
-        return found
+        bucket = super().fill()
+        if bucket is not None and "a" in bucket[0].entries:
+            bucket[1][0][5] ^= 1
+        return bucket
 
 
 def test_a_changed_byte_is_found_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,10 +302,10 @@ class Forgetting(buckets.BucketFiller):
     """Lists a tensor that it never sends."""
 
     def fill(self) -> tuple[BucketMessage, list[torch.Tensor]] | None:
-        found = super().fill()
-        if found is None or found[0].last is None:
-            return found
-        return BucketMessage(found[0].entries, [*found[0].last, "forgotten"]), found[1]
+        bucket = super().fill()
+        if bucket is None or bucket[0].last is None:
+            return bucket
+        return BucketMessage(bucket[0].entries, [*bucket[0].last, "forgotten"]), bucket[1]
 
 
 def test_a_missing_tensor_is_found_before_the_last_tensors_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

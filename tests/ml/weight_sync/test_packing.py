@@ -173,5 +173,5 @@ def test_malformed_messages_are_refused(content: bytes) -> None:
 
 
 def test_every_dtype_has_a_name() -> None:
-    every = {each for each in vars(torch).values() if isinstance(each, torch.dtype)}
-    assert len(every) > 20 and all(messages.parse_dtype(messages.dtype_name(each)) is each for each in every)
+    every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    assert len(every) > 20 and all(messages.parse_dtype(messages.dtype_name(dtype)) is dtype for dtype in every)

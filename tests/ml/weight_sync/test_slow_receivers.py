@@ -62,7 +62,7 @@ async def test_a_receiver_that_makes_the_others_wait_for_more_than_the_deadline_
     now = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now)
     stream: Any = StreamSender("127.0.0.1", b"token", 10.0)
-    stream._peers = {number: Held(each == AT_ONCE) for number, each in enumerate(seconds)}
+    stream._peers = {number: Held(duration == AT_ONCE) for number, duration in enumerate(seconds)}
     content = memoryview(bytes(sending.LEAST_RATE))
     for _ in range(3):
         bucket = asyncio.ensure_future(stream._send_bucket(BucketMessage({}), [content]))
@@ -79,6 +79,6 @@ async def test_a_receiver_that_makes_the_others_wait_for_more_than_the_deadline_
         for peer in stream._peers.values():
             peer.taken.clear()
     assert sorted(stream._failed) == failed
-    for said in stream._failed.values():
-        assert said == "[DeadlineExceeded] it made the other receivers wait for more than 10 s in this update"
+    for reason in stream._failed.values():
+        assert reason == "[DeadlineExceeded] it made the other receivers wait for more than 10 s in this update"
     stream._listener.close()

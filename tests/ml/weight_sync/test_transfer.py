@@ -59,16 +59,16 @@ def in_thread(work: Callable[[], Any]) -> Iterator[None]:
 @contextmanager
 def received(handle: str, consume: Callable[[Any], None], deadline: float = 20.0) -> Iterator[list[Any]]:
     """Run a receiver in a thread; afterwards the list holds its result or its error."""
-    found: list[Any] = []
+    results: list[Any] = []
 
     def receiving() -> None:
         try:
-            found.append(ipc.receive(consume, handle=handle, device=CPU, deadline=deadline))
+            results.append(ipc.receive(consume, handle=handle, device=CPU, deadline=deadline))
         except Exception as error:
-            found.append(error)
+            results.append(error)
 
     with in_thread(receiving):
-        yield found
+        yield results
 
 
 def send_and_receive(
@@ -81,12 +81,12 @@ def send_and_receive(
     stop: ipc.StopSignal | None = None,
 ) -> tuple[Any, Any]:
     """Run sender and receiver. Returns the result or the error of each."""
-    with received(handle, consume, deadline) as found:
+    with received(handle, consume, deadline) as results:
         try:
             sent: Any = ipc.send(weights, handle=handle, bucket_bytes=bucket, device=None, deadline=deadline, stop=stop)
         except Exception as error:
             sent = error
-    return sent, found[0]
+    return sent, results[0]
 
 
 def tensors(number: int = 7) -> list[tuple[str, torch.Tensor]]:
@@ -228,19 +228,19 @@ def test_a_receiver_is_told_that_the_sender_was_cancelled(handle: str) -> None:
             waiter.join(20)  # the sender disconnects before this bucket is confirmed
 
     with ipc.StopSignal() as stop:
-        found: list[Any] = []
+        errors: list[Any] = []
 
         def sending() -> None:
             try:
                 ipc.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=60, stop=stop)
             except Exception as error:
-                found.append(error)
+                errors.append(error)
 
         waiter = threading.Thread(target=sending)
         waiter.start()
         with pytest.raises(PeerFailed, match="was cancelled"):
             ipc.receive(consume, handle=handle, device=CPU, deadline=20)
-    assert isinstance(found[0], TransferCancelled)
+    assert isinstance(errors[0], TransferCancelled)
 
 
 @pytest.mark.parametrize(
@@ -252,10 +252,10 @@ def test_a_receiver_is_told_that_the_sender_was_cancelled(handle: str) -> None:
     ],
 )
 def test_an_unexpected_message_to_the_receiver_is_refused(handle: str, message: Any, said: str) -> None:
-    with received(handle, lambda bucket: None) as found, ipc.Channel(handle, 20.0, owner=True) as channel:
+    with received(handle, lambda bucket: None) as results, ipc.Channel(handle, 20.0, owner=True) as channel:
         channel.send(message)
         assert said in channel.receive(Message).failed
-    assert isinstance(found[0], IncompleteUpdate)
+    assert isinstance(results[0], IncompleteUpdate)
 
 
 def test_an_unexpected_message_to_the_sender_is_refused(handle: str) -> None:
@@ -289,10 +289,10 @@ def test_bytes_of_another_protocol_are_refused(handle: str) -> None:
         listening.listen(1)
 
         def greeting() -> None:
-            other, _ = listening.accept()
-            with other:
-                other.sendall(bytes([0xFF, 0, 0, 0, 0, 0, 0, 0, 1, 0x7F]))
-                other.recv(1 << 16)
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(bytes([0xFF, 0, 0, 0, 0, 0, 0, 0, 1, 0x7F]))
+                connection.recv(1 << 16)
 
         with in_thread(greeting), pytest.raises(IncompleteUpdate, match="malformed message"):
             ipc.receive(lambda bucket: None, handle=handle, device=CPU, deadline=20)

@@ -18,7 +18,7 @@ def run_rank(file: str, rank: int, ranks: int, folder: Path, out: Path, kind: st
     torch.set_num_threads(1)
     backend = "gloo" if kind == "cpu" else "nccl"
     torch.distributed.init_process_group(backend, init_method=f"file://{out}/store", rank=rank, world_size=ranks)
-    found = runpy.run_path(file)["find"](rank, ranks, folder, kind)
-    torch.save(found, out / f"found-{rank}.pt")
+    results = runpy.run_path(file)["find"](rank, ranks, folder, kind)
+    torch.save(results, out / f"found-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -48,9 +48,9 @@ def worker(failing: str, gathered: list[int]) -> Any:
             self._casts: dict[str, int] = {}  # and nothing of a Ray worker
 
     def weights(kind: str, adapter: str, dtype: torch.dtype | None) -> Iterator[int]:
-        for each in range(5):
-            gathered.append(each)  # a collective
-            yield each
+        for number in range(5):
+            gathered.append(number)  # a collective
+            yield number
 
     rank = Rank()
     rank.rollout_config = SimpleNamespace(free_cache_engine=True, rollout_adapter="default", dtype="float32")
@@ -90,8 +90,8 @@ async def test_dtypes_of_the_engine_other_than_those_sent_are_logged_once(caplog
     rank.rollout.casts = {"bfloat16 to float32": 8}
     for version in (1, 2):
         await rank.update_weights(global_steps=version)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "the engine casts weights sent in rollout.dtype=float32: {'bfloat16 to float32': 8}"
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == "the engine casts weights sent in rollout.dtype=float32: {'bfloat16 to float32': 8}"
 
 
 def test_a_rank_writes_a_checkpoint_in_the_background_and_reports_its_error(tmp_path: Path) -> None:

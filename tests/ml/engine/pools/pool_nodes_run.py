@@ -28,8 +28,8 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)
 
 def main() -> int:
     """Start the nodes, and run the training job on them."""
-    places, given, *settings = sys.argv[1:]
-    groups = json.loads(given)
+    places, resources_of_groups, *settings = sys.argv[1:]
+    groups = json.loads(resources_of_groups)
     from verl_omni.platforms.cpu.fork_server import client, head
     from verl_omni.platforms.cpu.fork_server.cluster import server_name, start_server
 
@@ -43,7 +43,7 @@ def main() -> int:
     from verl_omni.trainer import main_diffusion, startup
 
     start = startup.start_actors
-    found = []
+    pools = []
     nodes = []
     drained = []
 
@@ -61,23 +61,23 @@ def main() -> int:
             update(global_steps=global_steps)
             assert stack.agent_loop.queued_samples(60) == 0, "a sample is counted after its generation"
             if global_steps in (0, VERSION_OF_LOSS + 1):
-                found.append(places_of(stack))
+                pools.append(places_of(stack))
 
         def generating(prompts: Any) -> Any:
             version = prompts.meta_info["global_steps"]
             if version == VERSION_OF_DRAINING and len(drained) == 0:
                 with ThreadPoolExecutor(1) as pool:
                     draining = pool.submit(drain, cluster, nodes[1].node_id)
-                    made = generate(prompts)
+                    generated = generate(prompts)
                     drained.append(draining.result())
-                return made
+                return generated
             if version != VERSION_OF_LOSS or len(nodes) > len(groups):
                 return generate(prompts)
             with ThreadPoolExecutor(1) as pool:
                 killing = pool.submit(cluster.remove_node, nodes[-1], allow_graceful=False)
-                made = generate(prompts)
+                generated = generate(prompts)
                 killing.result()
-            return made
+            return generated
 
         def joining(replica: Any, times: Any) -> None:
             join(replica, times)
@@ -96,7 +96,7 @@ def main() -> int:
         nodes += [add_node(cluster, resources) for resources in groups]
         sys.argv[1:] = [*settings, f"ray_kwargs.ray_init.address='{cluster.address}'"]
         code = main_diffusion.main()
-        Path(places).write_text(json.dumps({"pools": found, "drained": drained}), encoding="utf-8")
+        Path(places).write_text(json.dumps({"pools": pools, "drained": drained}), encoding="utf-8")
         return code
     finally:
         ray.shutdown()  # the driver joined the cluster, which refuses to lose the node of a driver
@@ -107,10 +107,10 @@ def main() -> int:
 
 def add_node(cluster: Any, resources: dict[str, float]) -> Any:
     """Start a node, as KubeRay does a pod."""
-    own = dict(resources)
-    cpus = own.pop("CPU")
-    gpus = own.pop("GPU", 0)
-    return cluster.add_node(num_cpus=cpus, num_gpus=gpus, resources=own, **ADDRESS)
+    custom_resources = dict(resources)
+    cpus = custom_resources.pop("CPU")
+    gpus = custom_resources.pop("GPU", 0)
+    return cluster.add_node(num_cpus=cpus, num_gpus=gpus, resources=custom_resources, **ADDRESS)
 
 
 def drain(cluster: Any, node_id: str) -> bool:
@@ -138,7 +138,7 @@ def pools_of(actors: list[Any]) -> list[str]:
         for node in ray.nodes()
     }
     asked = [actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for actor in actors]
-    return [nodes[found] for found in ray.get(asked, timeout=60)]
+    return [nodes[node_id] for node_id in ray.get(asked, timeout=60)]
 
 
 if __name__ == "__main__":

@@ -31,23 +31,23 @@ STEPS = 5  # more than are complete when the judge is killed
 
 def processes(of: int, named: str) -> list[psutil.Process]:
     """The descendants of a process, by the beginning of their title."""
-    found = []
+    matching = []
     for process in psutil.Process(of).children(recursive=True):
         try:
             if " ".join(process.cmdline()).startswith(named):
-                found.append(process)
+                matching.append(process)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return matching
 
 
 def wait_for(condition: Callable[[], Any], ended: Callable[[], str | None]) -> Any:
     end = time.monotonic() + START
-    while not (found := condition()):
-        assert (said := ended()) is None, said
+    while not (value := condition()):
+        assert (message := ended()) is None, message
         assert time.monotonic() < end
         time.sleep(0.1)
-    return found
+    return value
 
 
 def start(
@@ -137,16 +137,16 @@ def test_a_run_whose_judge_is_killed_names_it_and_leaves_no_process(tmp_path: Pa
     finally:
         running.kill()
         running.wait()
-    said = log.read_text()
-    assert f"the judge {judge}" in said, said[-4000:]
+    output = log.read_text()
+    assert f"the judge {judge}" in output, output[-4000:]
     before.none(killed=True)
     assert none_runs(engines)
 
 
 def test_a_killed_judge_with_accelerators_of_its_own_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     before = Leftovers()
-    own = (f"{RM}.enable_resource_pool=true", f"{RM}.nnodes=1", f"{RM}.n_gpus_per_node=1")
-    running, log, _ = start(tmp_path, f"trainer.total_training_steps={STEPS}", *own)
+    own_pool = (f"{RM}.enable_resource_pool=true", f"{RM}.nnodes=1", f"{RM}.n_gpus_per_node=1")
+    running, log, _ = start(tmp_path, f"trainer.total_training_steps={STEPS}", *own_pool)
     try:
         engines = kill_judge(running, log)
         assert running.wait(START) == 0, log.read_text()[-4000:]

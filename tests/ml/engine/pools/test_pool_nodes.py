@@ -52,24 +52,24 @@ def test_engines_and_trainer_stay_in_their_pools_and_a_lost_node_is_replaced(tmp
     overrides = plan.render_overrides(*plan.resolve_for_pods(job))
     places = tmp_path / "places.json"
     program = [sys.executable, str(HERE / "pool_nodes_run.py"), str(places), json.dumps(nodes)]
-    code, said = forked_program.run([*program, *overrides], timeout=580)
-    assert code == 0, said
+    code, output = forked_program.run([*program, *overrides], timeout=580)
+    assert code == 0, output
     # A replica is a worker and a server. A run must not lose its agent-loop workers and its router.
     written = json.loads(places.read_text())
     at_the_start, after_the_loss = written["pools"]
-    for found in (at_the_start, after_the_loss):
-        assert found["rollout"] == ["omni_rollout"] * 4
-        assert len(found["trainer"]) > 2 and set(found["trainer"]) == {"omni_trainer"}
+    for pools in (at_the_start, after_the_loss):
+        assert pools["rollout"] == ["omni_rollout"] * 4
+        assert len(pools["trainer"]) > 2 and set(pools["trainer"]) == {"omni_trainer"}
     # The run has lost a node in the middle of a generation, and another one has taken its place.
-    (lost,) = (line for line in said.splitlines() if line.startswith("warning: replica"))
+    (lost,) = (line for line in output.splitlines() if line.startswith("warning: replica"))
     assert "serves no more" in lost
     # Its number is 2, or higher if a start on the lost node was tried first.
-    (joined,) = re.findall(r"^replica (\d+) joined with version (\d+): ", said, re.MULTILINE)
+    (joined,) = re.findall(r"^replica (\d+) joined with version (\d+): ", output, re.MULTILINE)
     assert int(joined[0]) >= 2 and joined[1] == "2"
     # A drained node ends by itself when its replica has finished its samples, and before its time is over.
     assert written["drained"] == [True]
-    assert said.count("has finished its samples, and is stopped") == 1
-    assert "could not be managed" not in said
+    assert output.count("has finished its samples, and is stopped") == 1
+    assert "could not be managed" not in output
     lines = [json.loads(line) for line in (tmp_path / job.metadata.name / "metrics.jsonl").read_text().splitlines()]
     served = [
         (line["weights/min_replica_version"], line["weights/max_replica_version"]) for line in lines if line["step"]

@@ -67,9 +67,9 @@ def command_of(folder: Path, model: Path, program: str, *overrides: str) -> list
 
 def run(folder: Path, model: Path, program: str, *overrides: str) -> tuple[Path, str]:
     """Run a short training; its run folder and its output."""
-    code, said = forked_program.run(command_of(folder, model, program, *overrides), timeout=280)
-    assert code == 0, said
-    return folder / "run", said
+    code, output = forked_program.run(command_of(folder, model, program, *overrides), timeout=280)
+    assert code == 0, output
+    return folder / "run", output
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
         (tmp_path / name).mkdir()
     compatible = (*ASYNC, "trainer.v1.separate_async.sync_compatible=true")
     killing = str(Path(__file__).with_name("pool_run.py"))
-    pools, said = run(tmp_path / "pools", model, killing, *STANDALONE, THREE, *compatible, AVERAGE)
+    pools, output = run(tmp_path / "pools", model, killing, *STANDALONE, THREE, *compatible, AVERAGE)
     colocated, _ = run(tmp_path / "colocated", model, "-m verl_omni.trainer.main_diffusion")
 
     assert [line["weights/version"] for line in metrics(pools)] == list(range(STEPS + 1))
@@ -108,17 +108,17 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
     assert "replica 1 serves no more: version 1 did not reach it" in in_update
     # On a busy machine the update, which waits for none that is late, notices the dead server before the router does.
     assert re.search("replica 2 serves no more: (it left the router|version 1 did not reach it): Actor", in_generation)
-    assert "it serves no more, and others generate its samples again" in said
+    assert "it serves no more, and others generate its samples again" in output
     # Those in their place have the version of the others before their first request.
     joined = [event["text"] for event in events if "joined with version" in event.get("text", "")]
     assert sorted(text.split(" joined")[0] for text in joined) == ["replica 3", "replica 4"]
 
     # The batch of step s + 1 is generated while the trainer updates with the batch of step s.
-    ahead, said = run(tmp_path / "ahead", model, killing, *STANDALONE, TWO, ASYNC[1])
+    ahead, output = run(tmp_path / "ahead", model, killing, *STANDALONE, TWO, ASYNC[1])
     asynchronous = metrics(ahead)
     # All replicas die while they generate the batch of step 3, so others generate it, with the weights of step 2.
     assert [line.pop("weights/staleness") for line in asynchronous[1:]] == [0, 1, 0]
-    assert "joined with version 2" in said and "samples are up to 1 version of the weights old" in said
+    assert "joined with version 2" in output and "samples are up to 1 version of the weights old" in output
     assert asynchronous[1] == synchronous[1], "the samples of the first step have the current weights"
     assert asynchronous[2]["reward/mean"] != synchronous[2]["reward/mean"], "version 0 generated them, not version 1"
     assert [line["weights/min_replica_version"] for line in asynchronous] == list(range(STEPS + 1))
@@ -134,13 +134,13 @@ def test_a_run_that_generates_ahead_can_be_interrupted(tmp_path: Path) -> None:
     with forked_program.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None
-            said = list(itertools.takewhile(lambda line: not line.startswith("step 2"), process.stdout))
+            lines = list(itertools.takewhile(lambda line: not line.startswith("step 2"), process.stdout))
             process.send_signal(signal.SIGINT)
-            said += process.stdout.readlines()
-            assert process.wait(WAIT) == 130, "".join(said)
+            lines += process.stdout.readlines()
+            assert process.wait(WAIT) == 130, "".join(lines)
         finally:
             process.kill()
-    assert any("stopped after step" in line for line in said) and any((tmp_path / "run" / "checkpoints").iterdir())
+    assert any("stopped after step" in line for line in lines) and any((tmp_path / "run" / "checkpoints").iterdir())
 
 
 def test_a_run_whose_replicas_are_all_lost_in_a_generation_can_be_interrupted(tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_a_run_whose_replicas_are_all_lost_in_a_generation_can_be_interrupted(tm
     compatible = (*ASYNC, "trainer.v1.separate_async.sync_compatible=true")
     program = str(Path(__file__).with_name("stopped_run.py"))
     command = command_of(tmp_path, model, program, *STANDALONE, *compatible, "data.val_files=null")
-    code, said = forked_program.run(command, timeout=280)
-    assert code == 130, said
-    assert f"stopped after step 1 of {STEPS}" in said
-    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir() if each.is_dir()] == ["step_000001"]
+    code, output = forked_program.run(command, timeout=280)
+    assert code == 130, output
+    assert f"stopped after step 1 of {STEPS}" in output
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()] == ["step_000001"]
 
 
 RM = "reward.reward_model"
@@ -187,10 +187,10 @@ def test_a_served_judge_scores_what_it_sees(tmp_path: Path) -> None:
         f"{RM}.rollout.dtype=float32",
         "trainer.total_training_steps=2",
     )
-    found = [json.loads(line) for step in (1, 2) for line in (saved / f"{step}.jsonl").read_text().splitlines()]
-    expected = [ocr_score(judge, saved / line["output"]) for line in found]
-    assert [line["score"] for line in found] == pytest.approx(expected)
-    assert len(found) == 16 and len(set(expected)) > 2, "the images are not told apart"
+    samples = [json.loads(line) for step in (1, 2) for line in (saved / f"{step}.jsonl").read_text().splitlines()]
+    expected = [ocr_score(judge, saved / line["output"]) for line in samples]
+    assert [line["score"] for line in samples] == pytest.approx(expected)
+    assert len(samples) == 16 and len(set(expected)) > 2, "the images are not told apart"
     steps = metrics(folder)
     assert [line["weights/version"] for line in steps] == [0, 1, 2] and steps[1]["actor/grad_norm"] > 0
 
@@ -212,6 +212,6 @@ def ocr_score(judge: Path, picture: Path) -> float:
     asked = processor(text=[text], images=[Image.open(picture)], return_tensors="pt")
     # verl's server masks them out.
     never = processor.tokenizer.convert_tokens_to_ids(["<|image_pad|>", "<|video_pad|>"])
-    made = model.generate(**asked, max_new_tokens=12, do_sample=False, suppress_tokens=never)
-    answer = made[0, asked["input_ids"].shape[1] :]
-    return text_score(normalize(processor.tokenizer.decode(answer, skip_special_tokens=True)), normalize(TRUTH))
+    output_ids = model.generate(**asked, max_new_tokens=12, do_sample=False, suppress_tokens=never)
+    answer_ids = output_ids[0, asked["input_ids"].shape[1] :]
+    return text_score(normalize(processor.tokenizer.decode(answer_ids, skip_special_tokens=True)), normalize(TRUTH))

@@ -192,12 +192,12 @@ def test_scattered_steps_have_the_same_likelihoods_in_engine_and_trainer(running
         "sde_contiguous": False,
     }
     running.stack.weights.update_weights(global_steps=1)  # another test may have trained
-    found = [running.drawn(f"scattered{seed}", **sampler, seed=seed) for seed in range(8)]
-    levels = [tuple(sample.extra_fields["all_sigmas"].tolist()) for sample in found]
+    samples = [running.drawn(f"scattered{seed}", **sampler, seed=seed) for seed in range(8)]
+    levels = [tuple(sample.extra_fields["all_sigmas"].tolist()) for sample in samples]
     assert any(after != before for _, after, before, _ in levels), "steps with another one between them"
-    names = {*RECORDED, "prompt_embeds", "pooled_prompt_embeds"} & found[0].extra_fields.keys()
-    batch = {name: torch.stack([sample.extra_fields[name] for sample in found]) for name in sorted(names)}
-    batch |= {"rollout_log_probs": torch.stack([sample.log_probs for sample in found])}
+    names = {*RECORDED, "prompt_embeds", "pooled_prompt_embeds"} & samples[0].extra_fields.keys()
+    batch = {name: torch.stack([sample.extra_fields[name] for sample in samples]) for name in sorted(names)}
+    batch |= {"rollout_log_probs": torch.stack([sample.log_probs for sample in samples])}
     assert batch["all_latents"].shape[:2] == (8, 4) and batch["rollout_log_probs"].shape == (8, 2)
     batch["advantages"] = torch.tensor([1.0, -1.0] * 4)
     request = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 1.0, "tolerance": 1e-4}
@@ -213,8 +213,8 @@ def test_recorded_clean_latents_decode_to_the_image(running: Running) -> None:
     assert torch.equal(asked.diffusion_output, plain.diffusion_output)
     assert torch.allclose(asked.extra_fields["clean_latents"], latent.diffusion_output, atol=1e-6)
     assert {"prompt_embeds", "pooled_prompt_embeds"} <= asked.extra_fields.keys()
-    whole = {"sde_window_range": None, "sde_window_size": None, "logprobs": True, "noise_level": 0.7}
-    recorded = running.drawn("steps", seed=1, **whole).extra_fields["all_sigmas"]
+    whole_window = {"sde_window_range": None, "sde_window_size": None, "logprobs": True, "noise_level": 0.7}
+    recorded = running.drawn("steps", seed=1, **whole_window).extra_fields["all_sigmas"]
     levels = asked.extra_fields["sampler_levels"]
     assert levels[0] == 1 and (levels.diff() < 0).all() and levels.dtype == torch.float32
     assert torch.equal(levels[: len(recorded)], recorded[: len(levels)]), "the levels of the recorded steps"
@@ -230,8 +230,8 @@ def test_encoded_prompts_are_those_that_the_engine_records(running: Running) -> 
     text = AutoTokenizer.from_pretrained(settings.model.tokenizer_path).decode([3, 4, 5])
     recorded = running.drawn("embeds", seed=1, clean_latents=True).extra_fields
     pixels = torch.zeros(1, 2, 3, 64, 64, dtype=torch.uint8)
-    found = SD3Encoder(settings.model.path, torch.float32, 16).encode([text], pixels, torch.device("cpu"))
+    encoded = SD3Encoder(settings.model.path, torch.float32, 16).encode([text], pixels, torch.device("cpu"))
     for name in ("prompt_embeds", "pooled_prompt_embeds"):
         for sample in (0, 1):
-            assert torch.allclose(found[name][0, sample], recorded[name], atol=1e-5), name
-    assert found["clean_latents"].shape == (1, 2, *recorded["clean_latents"].shape)
+            assert torch.allclose(encoded[name][0, sample], recorded[name], atol=1e-5), name
+    assert encoded["clean_latents"].shape == (1, 2, *recorded["clean_latents"].shape)

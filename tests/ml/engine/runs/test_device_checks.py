@@ -37,11 +37,11 @@ def test_every_check_of_a_device_passes(
     pipes = {"PIPE": subprocess.PIPE, "STDOUT": subprocess.STDOUT}
     monkeypatch.setattr(device_checks, "subprocess", SimpleNamespace(Popen=forked_program.start, **pipes))
     doctor.check_device(device, as_json=True)
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    said = {check["name"]: check["text"] for check in found["checks"]}
-    assert list(said) == CHECKS and found["ready"]
-    assert ("shared memory" if device == "cpu" else "IPC of the device") in said["weight sync"]
-    assert "TFLOP/s" in said["memory and speed"]
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    texts = {check["name"]: check["text"] for check in report["checks"]}
+    assert list(texts) == CHECKS and report["ready"]
+    assert ("shared memory" if device == "cpu" else "IPC of the device") in texts["weight sync"]
+    assert "TFLOP/s" in texts["memory and speed"]
 
 
 def test_a_device_that_torch_does_not_have_fails_the_checks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,5 +50,7 @@ def test_a_device_that_torch_does_not_have_fails_the_checks(capsys: pytest.Captu
     with pytest.raises(typer.Exit) as ended:
         doctor.check_device("cuda", as_json=False)
     assert ended.value.exit_code == 1
-    said = capsys.readouterr().out
-    assert said.startswith("FAILED  device: CheckFailed: torch") and said.endswith("not ready: device failed\n"), said
+    output = capsys.readouterr().out
+    assert output.startswith("FAILED  device: CheckFailed: torch") and output.endswith("not ready: device failed\n"), (
+        output
+    )

@@ -73,15 +73,15 @@ def test_qwen_image_edit_agrees_and_input_images_count(family: Any) -> None:
     assert samples.tensors["all_latents"].shape == (4, 4, 16, 16), "steps of the window + 1, patches, 4 channels each"
     assert samples.tensors["image_latents"].shape == (4, 16, 16)
     assert samples.tensors["img_shapes"].tolist() == [[[1, 4, 4], [1, 4, 4]]] * 4
-    first, again, other, _ = samples.tensors["image_latents"]
+    first, again, other_latents, _ = samples.tensors["image_latents"]
     # On a busy machine the samples of a prompt come in several batches, which differ in the last bit.
     torch.testing.assert_close(first, again, rtol=1e-5, atol=1e-5)
-    assert (first - other).abs().max() > 0.1
-    for place, color in ((0, "red"), (2, "blue")):
-        length = int(samples.tensors["prompt_embeds_mask"][place].sum())
-        expected = upstream_embeds(running.config.actor_rollout_ref.model.path, FAMILY_PROMPTS[place // 2], color)
-        found = samples.tensors["prompt_embeds"][place, :length]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert (first - other_latents).abs().max() > 0.1
+    for row, color in ((0, "red"), (2, "blue")):
+        length = int(samples.tensors["prompt_embeds_mask"][row].sum())
+        expected = upstream_embeds(running.config.actor_rollout_ref.model.path, FAMILY_PROMPTS[row // 2], color)
+        embeds = samples.tensors["prompt_embeds"][row, :length]
+        torch.testing.assert_close(embeds, expected, rtol=1e-4, atol=1e-4)
     changed = running.check_agreement(samples, before, MODULES)
 
     swapped = replace(started, rows=with_images(started.rows, ["blue", "blue"])).evaluate()
@@ -155,8 +155,8 @@ def test_wan_agrees_before_and_after_an_update_that_changes_the_videos(family: A
 
     told = frames(video_over_http(running))
     assert not np.array_equal(told, early), "drawn without the weights that training published"
-    own, other = (np.abs(told - video.permute(0, 2, 3, 1).numpy()).mean() for video in changed.images)
-    assert own < other * 0.75, "a compressed film of another prompt"
+    same_prompt, other_prompt = (np.abs(told - video.permute(0, 2, 3, 1).numpy()).mean() for video in changed.images)
+    assert same_prompt < other_prompt * 0.75, "a compressed film of another prompt"
 
     running.publish(2)  # the last update of `check_agreement`: otherwise trainer and engine have different adapters
     changed = running.evaluate()

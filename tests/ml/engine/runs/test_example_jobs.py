@@ -147,9 +147,9 @@ def test_an_example_trains_with_its_own_settings(
     if name in PAIRS:
         (tmp_path / PAIRS[name]).parent.mkdir()
         small_recipes.write_pairs(tmp_path / PAIRS[name])
-    own = settings_of(EXAMPLES / f"{name}.yaml")
+    example = settings_of(EXAMPLES / f"{name}.yaml")
     shrunk = settings_of(job)
-    differing = {setting for setting in own.keys() | shrunk.keys() if own.get(setting) != shrunk.get(setting)}
+    differing = {setting for setting in example.keys() | shrunk.keys() if example.get(setting) != shrunk.get(setting)}
     assert differing <= SHRUNK | ({"data.train_files"} if name in PAIRS else set()), "everything else is the example's"
 
     shared_ray.train(small_jobs.overrides_of(job, tmp_path, tmp_path / "runs"))

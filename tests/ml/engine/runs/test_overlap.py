@@ -89,12 +89,12 @@ class Job:
 
         assert startup.parts_of_step(self.config).sizes == [SAMPLES] * len(PROMPTS)
         self.stack.workers.load_checkpoint(str(self.first))
-        made = RunFolder(folder)
-        loop = build_loop(self.config, watched.watching(), made, self.rows, None, RunRequests(lambda: False))
+        run_folder = RunFolder(folder)
+        loop = build_loop(self.config, watched.watching(), run_folder, self.rows, None, RunRequests(lambda: False))
         if not overlaps:
             loop.batches._parts = [SAMPLES * len(PROMPTS)]
         loop.fit(None)
-        return [without_durations(line) for line in made.metrics()]
+        return [without_durations(line) for line in run_folder.metrics()]
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +129,9 @@ def test_overlap_changes_no_number_of_a_run(job: Job, tmp_path: Path) -> None:
     one_after_the_other = Watched(job.stack)
     expected = job.train(tmp_path / "whole", one_after_the_other, overlaps=False)
     overlapping = Watched(job.stack)
-    found = job.train(tmp_path / "parts", overlapping, overlaps=True)
-    assert found == expected and [line["step"] for line in found] == list(range(1, STEPS + 1))
-    assert all(line["actor/grad_norm"] > 0 for line in found)
+    overlapped = job.train(tmp_path / "parts", overlapping, overlaps=True)
+    assert overlapped == expected and [line["step"] for line in overlapped] == list(range(1, STEPS + 1))
+    assert all(line["actor/grad_norm"] > 0 for line in overlapped)
     assert (len(one_after_the_other.of("generate")), len(one_after_the_other.of("update"))) == (STEPS, STEPS)
     trained = overlapping.of("part")
     parts = len(PROMPTS)
@@ -140,7 +140,7 @@ def test_overlap_changes_no_number_of_a_run(job: Job, tmp_path: Path) -> None:
     for step in range(STEPS):
         sent = overlapping.sent[parts * step : parts * (step + 1)]
         updates = trained[parts * step : parts * (step + 1)]
-        ended = [each.began + each.seconds for each in sent]
+        ended = [part.began + part.seconds for part in sent]
         assert sent[-1].began < min(ended), "all parts are sent at once"
         assert all(began >= end for end, (began, _) in zip(ended, updates, strict=True)), "in their order"
         hidden.append(updates[0][0] < max(ended))

@@ -81,13 +81,13 @@ def train_batch(running: Running, step: int, version: int) -> Any:
 
 
 def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) -> None:
-    one = evaluate(running)
+    scored = evaluate(running)
     again = evaluate(running)
-    assert one.images.dtype == torch.uint8 and one.images.shape == (3, 3, 64, 64)
-    assert torch.equal(one.images, again.images)
-    assert one.versions == [0, 0, 0]
-    assert one.scores.tolist() == pytest.approx([float(i.float().mean() / 255) for i in one.images])
-    assert [each.numbers() for each in one.statistics] == [measure(image).numbers() for image in one.images]
+    assert scored.images.dtype == torch.uint8 and scored.images.shape == (3, 3, 64, 64)
+    assert torch.equal(scored.images, again.images)
+    assert scored.versions == [0, 0, 0]
+    assert scored.scores.tolist() == pytest.approx([float(i.float().mean() / 255) for i in scored.images])
+    assert [stats.numbers() for stats in scored.statistics] == [measure(image).numbers() for image in scored.images]
     samples = train_batch(running, step=1, version=0)
     assert samples.tensors["all_latents"].shape == (4, 4, 16, 8, 8)
     assert samples.tensors["rollout_log_probs"].shape == (4, 3)
@@ -110,13 +110,13 @@ def test_a_chat_template_leaves_case_and_spacing_to_encoders_that_keep_them(runn
         config.actor_rollout_ref.model.custom_chat_template = template
         client = running.stack.servers.get_client(client_cls=DiffusionLLMServerClient)
         worker = DiffusionAgentLoopWorker(config, client)
-        found = asyncio.run(
+        responses = asyncio.run(
             worker.generate_sequences(
                 verl_batches.requests_to_verl(sample_generation.evaluation_requests(rows([prompt]), seed=7))
             )
         ).batch["responses"]
-        assert isinstance(found, torch.Tensor)
-        return found
+        assert isinstance(responses, torch.Tensor)
+        return responses
 
     plain = drawn("A Red  Circle", None)
     assert torch.equal(plain, drawn("A Red  Circle", user))
@@ -139,12 +139,12 @@ def test_stored_samples_hold_what_samples_in_the_driver_hold(running: Running) -
         )
 
     direct = sample_generation.generate_scored(running.config, loop, batch(stored=False))
-    found = sample_generation.generate_scored(running.config, loop, batch(stored=True))
+    kept = sample_generation.generate_scored(running.config, loop, batch(stored=True))
     stored = verl_batches.requests_to_verl(batch(stored=True))
     request = len(cloudpickle.dumps(stored))
-    assert found.scores.tolist() == direct.scores.tolist() and found.versions == direct.versions
-    assert found.images is None and len({each.luminance for each in found.statistics}) == 4
-    loaded = sample_store.load([[each] for each in found.stored], lambda refs: ray.get(refs, timeout=60))
+    assert kept.scores.tolist() == direct.scores.tolist() and kept.versions == direct.versions
+    assert kept.images is None and len({stats.luminance for stats in kept.statistics}) == 4
+    loaded = sample_store.load([[sample] for sample in kept.stored], lambda refs: ray.get(refs, timeout=60))
     assert set(loaded) == set(direct.tensors)
     for name, value in loaded.items():
         tensor = value.to(torch.device("cpu"))
@@ -152,9 +152,9 @@ def test_stored_samples_hold_what_samples_in_the_driver_hold(running: Running) -
         padding = expected[:, tensor.shape[1] :] if tensor.ndim > 1 else expected[:0]
         assert torch.equal(tensor, expected[:, : tensor.shape[1]] if tensor.ndim > 1 else expected), name
         assert not padding.any()
-    assert len({each.reference for each in found.stored}) == 1, "one object for the batch of each agent-loop worker"
+    assert len({sample.reference for sample in kept.stored}) == 1, "one object for the batch of each agent-loop worker"
     reply = len(cloudpickle.dumps(loop.generate_sequences(stored)))
-    assert (request + reply) / len(found.scores) < 4096
+    assert (request + reply) / len(kept.scores) < 4096
 
 
 def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(running: Running, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_200_steps_leave_nothing_in_the_store_the_engine_and_its_workers(running
     stack = running.stack
     (server,) = stack.servers.server_handles
     (loop,) = stack.agent_loop.agent_loop_workers
-    found = []
+    measured = []
     stack.weights.update_weights(global_steps=0)
     for step in range(1, 201):
         prompts = sample_generation.training_requests(
@@ -286,8 +286,8 @@ def test_200_steps_leave_nothing_in_the_store_the_engine_and_its_workers(running
         assert sample_generation.generate_scored(running.config, stack.agent_loop, prompts).stored
         stack.weights.update_weights(global_steps=step)
         if step in (50, 200):
-            found.append([ray.get(each.__ray_call__.remote(held), timeout=60) for each in (loop, server)])
-    for name, before, after in zip(("agent loop", "server"), *found, strict=True):
+            measured.append([ray.get(actor.__ray_call__.remote(held), timeout=60) for actor in (loop, server)])
+    for name, before, after in zip(("agent loop", "server"), *measured, strict=True):
         grown = Held(*(new - old for new, old in zip(after, before, strict=True)))
         assert grown.objects < 100 and grown.references < 100, (name, grown)
         assert grown.resident < 150 * 32 * 1024, (name, grown)  # pixels and latents of a sample

@@ -93,37 +93,37 @@ class Run:
     def until_step(self, step: int) -> None:
         """Read its output until a step is reported."""
         assert self.process.stdout is not None
-        said = []
+        lines = []
         for line in self.process.stdout:
-            said.append(line)
+            lines.append(line)
             if line.split()[:2] == ["step", f"{step}/{STEPS}"]:
                 return
-        raise AssertionError("".join(said))
+        raise AssertionError("".join(lines))
 
     def end(self) -> tuple[int, str]:
         """Wait for its end; the exit code and the rest of the output."""
-        said, _ = self.process.communicate(timeout=600)
-        return self.process.returncode, said
+        output, _ = self.process.communicate(timeout=600)
+        return self.process.returncode, output
 
     def trainer(self) -> psutil.Process:
         """The driver of the training."""
-        (found,) = [
+        (trainer,) = [
             p
             for p in self.alive()
             if "verl_omni.trainer.main_diffusion" in p.cmdline() and p.ppid() == self.process.pid
         ]
-        return found
+        return trainer
 
     def alive(self) -> list[psutil.Process]:
         """Every process that descends from it, orphans too."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    processes.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        return found
+        return processes
 
     def check_nothing_left(self, *, killed: bool = False) -> None:
         """Assert that no process and no shared memory is left, once servers have noticed the end of their driver."""
@@ -142,8 +142,8 @@ class Run:
 
     def adapter(self) -> dict[str, torch.Tensor]:
         """The last checkpoint's adapter. Its file differs in the order of its metadata, so tensors are compared."""
-        (found,) = (self.folder / "checkpoints" / f"step_{STEPS:06d}").rglob("*lora*.safetensors")
-        return load_file(found)
+        (path,) = (self.folder / "checkpoints" / f"step_{STEPS:06d}").rglob("*lora*.safetensors")
+        return load_file(path)
 
 
 def stored_settings(store: ObjectStore) -> list[str]:
@@ -188,21 +188,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Run:
     run = Run(tmp_path_factory.mktemp("unbroken"), hub=hub)
-    code, said = run.end()
-    assert code == 0, said
-    assert "the policy is trained on 1 x cpu" in said
+    code, output = run.end()
+    assert code == 0, output
+    assert "the policy is trained on 1 x cpu" in output
     return run
 
 
 @pytest.mark.every_run
 def test_the_reward_rises_and_every_sample_has_the_weights_of_its_step(unbroken: Run) -> None:
-    made = unbroken.metrics()
-    assert sorted(made) == list(range(STEPS + 1))
-    held_out = [line["val/reward/mean"] for line in made.values() if "val/reward/mean" in line]
+    metrics = unbroken.metrics()
+    assert sorted(metrics) == list(range(STEPS + 1))
+    held_out = [line["val/reward/mean"] for line in metrics.values() if "val/reward/mean" in line]
     assert len(held_out) == len(EVALUATED)
     # Same prompts and seeds before and after: the remaining noise is far smaller than this.
     assert held_out[-1] > held_out[0] + 0.01
-    for step, line in made.items():
+    for step, line in metrics.items():
         assert line["weights/version"] == step
         if step:
             assert line["rollout_corr/mean_abs_diff"] < 1e-5
@@ -213,11 +213,11 @@ def test_the_reward_rises_and_every_sample_has_the_weights_of_its_step(unbroken:
 
 def test_the_page_on_the_hub_says_how_diffusers_loads_the_adapter(unbroken: Run, hub: Hub, tmp_path: Path) -> None:
     sent = hub.commits("team/adapters")
-    steps = [json.loads(each.files["red-grpo/latest.json"])["step"] for each in sent[1:]]
+    steps = [json.loads(commit.files["red-grpo/latest.json"])["step"] for commit in sent[1:]]
     assert set(steps) <= set(SAVED) and steps == sorted(steps) and steps[-1] == STEPS
-    found = sent[-1].files
-    assert found["red-grpo/report.html"] == (unbroken.folder / "report.html").read_bytes()
-    code = found["README.md"].decode().split("```python\n")[1].split("```")[0]
+    files = sent[-1].files
+    assert files["red-grpo/report.html"] == (unbroken.folder / "report.html").read_bytes()
+    code = files["README.md"].decode().split("```python\n")[1].split("```")[0]
     model = ROOT / "examples" / "shapes-sd3"
     code = code.replace("FOLDER-OF-THE-BASE-MODEL", str(model))
     # And from a folder, which is what `hf download` makes.
@@ -240,11 +240,11 @@ save_file(state(other), {str(tmp_path / "other.safetensors")!r})
         "HF_HOME": str(tmp_path / "home"),
     }
     subprocess.run([sys.executable, "-c", code], env=reader, check=True, timeout=300)
-    one, other = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "other"))
-    assert len(one) == len(unbroken.adapter()) > 0 and one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    loaded, again = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "other"))
+    assert len(loaded) == len(unbroken.adapter()) > 0 and loaded.keys() == again.keys()
+    assert all(torch.equal(loaded[name], again[name]) for name in loaded)
     trained = sorted(float(tensor.double().sum()) for tensor in unbroken.adapter().values())
-    assert sorted(float(tensor.double().sum()) for tensor in one.values()) == trained
+    assert sorted(float(tensor.double().sum()) for tensor in loaded.values()) == trained
 
 
 def test_an_interrupted_and_killed_run_from_a_store_ends_like_an_uninterrupted_one(
@@ -253,8 +253,8 @@ def test_an_interrupted_and_killed_run_from_a_store_ends_like_an_uninterrupted_o
     first = Run(tmp_path, store)
     first.until_step(1)
     first.process.send_signal(signal.SIGINT)
-    code, said = first.end()
-    assert code == 130, said
+    code, output = first.end()
+    assert code == 130, output
     first.check_nothing_left()
     stopped_at = max(first.metrics())
     assert (first.folder / "checkpoints" / f"step_{stopped_at:06d}").is_dir()
@@ -262,8 +262,8 @@ def test_an_interrupted_and_killed_run_from_a_store_ends_like_an_uninterrupted_o
     second = Run(tmp_path, store)
     second.until_step(4)
     second.trainer().kill()
-    code, said = second.end()
-    assert code != 0, said
+    code, output = second.end()
+    assert code != 0, output
     second.check_nothing_left(killed=True)
 
     third = Run(tmp_path, store)
@@ -273,18 +273,18 @@ def test_an_interrupted_and_killed_run_from_a_store_ends_like_an_uninterrupted_o
     third.check_nothing_left(killed=True)
 
     fourth = Run(tmp_path, store)
-    code, said = fourth.end()
-    assert code == 0, said
+    code, output = fourth.end()
+    assert code == 0, output
     fourth.check_nothing_left()
     assert fourth.metrics() == unbroken.metrics()
-    one = fourth.adapter()
-    other = unbroken.adapter()
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    resumed = fourth.adapter()
+    expected = unbroken.adapter()
+    assert resumed.keys() == expected.keys()
+    assert all(torch.equal(resumed[name], expected[name]) for name in resumed)
     # The store has the adapter of the last checkpoint and the report, and says so.
     results = store.bucket("results") / "team" / "red-grpo"
     assert json.loads((results / "latest.json").read_text())["checkpoint"] == f"checkpoints/step_{STEPS:06d}"
     (sent,) = (results / "checkpoints" / f"step_{STEPS:06d}").rglob("*lora*.safetensors")
-    assert all(torch.equal(tensor, other[name]) for name, tensor in load_file(sent).items())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in load_file(sent).items())
     assert (results / "report.html").read_bytes() == (fourth.folder / "report.html").read_bytes()
     assert len(list((results / "samples").glob("step_*"))) == len(EVALUATED)

@@ -45,8 +45,8 @@ class Running:
     asked: int = 0
 
     def ids(self, prompt: str) -> list[int]:
-        found: list[int] = self.tokenizer(prompt).input_ids
-        return found
+        input_ids: list[int] = self.tokenizer(prompt).input_ids
+        return input_ids
 
     def submit(self, prompt_ids: list[int], name: str | None = None, **params: Any) -> Any:
         """The reference of the answer; greedy by default."""
@@ -58,17 +58,17 @@ class Running:
         )
 
     def write(self, prompt_ids: list[int], tokens: int) -> list[int]:
-        found: list[int] = answered(self.submit(prompt_ids, max_tokens=tokens))[0].token_ids
-        return found
+        token_ids: list[int] = answered(self.submit(prompt_ids, max_tokens=tokens))[0].token_ids
+        return token_ids
 
     def greedy(self, prompt_ids: list[int], tokens: int) -> list[int]:
         """Greedy tokens of transformers."""
-        given = torch.tensor([prompt_ids])
-        made: Tensor = self.reference.generate(
-            given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=tokens
+        inputs = torch.tensor([prompt_ids])
+        sequences: Tensor = self.reference.generate(
+            inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=tokens
         )
-        found: list[int] = made[0, len(prompt_ids) :].tolist()
-        return found
+        new_tokens: list[int] = sequences[0, len(prompt_ids) :].tolist()
+        return new_tokens
 
     def log_probs(self, prompt_ids: list[int], answer: list[int]) -> Tensor:
         """Log-probability of each token of an answer, by transformers."""
@@ -90,8 +90,8 @@ class Running:
             ipc.send(iter(weights), handle=handle, bucket_bytes=1 << 13, device=None, deadline=10.0)
         ((answer,),) = answered(receiving)
         answered(self.server.set_global_steps.remote(version))
-        found: dict[str, Any] = answer
-        return found
+        body: dict[str, Any] = answer
+        return body
 
 
 def answered(*references: Any, within: float = SOON) -> list[Any]:
@@ -203,8 +203,8 @@ def test_log_probabilities_are_those_of_transformers(running: Running) -> None:
     greedy, sampled, again = answers
     assert greedy.token_ids != sampled.token_ids == again.token_ids
     for answer in answers:
-        found = torch.tensor(answer.log_probs)
-        torch.testing.assert_close(found, running.log_probs(ids, answer.token_ids), atol=TOLERANCE, rtol=0)
+        log_probs = torch.tensor(answer.log_probs)
+        torch.testing.assert_close(log_probs, running.log_probs(ids, answer.token_ids), atol=TOLERANCE, rtol=0)
 
 
 def test_a_seed_gives_the_same_tokens_however_prefill_is_chunked(running: Running) -> None:

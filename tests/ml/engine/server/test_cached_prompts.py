@@ -35,13 +35,13 @@ CASES = [*((family, False) for family in ENCODERS), ("sd3", True), ("qwen_image"
 @pytest.fixture
 def passes() -> Iterator[list[str]]:
     """Names of the classes of modules, for each of their passes."""
-    found = list[str]()
+    names = list[str]()
 
     def record(module: nn.Module, given: Any, output: Any) -> None:
-        found.append(type(module).__name__)
+        names.append(type(module).__name__)
 
     hook = nn.modules.module.register_module_forward_hook(record)
-    yield found
+    yield names
     hook.remove()
 
 
@@ -95,8 +95,8 @@ def test_samples_are_the_same_without_a_cache_with_a_cold_one_and_with_a_warm_on
     cold = drawn(tmp_path / name, **cached)
     files = sorted((tmp_path / "cache").rglob("*.safetensors"))
     assert len(files) >= len(PROMPTS)
-    assert {each: passes.count(each) for each in encoders} == {
-        each: encoders.count(each) * len(files) for each in encoders
+    assert {encoder: passes.count(encoder) for encoder in encoders} == {
+        encoder: encoders.count(encoder) * len(files) for encoder in encoders
     }, "each prompt is encoded once"
     assert all(map(equal, cold, without)) and any("embeds" in field for field in cold[0].extra_fields)
     assert not equal(cold[0], cold[1])
@@ -123,6 +123,8 @@ def test_families_say_whether_their_embeddings_can_be_kept() -> None:
     from verl_omni.pipelines.registry import FAMILIES
     from verl_omni.utils.registry import load
 
-    assert all(each.caches_prompts is load(each.pipeline).caches_prompts for each in FAMILIES.values())
-    without = [architecture for architecture, each in FAMILIES.items() if not each.caches_prompts]
+    assert all(
+        description.caches_prompts is load(description.pipeline).caches_prompts for description in FAMILIES.values()
+    )
+    without = [architecture for architecture, description in FAMILIES.items() if not description.caches_prompts]
     assert without == ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"]

@@ -29,7 +29,7 @@ def stack(start_tiny: Any) -> Any:
     _, running = start_tiny(
         PROMPTS,
         "actor_rollout_ref.rollout.external_lib=tests.ml.engine.reporting_worker",
-        *(f"+{GROUP}.{given}" for given in GIVEN),
+        *(f"+{GROUP}.{setting}" for setting in GIVEN),
     )
     running.weights.update_weights(global_steps=0)
     return running
@@ -39,16 +39,16 @@ def reported(stack: Any) -> dict[str, Any]:
     import ray
 
     call = stack.servers.server_handles[0].collective_rpc.remote("report_settings")
-    (found,) = ray.get(call, timeout=120)
-    return dict(found)
+    (report,) = ray.get(call, timeout=120)
+    return dict(report)
 
 
 def test_settings_have_their_effect(stack: Any) -> None:
     import ray
 
-    found = reported(stack)
-    assert found["vae"] == (True, True), "vLLM-Omni does not apply them to a pipeline that it does not make itself"
+    reports = reported(stack)
+    assert reports["vae"] == (True, True), "vLLM-Omni does not apply them to a pipeline that it does not make itself"
     for request in ("first", "again"):
         answer = stack.servers.server_handles[0].generate.remote(request_id=request, **Replica.request(seed=3))
         assert ray.get(answer, timeout=120).diffusion_output.shape == (3, 64, 64)
-    assert reported(stack)["prompt_embed_cache"]["hits"] > found["prompt_embed_cache"]["hits"]
+    assert reported(stack)["prompt_embed_cache"]["hits"] > reports["prompt_embed_cache"]["hits"]

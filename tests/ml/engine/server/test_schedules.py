@@ -81,12 +81,12 @@ def test_the_engine_samples_like_diffusers(name: str, tmp_path: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | case.scheduler))
     index = tmp_path / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | case.index))
-    found = asyncio.run(engine_sample(tmp_path, case))
+    pixels = asyncio.run(engine_sample(tmp_path, case))
     expected = diffusers_sample(tmp_path, case)
-    assert found.shape == expected.shape
-    difference = np.abs(found - expected).max()
+    assert pixels.shape == expected.shape
+    difference = np.abs(pixels - expected).max()
     assert difference <= 1, f"{difference:.2f} of 255"
-    assert found.std() > 5, "an image, whose noise levels show"
+    assert pixels.std() > 5, "an image, whose noise levels show"
 
 
 async def engine_sample(model: Path, case: Case) -> np.ndarray:
@@ -122,25 +122,25 @@ def diffusers_sample(model: Path, case: Case) -> np.ndarray:
     pipeline: Any = DiffusionPipeline.from_pretrained(model)
     pipeline.set_progress_bar_config(disable=True)
     video = case.model.startswith("wan")
-    given: dict[str, Any] = {"num_frames": FRAMES} if video else {}
+    arguments: dict[str, Any] = {"num_frames": FRAMES} if video else {}
     if case.model.startswith("qwen"):
         head = pipeline.prompt_template_encode.partition("{}")[0]
         pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(head).input_ids)
-        given["true_cfg_scale"] = GUIDANCE
+        arguments["true_cfg_scale"] = GUIDANCE
     else:
-        given["guidance_scale"] = GUIDANCE
+        arguments["guidance_scale"] = GUIDANCE
     if "edit" in case.model:
-        given["image"] = [PICTURE]
+        arguments["image"] = [PICTURE]
     if case.negative:
-        given["negative_prompt"] = case.negative
-    own = {} if case.shift is None else {"flow_shift": case.shift}
+        arguments["negative_prompt"] = case.negative
+    scheduler_config = {} if case.shift is None else {"flow_shift": case.shift}
     if type(pipeline.scheduler).__name__ == "UniPCMultistepScheduler":
-        own |= {"solver_order": 1, "disable_corrector": list(range(STEPS))}  # which is Euler's method
-    pipeline.scheduler = pipeline.scheduler.from_config(pipeline.scheduler.config, **own)
+        scheduler_config |= {"solver_order": 1, "disable_corrector": list(range(STEPS))}  # which is Euler's method
+    pipeline.scheduler = pipeline.scheduler.from_config(pipeline.scheduler.config, **scheduler_config)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CONDITION_IMAGE_SIZE", "VAE_IMAGE_SIZE"):
             patch.setattr(pipeline_qwenimage_edit_plus, name, PICTURE_PIXELS)
-        found = pipeline(
+        output = pipeline(
             prompt=PROMPT,
             height=HEIGHT,
             width=WIDTH,
@@ -148,7 +148,7 @@ def diffusers_sample(model: Path, case: Case) -> np.ndarray:
             max_sequence_length=LENGTH,
             generator=torch.Generator().manual_seed(SEED),
             output_type="np",
-            **given,
+            **arguments,
         )
-    pixels: np.ndarray = np.moveaxis((found.frames if video else found.images)[0], -1, -3) * 255
+    pixels: np.ndarray = np.moveaxis((output.frames if video else output.images)[0], -1, -3) * 255
     return pixels

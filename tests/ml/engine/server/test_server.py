@@ -39,8 +39,8 @@ class Running:
     http: httpx2.Client
 
     def ids(self, prompt: str) -> list[int]:
-        found: list[int] = self.tokenizer(prompt).input_ids
-        return found
+        input_ids: list[int] = self.tokenizer(prompt).input_ids
+        return input_ids
 
     def submit(self, prompt: str, seed: int, replica: int = 0, **params: Any) -> Any:
         """The reference of a sample of one replica."""
@@ -54,16 +54,16 @@ class Running:
         """Each counter's and gauge's sum over its labels, by name."""
         answer = self.http.get(f"http://{self.stack.servers.server_addresses[replica]}/metrics", timeout=30)
         assert answer.status_code == 200
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for family in text_string_to_metric_families(answer.text):
-            for each in family.samples:
-                found[each.name] = found.get(each.name, 0.0) + each.value
-        return found
+            for sample in family.samples:
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+        return values
 
     def admitted(self) -> float:
         """Requests in the engine. How many of them run is counted only when one comes or ends, so it is not known."""
-        found = self.metrics()
-        return found["vllm_omni:num_requests_running"] + found["vllm_omni:num_requests_waiting"]
+        gauges = self.metrics()
+        return gauges["vllm_omni:num_requests_running"] + gauges["vllm_omni:num_requests_waiting"]
 
     def post(self, path: str, **content: Any) -> httpx2.Response:
         return self.http.post(f"http://{self.stack.servers.server_addresses[0]}{path}", **{"timeout": 60, **content})
@@ -125,7 +125,7 @@ def test_pixels_floats_and_latents_of_one_request(running: Running) -> None:
     assert (bytes_of_floats.int() - pixels.diffusion_output.int()).abs().max() <= 1
     assert latents.diffusion_output.shape == (16, SIZE // 8, SIZE // 8)
     assert latents.diffusion_output.dtype == torch.float32
-    assert [each.extra_fields["global_steps"] for each in (pixels, floats, latents)] == [0, 0, 0]
+    assert [sample.extra_fields["global_steps"] for sample in (pixels, floats, latents)] == [0, 0, 0]
 
 
 def test_requests_are_batched_and_each_gets_its_own_image(running: Running) -> None:
@@ -134,9 +134,9 @@ def test_requests_are_batched_and_each_gets_its_own_image(running: Running) -> N
     together = answered(*[running.submit(PROMPTS[0], seed) for seed in range(AT_ONCE)])
     drawn = batches(running)[before:]
     assert sum(drawn) == AT_ONCE and max(drawn) > 1, "nothing was batched"
-    for seed, made in enumerate(together):
-        assert (made.diffusion_output.int() - alone[seed].int()).abs().max() <= 1
-        assert not torch.equal(made.diffusion_output, alone[(seed + 1) % AT_ONCE])
+    for seed, sample in enumerate(together):
+        assert (sample.diffusion_output.int() - alone[seed].int()).abs().max() <= 1
+        assert not torch.equal(sample.diffusion_output, alone[(seed + 1) % AT_ONCE])
 
 
 def batches(running: Running) -> list[int]:
@@ -156,8 +156,8 @@ def batches(running: Running) -> list[int]:
             Pipeline.forward = forward
         return list(Pipeline.batches)
 
-    found: list[int] = answered(running.stack.servers.server_handles[0].__ray_call__.remote(counting))[0]
-    return found
+    sizes: list[int] = answered(running.stack.servers.server_handles[0].__ray_call__.remote(counting))[0]
+    return sizes
 
 
 # --- routing -------------------------------------------------------------------------------------------
@@ -176,15 +176,15 @@ def test_the_router_keeps_a_conversation_on_one_replica_and_spreads_the_rest(run
         return await asyncio.gather(*[ask(f"row-{seed}", seed) for seed in range(6)])
 
     before = [counted(running, replica) for replica in (0, 1)]
-    made = asyncio.run(all_at_once())
-    assert len({tuple(each.diffusion_output.flatten()[:99].tolist()) for each in made}) == 6
+    outputs = asyncio.run(all_at_once())
+    assert len({tuple(output.diffusion_output.flatten()[:99].tolist()) for output in outputs}) == 6
     assert [counted(running, replica) - was for replica, was in enumerate(before)] == [3, 3]
-    assert {each.extra_fields["min_global_steps"] for each in made} == {0}
+    assert {output.extra_fields["min_global_steps"] for output in outputs} == {0}
     (first,) = answered(balancer.acquire_server.remote("talk"))
-    (other,) = answered(balancer.acquire_server.remote("someone else"))
+    (elsewhere,) = answered(balancer.acquire_server.remote("someone else"))
     (again,) = answered(balancer.acquire_server.remote("talk"))
-    assert first[0] == again[0] != other[0]
-    for server in (first, other, again):
+    assert first[0] == again[0] != elsewhere[0]
+    for server in (first, elsewhere, again):
         answered(balancer.release_server.remote(server_id=server[0]))
     assert answered(balancer.get_total_inflight.remote()) == [0]
 
@@ -208,8 +208,8 @@ def test_the_http_api_returns_the_same_image_as_training(running: Running) -> No
     assert image.size == (SIZE, SIZE) and image.mode == "RGB"
     (sample,) = answered(running.submit(PROMPTS[0], 7, max_sequence_length=256))
     assert np.array_equal(np.asarray(image), sample.diffusion_output.permute(1, 2, 0).numpy())
-    other = png(running.post("/v1/images/generations", json={**asked, "prompt": PROMPTS[1], "size": "96x32"}))
-    assert other.size == (96, 32)
+    wide_image = png(running.post("/v1/images/generations", json={**asked, "prompt": PROMPTS[1], "size": "96x32"}))
+    assert wide_image.size == (96, 32)
     assert not np.array_equal(
         np.asarray(image), np.asarray(png(running.post("/v1/images/generations", json={**asked, "prompt": PROMPTS[1]})))
     )
@@ -285,16 +285,16 @@ def test_one_request_is_aborted_and_its_neighbour_is_not(running: Running) -> No
     victim = running.submit(PROMPTS[0], 1, num_inference_steps=60)
     neighbour = running.submit(PROMPTS[1], 2, num_inference_steps=60)
     server = running.stack.servers.server_handles[0]
-    found: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
 
     def aborted() -> bool:
-        found.update(answered(server.abort_request.remote(f"{PROMPTS[0]}-1"))[0])
-        return bool(found["aborted"])
+        answer.update(answered(server.abort_request.remote(f"{PROMPTS[0]}-1"))[0])
+        return bool(answer["aborted"])
 
     waiting_for(aborted)
-    one, other = answered(victim, neighbour)
-    assert (one.stop_reason, other.stop_reason) == ("aborted", "completed")
-    assert one.diffusion_output.numel() == 0 and other.diffusion_output.shape == (3, SIZE, SIZE)
+    victim_output, neighbour_output = answered(victim, neighbour)
+    assert (victim_output.stop_reason, neighbour_output.stop_reason) == ("aborted", "completed")
+    assert victim_output.diffusion_output.numel() == 0 and neighbour_output.diffusion_output.shape == (3, SIZE, SIZE)
 
 
 def waiting_for(there: Callable[[], bool]) -> None:

@@ -41,9 +41,9 @@ def cluster() -> Iterator[Any]:
     from verl_omni.trainer import startup
 
     startup.prepare_environment(has_accelerator=False)
-    found = ForkingCluster([], num_cpus=8, num_gpus=1, include_dashboard=False, _node_ip_address="127.0.0.1")
-    yield found
-    found.stop()
+    ray_cluster = ForkingCluster([], num_cpus=8, num_gpus=1, include_dashboard=False, _node_ip_address="127.0.0.1")
+    yield ray_cluster
+    ray_cluster.stop()
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,10 @@ def replica(cluster: Any, model: Path) -> Iterator[Any]:
     from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
 
-    made = vLLMOmniReplica(0, DiffusionRolloutConfig(), DiffusionModelConfig(path=str(model)))
-    asyncio.run(made.init_standalone())
-    yield made
-    ray.get([server.shutdown.remote() for server in made.servers], timeout=60)
+    rollout_replica = vLLMOmniReplica(0, DiffusionRolloutConfig(), DiffusionModelConfig(path=str(model)))
+    asyncio.run(rollout_replica.init_standalone())
+    yield rollout_replica
+    ray.get([server.shutdown.remote() for server in rollout_replica.servers], timeout=60)
 
 
 def test_a_replica_with_defaults_generates_and_serves_http(replica: Any, model: Path) -> None:
@@ -110,8 +110,8 @@ def test_a_server_alone_serves_with_defaults(cluster: Any, replica: Any, model: 
     )
     ray.get(server.launch_server.remote(), timeout=300)
     params = {"height": SIZE, "width": SIZE, "num_inference_steps": 4, "seed": 7}
-    made = ray.get(server.generate.remote(prompt_ids=[1, 2], sampling_params=params, request_id="one"), timeout=120)
-    assert made.diffusion_output.shape == (3, SIZE, SIZE) and made.stop_reason == "completed"
+    output = ray.get(server.generate.remote(prompt_ids=[1, 2], sampling_params=params, request_id="one"), timeout=120)
+    assert output.diffusion_output.shape == (3, SIZE, SIZE) and output.stop_reason == "completed"
     ray.get(server.shutdown.remote(), timeout=60)
 
 
@@ -138,9 +138,9 @@ def test_a_pod_that_stops_has_the_run_save_what_is_complete(cluster: Any, monkey
     hook.join(60.0)
     assert saved == [True] and not run.requested()
     ends = iter([False, True])
-    said = []
-    run.wait_for_end(lambda: next(ends), said.append)
-    assert len(said) == 1 and not any(ends), "a run that saved for a hook takes no step more"
+    messages = []
+    run.wait_for_end(lambda: next(ends), messages.append)
+    assert len(messages) == 1 and not any(ends), "a run that saved for a hook takes no step more"
     SaveRequests().wait_for_end(pytest.fail, pytest.fail)
     monkeypatch.setattr(store, "request", pytest.fail)
     assert save_before_stop.save(store, 60.0), "a second hook asks for no other one"
@@ -151,11 +151,11 @@ def test_a_server_alone_names_the_settings_that_it_changes_on_a_cpu(caplog: pyte
     from verl_omni.workers.config import DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
-    given = DiffusionRolloutConfig(tensor_model_parallel_size=4)
+    config = DiffusionRolloutConfig(tensor_model_parallel_size=4)
     with caplog.at_level(logging.WARNING):
-        fitted = vLLMOmniHttpServer._init_config(object(), given)  # type: ignore[arg-type]
-    said = [record.getMessage() for record in caplog.records]
-    assert "rollout.tensor_model_parallel_size is 1 on a CPU, not 4" in said and len(said) == 4
+        fitted = vLLMOmniHttpServer._init_config(object(), config)  # type: ignore[arg-type]
+    warnings = [record.getMessage() for record in caplog.records]
+    assert "rollout.tensor_model_parallel_size is 1 on a CPU, not 4" in warnings and len(warnings) == 4
     caplog.clear()
     vLLMOmniHttpServer._init_config(object(), fitted)  # type: ignore[arg-type]
     assert caplog.records == []
@@ -176,9 +176,9 @@ def test_the_log_says_why_a_replica_waits_for_accelerators(
         monkeypatch.setattr(waiting, name, _nothing if name == "launch_servers" else lambda: None)
     with caplog.at_level(logging.WARNING):
         asyncio.run(waiting.init_standalone())
-    (said,) = [text for record in caplog.records if "waits for" in (text := record.getMessage())]
-    assert said.startswith("replica 2 waits for accelerators: it needs 1 GPU on one node")
-    assert said.endswith("no node of this Ray cluster has more than 0: on a CPU, write ray.init(num_gpus=...)")
+    (message,) = [text for record in caplog.records if "waits for" in (text := record.getMessage())]
+    assert message.startswith("replica 2 waits for accelerators: it needs 1 GPU on one node")
+    assert message.endswith("no node of this Ray cluster has more than 0: on a CPU, write ray.init(num_gpus=...)")
 
 
 async def _nothing() -> None:
@@ -208,8 +208,8 @@ def test_a_start_that_waits_for_a_node_ends_when_it_is_given_up() -> None:
             errors.append(error)
 
     def group() -> Any:
-        found = [each for each in placement_group_table().values() if each["name"] == "judge_3:0"]
-        return found[0] if found else None
+        groups = [entry for entry in placement_group_table().values() if entry["name"] == "judge_3:0"]
+        return groups[0] if groups else None
 
     thread = threading.Thread(target=start, daemon=True)
     thread.start()

@@ -35,9 +35,9 @@ RECORDED = ("all_latents", "all_timesteps", "all_sigmas", "velocity_projections"
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from verl_omni.models.tiny import MAKERS
 
-    made: Path = tmp_path_factory.mktemp("tiny") / str(request.param)
-    MAKERS[str(request.param)](made)
-    return made
+    folder: Path = tmp_path_factory.mktemp("tiny") / str(request.param)
+    MAKERS[str(request.param)](folder)
+    return folder
 
 
 class Drawn(NamedTuple):
@@ -118,23 +118,23 @@ def test_step_execution_gives_the_same_samples_as_whole_requests(model: Path) ->
     """
     from verl_omni.pipelines.registry import NEGATIVE, training_adapter
 
-    whole = drawn(model, step_execution=False).alone
+    by_request = drawn(model, step_execution=False).alone
     stepped, together, forwards, mixed, steps = drawn(model, step_execution=True)
-    for one, other in zip(whole, stepped, strict=True):
-        assert torch.equal(one.diffusion_output, other.diffusion_output)
-        assert torch.equal(one.log_probs, other.log_probs) and one.log_probs.shape == (2,)
-        assert one.extra_fields.keys() == other.extra_fields.keys()
+    for expected, sample in zip(by_request, stepped, strict=True):
+        assert torch.equal(expected.diffusion_output, sample.diffusion_output)
+        assert torch.equal(expected.log_probs, sample.log_probs) and expected.log_probs.shape == (2,)
+        assert expected.extra_fields.keys() == sample.extra_fields.keys()
         read = set(training_adapter(architecture_of(model)).CONDITIONS)
-        assert {name for name in read if not name.startswith(NEGATIVE)} <= one.extra_fields.keys()
-        for name in {*RECORDED, *read & one.extra_fields.keys()}:
-            assert torch.equal(one.extra_fields[name], other.extra_fields[name]), name
+        assert {name for name in read if not name.startswith(NEGATIVE)} <= expected.extra_fields.keys()
+        for name in {*RECORDED, *read & expected.extra_fields.keys()}:
+            assert torch.equal(expected.extra_fields[name], sample.extra_fields[name]), name
     assert sum(forwards) == STEPS * len(SEEDS), "every request takes each of its steps once"
     assert max(forwards) > 1, "nothing was batched"
     assert max(steps) == 2, "they shared no step"
-    for one, other in zip([*stepped, stepped[0]], [*together, mixed], strict=True):
+    for expected, sample in zip([*stepped, stepped[0]], [*together, mixed], strict=True):
         for name in ("velocity_projections", "all_latents"):
-            torch.testing.assert_close(one.extra_fields[name], other.extra_fields[name], rtol=1e-3, atol=1e-4)
-        assert (one.diffusion_output.int() - other.diffusion_output.int()).abs().max() <= 1
+            torch.testing.assert_close(expected.extra_fields[name], sample.extra_fields[name], rtol=1e-3, atol=1e-4)
+        assert (expected.diffusion_output.int() - sample.diffusion_output.int()).abs().max() <= 1
 
 
 def test_weights_change_after_an_abort_between_two_steps_but_not_before(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def _aborted_and_updated(model: Path) -> None:
     async def over_http() -> list[Any]:
         sampling = OmniDiffusionSamplingParams(height=64, width=64, num_inference_steps=HTTP_STEPS)
         engine = PolicyEngine(server.engine, server._policy, server._http)
-        return [each async for each in engine.generate({"prompt": "a lawn"}, sampling_params_list=[sampling])]
+        return [output async for output in engine.generate({"prompt": "a lawn"}, sampling_params_list=[sampling])]
 
     try:
         running = asyncio.create_task(server.generate(ids, params, "a"))
@@ -222,8 +222,8 @@ async def _aborted_and_updated(model: Path) -> None:
         visitor = asyncio.create_task(over_http())
         await wait_until(lambda: len(steps) > taken, deadline=60, waiting_for="a step of the request over HTTP")
         await updated()
-        (made,) = await visitor
-        assert made.images and len(steps) - taken > HTTP_STEPS, "it did not start again"
+        (output,) = await visitor
+        assert output.images and len(steps) - taken > HTTP_STEPS, "it did not start again"
         after = await server.generate(ids, {**params, "num_inference_steps": 2}, "b")
         assert after.stop_reason == "completed"
     finally:
@@ -241,9 +241,9 @@ def test_a_family_that_is_generated_as_whole_requests_refuses_step_execution() -
     from verl_omni.workers.config import DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 
-    for architecture, each in FAMILIES.items():
-        assert each.stepwise == getattr(load(each.pipeline), "supports_step_execution", False)
-        if each.stepwise:
+    for architecture, description in FAMILIES.items():
+        assert description.stepwise == getattr(load(description.pipeline), "supports_step_execution", False)
+        if description.stepwise:
             continue
         with pytest.raises(ValueError, match=rf"step_execution: {architecture} is generated as whole requests only"):
             DiffusionMode().engine_args(

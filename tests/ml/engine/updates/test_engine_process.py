@@ -51,8 +51,8 @@ def replicas(stack: Any) -> list[Replica]:
 def worker_of(replica: Replica) -> psutil.Process:
     """The process of the engine's worker."""
     below = psutil.Process(replica.pid()).children(recursive=True)
-    (found,) = [process for process in below if "DiffusionWorker" in " ".join(process.cmdline())]
-    return found
+    (worker,) = [process for process in below if "DiffusionWorker" in " ".join(process.cmdline())]
+    return worker
 
 
 def ask(replica: Replica, question: Callable[[Any], Any]) -> Any:
@@ -86,8 +86,8 @@ def scheduled(replica: Replica) -> tuple[int, int]:
         scheduler = client._engine.scheduler
         return scheduler.num_running_requests(), scheduler.num_waiting_requests()
 
-    found: tuple[int, int] = ask(replica, count)
-    return found
+    counts: tuple[int, int] = ask(replica, count)
+    return counts
 
 
 def said(asked: Any) -> str:
@@ -100,15 +100,15 @@ def said(asked: Any) -> str:
 
 
 def test_an_adapter_reaches_a_worker_in_another_process(replicas: list[Replica]) -> None:
-    one, other = replicas
-    assert len({each.pid() for each in replicas} | {worker_of(each).pid for each in replicas}) == 4
-    before = one.picture()
+    first, second = replicas
+    assert len({replica.pid() for replica in replicas} | {worker_of(replica).pid for replica in replicas}) == 4
+    before = first.picture()
     counted = Leftovers()
-    assert torch.equal(before, other.picture())
-    one.publish(one.adapter(2.0), version=2)
-    assert not torch.equal(before, one.picture())
-    one.publish(one.adapter(1.0), version=1)
-    assert torch.equal(before, one.picture())
+    assert torch.equal(before, second.picture())
+    first.publish(first.adapter(2.0), version=2)
+    assert not torch.equal(before, first.picture())
+    first.publish(first.adapter(1.0), version=1)
+    assert torch.equal(before, first.picture())
     counted.none()
 
 
@@ -117,35 +117,35 @@ def test_a_worker_that_dies_while_generating_fails_its_requests_and_all_later_on
 
     from verl_omni.workers.rollout.replica_calls import EngineDead
 
-    one, other = replicas
-    worker = worker_of(other)
-    picture = one.picture()
-    assert torch.equal(other.picture(), picture)  # its first request also asks the worker for its adapters
-    ray.get([each.server.check_engine.remote() for each in replicas], timeout=SOON)
-    notice_late(other)
+    serving, dying = replicas
+    worker = worker_of(dying)
+    picture = serving.picture()
+    assert torch.equal(dying.picture(), picture)  # its first request also asks the worker for its adapters
+    ray.get([replica.server.check_engine.remote() for replica in replicas], timeout=SOON)
+    notice_late(dying)
     worker.suspend()  # it ends no request before it dies
-    asked = [other.draw(seed) for seed in range(3)]
-    wait_for(lambda: scheduled(other) == (1, 2))
+    asked = [dying.draw(seed) for seed in range(3)]
+    wait_for(lambda: scheduled(dying) == (1, 2))
     worker.kill()
     for call in asked:
         # Another standalone replica does the work of a request that ends with this error.
         with pytest.raises(EngineDead, match="rollout replica 1, with weights of version 1: "):
             ray.get(call, timeout=SOON)
-    ask(other, lambda server: server.noticed.set())
-    for call in (other.draw(0), other.server.check_engine.remote()):
+    ask(dying, lambda server: server.noticed.set())
+    for call in (dying.draw(0), dying.server.check_engine.remote()):
         with pytest.raises(EngineDead):
             ray.get(call, timeout=SOON)
-    assert "OmniEngineDeadError" in said(other.draw(0))
+    assert "OmniEngineDeadError" in said(dying.draw(0))
     with pytest.raises(psutil.NoSuchProcess):
         worker.status()
-    assert torch.equal(one.picture(), picture), "the other replica serves on"
+    assert torch.equal(serving.picture(), picture), "the other replica serves on"
 
 
 def test_a_worker_that_dies_in_an_update_fails_both_ends(replicas: list[Replica]) -> None:
-    one = replicas[0]
-    weights = ending_at_the_sixth(one.adapter(2.0), worker_of(one).kill)
-    handle, answer = one.begin()
+    first = replicas[0]
+    weights = ending_at_the_sixth(first.adapter(2.0), worker_of(first).kill)
+    handle, answer = first.begin()
     with pytest.raises(WeightSyncError, match="PeerDisconnected"):
         ipc.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     assert "update_weights_from_ipc failed in 1 of 1 workers" in said(answer)
-    assert "OmniEngineDeadError" in said(one.draw(0))
+    assert "OmniEngineDeadError" in said(first.draw(0))

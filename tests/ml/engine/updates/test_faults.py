@@ -33,12 +33,12 @@ def test_a_silent_replica_is_named_and_serves_when_it_is_back(two_replicas: TwoR
     """A stopped process keeps its connections open and never answers: Ray alone would wait forever."""
     from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed  # imports Ray: only after Ray was started
 
-    one, other = two_replicas.replicas
-    picture = other.picture()
+    serving, silent = two_replicas.replicas
+    picture = silent.picture()
     counted = Leftovers()
-    assert torch.equal(one.picture(), picture)
-    asked = [other.draw(seed) for seed in range(3)]
-    pid = other.pid()
+    assert torch.equal(serving.picture(), picture)
+    asked = [silent.draw(seed) for seed in range(3)]
+    pid = silent.pid()
     os.kill(pid, signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as pool:
@@ -58,10 +58,10 @@ def test_a_silent_replica_is_named_and_serves_when_it_is_back(two_replicas: TwoR
     assert f"replica {address}: no reply for 10 s (rollout.deadline_seconds)" in message
     assert "at weight version 1" in message and any(prompt in message for prompt in PROMPTS)
     two_replicas.stack.weights.wake_up_replicas()
-    assert [each.stop_reason for each in ray_get(asked)] == ["completed"] * 3
-    assert torch.equal(other.picture(), picture)
-    one.publish(one.adapter(1.0), version=1)  # it may or may not have received version 5
-    assert torch.equal(one.picture(), picture)
+    assert [sample.stop_reason for sample in ray_get(asked)] == ["completed"] * 3
+    assert torch.equal(silent.picture(), picture)
+    serving.publish(serving.adapter(1.0), version=1)  # it may or may not have received version 5
+    assert torch.equal(serving.picture(), picture)
     assert two_replicas.stack.versions() == [1, 1]
     counted.none()
 
@@ -111,10 +111,10 @@ def test_a_dead_reward_worker_is_started_again_and_scores_its_samples_again(two_
 def test_a_replica_that_dies_while_generating_fails_the_batch_and_is_named(two_replicas: TwoReplicas) -> None:
     import ray
 
-    one, other = two_replicas.replicas
-    pid = other.pid()
+    serving, dying = two_replicas.replicas
+    pid = dying.pid()
     counted = Leftovers()
-    asked = other.make_busy()
+    asked = dying.make_busy()
     os.kill(pid, signal.SIGKILL)
     ended = []
     for answer in asked:
@@ -123,7 +123,7 @@ def test_a_replica_that_dies_while_generating_fails_the_batch_and_is_named(two_r
         except ray.exceptions.RayActorError as error:
             ended.append(str(error))
     assert ended
-    assert torch.equal(one.picture(), one.picture())
+    assert torch.equal(serving.picture(), serving.picture())
     address = two_replicas.stack.servers.server_addresses[1]
     with pytest.raises(Exception, match="SampleLost") as batch:  # no other replica takes its share of a batch
         two_replicas.score(["", "", "", ""], version=1)
@@ -134,11 +134,11 @@ def test_a_replica_that_dies_while_generating_fails_the_batch_and_is_named(two_r
 def test_a_replica_that_dies_in_an_update_fails_the_update(two_replicas: TwoReplicas) -> None:
     import ray
 
-    one = two_replicas.replicas[0]
-    pid = one.pid()
+    first = two_replicas.replicas[0]
+    pid = first.pid()
     counted = Leftovers()
-    weights = ending_at_the_sixth(one.adapter(2.0), lambda: os.kill(pid, signal.SIGKILL))
-    handle, answer = one.begin()
+    weights = ending_at_the_sixth(first.adapter(2.0), lambda: os.kill(pid, signal.SIGKILL))
+    handle, answer = first.begin()
     with pytest.raises(Exception, match="PeerDisconnected"):
         ipc.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     with pytest.raises(ray.exceptions.RayActorError):

@@ -60,8 +60,8 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], BucketMessage]:
     tensors = {q: torch.full((4, 32), 1.0), k: torch.full((4, 32), 2.0)}
     size = tensors[q].nbytes
     places = {"re-ordered": {q: size, k: 0}, "left out": {k: size}}[fault]
-    digests = {name: compute_digest(each.view(-1).view(torch.uint8)) for name, each in tensors.items()}
-    entries = {name: Entry((4, 32), "float32", place, digests[name]) for name, place in places.items()}
+    digests = {name: compute_digest(tensor.view(-1).view(torch.uint8)) for name, tensor in tensors.items()}
+    entries = {name: Entry((4, 32), "float32", offset, digests[name]) for name, offset in places.items()}
     return tensors, BucketMessage(entries, [q, k])
 
 
@@ -72,12 +72,12 @@ def test_a_corrupt_bucket_is_refused(replica: Replica, fault: str, said: str) ->
     buffer = SendBuffer(None)
     with ipc.Channel(handle, DEADLINE, owner=True) as channel:
         begin = buffer.replace(1024, 1024)
-        place = 0
+        offset = 0
         for tensor in tensors.values():
-            buffer.tensor[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-            place += tensor.nbytes
-        for each in (begin, message):
-            channel.send(each)
+            buffer.tensor[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            offset += tensor.nbytes
+        for sent in (begin, message):
+            channel.send(sent)
             channel.receive(ReplyMessage)
     buffer.close()
     assert said in refused(answer)
@@ -117,21 +117,21 @@ def change(replica: Replica, kind: Change) -> Tensor:
     """The image after an update by an adapter with these settings."""
     rank, alpha, parts = kind
     weights = replica.adapter(1.0, rank, parts)
-    found = replica.publish(weights, version=1, settings=lora_settings(rank, alpha, parts))
-    assert found["bound"] == 2 * len(parts), "a module of each block for each part"
+    report = replica.publish(weights, version=1, settings=lora_settings(rank, alpha, parts))
+    assert report["bound"] == 2 * len(parts), "a module of each block for each part"
     return replica.picture()  # type: ignore[no-any-return]
 
 
 def test_rank_alpha_and_modules_may_change_and_nothing_of_the_previous_adapter_stays(two_replicas: TwoReplicas) -> None:
     """One replica receives the adapters in order, the other in reverse: predecessors differ."""
-    one, other = two_replicas.replicas
-    first = one.picture()
+    upward, downward = two_replicas.replicas
+    first = upward.picture()
     counted = Leftovers()
-    upwards = {kind: change(one, kind) for kind in CHANGES}
-    downwards = {kind: change(other, kind) for kind in reversed(CHANGES)}
+    upwards = {kind: change(upward, kind) for kind in CHANGES}
+    downwards = {kind: change(downward, kind) for kind in reversed(CHANGES)}
     for number, kind in enumerate(CHANGES):
         assert torch.equal(upwards[kind], downwards[kind]), kind
-        same = [other for other in CHANGES[:number] if torch.equal(upwards[kind], upwards[other])]
+        same = [earlier for earlier in CHANGES[:number] if torch.equal(upwards[kind], upwards[earlier])]
         assert same == [], f"{kind} draws what {same} draws"
     assert torch.equal(upwards[4, 4, "qk"], first), "the pictures of the adapter that the engine took first"
     for replica in two_replicas.replicas:
@@ -174,7 +174,7 @@ class Visitor:
         asked = {seed: self.ask(seed) for seed in SEEDS}
 
         def several() -> bool:
-            if all(each.done() for each in asked.values()):  # the engine was faster than a look at it
+            if all(request.done() for request in asked.values()):  # the engine was faster than a look at it
                 asked.update({seed: self.ask(seed) for seed in SEEDS})
             return self.one.in_flight() > 2
 
@@ -196,47 +196,49 @@ def visitor(two_replicas: TwoReplicas) -> Iterator[Visitor]:
 def test_an_answer_over_http_has_one_version_while_weights_change(visitor: Visitor) -> None:
     import ray
 
-    one = visitor.one
+    replica = visitor.one
     pictures = {}
     for version, strength in ((3, 1.5), (2, 2.0)):
-        one.publish(one.adapter(strength), version)
+        replica.publish(replica.adapter(strength), version)
         pictures[version] = visitor.pictures()
     assert not set(pictures[2].values()) & set(pictures[3].values())
     asked = [visitor.queue()]
 
     def weights() -> Iterator[tuple[str, Tensor]]:
-        for number, each in enumerate(one.adapter(1.5).items()):
+        for number, weight in enumerate(replica.adapter(1.5).items()):
             if number == 5:
-                assert one.in_flight() == 0, "the engine has requests while its weights change"
+                assert replica.in_flight() == 0, "the engine has requests while its weights change"
                 asked.append({seed: visitor.ask(seed) for seed in SEEDS})
-                wait_for(lambda: ray.get(one.server.requests_in_flight.remote()) >= len(SEEDS))
-                assert one.in_flight() == 0
-            yield each
+                wait_for(lambda: ray.get(replica.server.requests_in_flight.remote()) >= len(SEEDS))
+                assert replica.in_flight() == 0
+            yield weight
 
-    handle, answer = one.begin(3)
+    handle, answer = replica.begin(3)
     ipc.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     ray.get(answer, timeout=SOON)
     for number, requests in enumerate(asked):
         for seed, request in requests.items():
-            found = request.result()
-            version = int(found.headers["X-Weights-Version"])
-            assert picture(found) == pictures[version][seed], f"seed {seed} is not of version {version}"
+            response = request.result()
+            version = int(response.headers["X-Weights-Version"])
+            assert picture(response) == pictures[version][seed], f"seed {seed} is not of version {version}"
             assert version == 3 or number == 0
-    one.publish(one.adapter(1.0), 1)
+    replica.publish(replica.adapter(1.0), 1)
 
 
 def test_a_request_over_http_is_held_while_the_replica_sleeps(two_replicas: TwoReplicas, visitor: Visitor) -> None:
     import ray
 
-    one = visitor.one
+    replica = visitor.one
     expected = visitor.pictures()
     early = visitor.queue()
     two_replicas.stack.weights.sleep_replicas()
-    assert one.in_flight() == 0, "the engine has requests while it sleeps"
-    ray.get(one.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", 0.2)))
+    assert replica.in_flight() == 0, "the engine has requests while it sleeps"
+    ray.get(replica.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", 0.2)))
     answer = visitor.ask(0).result()
     assert answer.status_code == 503 and answer.headers["Retry-After"] == "5"
     assert "not admitted within 0.2 s (rollout.deadline_seconds), because this replica sleeps" in answer.text
-    ray.get(one.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", own.config.deadline_seconds)))
-    ray.get([each.server.wake_up.remote() for each in two_replicas.replicas], timeout=SOON)
+    ray.get(
+        replica.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", own.config.deadline_seconds))
+    )
+    ray.get([asleep.server.wake_up.remote() for asleep in two_replicas.replicas], timeout=SOON)
     assert {seed: picture(request.result()) for seed, request in early.items()} == expected

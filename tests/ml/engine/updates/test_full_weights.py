@@ -40,12 +40,12 @@ def running(start: Any) -> tuple[Any, Any]:
 
 def assert_no_segment_remains() -> None:
     """Engines that are tested at the same time have segments for moments; what is left behind stays."""
-    found = set(Path("/dev/shm").glob(f"{SEGMENT_PREFIX}*"))
+    segments = set(Path("/dev/shm").glob(f"{SEGMENT_PREFIX}*"))
     until = time.monotonic() + 30
-    while found and time.monotonic() < until:
+    while segments and time.monotonic() < until:
         time.sleep(0.2)
-        found = {path for path in found if path.exists()}
-    assert found == set()
+        segments = {path for path in segments if path.exists()}
+    assert segments == set()
 
 
 def ask(server: Any, seed: int) -> Any:
@@ -61,9 +61,9 @@ def from_both(running: tuple[Any, Any]) -> tuple[torch.Tensor, list[int]]:
     """The image that both replicas generate for the same request, and its versions."""
     servers = running[1].servers.server_handles
     assert len(servers) == 2
-    one, other = (ask(server, seed=5) for server in servers)
-    assert torch.equal(one.diffusion_output, other.diffusion_output), "the replicas have different weights"
-    return one.diffusion_output, [each.extra_fields["global_steps"] for each in (one, other)]
+    first, second = (ask(server, seed=5) for server in servers)
+    assert torch.equal(first.diffusion_output, second.diffusion_output), "the replicas have different weights"
+    return first.diffusion_output, [output.extra_fields["global_steps"] for output in (first, second)]
 
 
 def publish(running: tuple[Any, Any], version: int) -> list[dict[str, Any]]:
@@ -95,9 +95,9 @@ def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restore
     before, versions = from_both(running)
     assert versions == [0, 0]
     stack.workers.save_checkpoint(str(tmp_path))
-    found = train(running, rows)
-    assert found["actor/grad_norm"] > 0
-    assert found["rollout_corr/mean_abs_diff"] < 1e-5
+    metrics = train(running, rows)
+    assert metrics["actor/grad_norm"] > 0
+    assert metrics["rollout_corr/mean_abs_diff"] < 1e-5
     answers = publish(running, 1)
     assert [answer["buckets"] for answer in answers] == [5, 5]
     assert not any(answer["lora"] for answer in answers)

@@ -66,13 +66,13 @@ def replicas(start_tiny: Any) -> list[One]:
 
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
-    made = []
+    singles = []
     played = replicas_of(stack)
-    for each, control, address in zip(played, stack.weights.replicas, stack.servers.server_addresses, strict=True):
-        router = ray.remote(GlobalRequestLoadBalancer).remote({address: each.server})
-        made.append(One(each, control, DiffusionLLMServerClient(config, router), address))
-        ended(made[-1].sample(0))  # the router is there
-    return made
+    for replica, control, address in zip(played, stack.weights.replicas, stack.servers.server_addresses, strict=True):
+        router = ray.remote(GlobalRequestLoadBalancer).remote({address: replica.server})
+        singles.append(One(replica, control, DiffusionLLMServerClient(config, router), address))
+        ended(singles[-1].sample(0))  # the router is there
+    return singles
 
 
 alive = precondition(lambda life: life.alive)
@@ -192,7 +192,7 @@ class Life(RuleBasedStateMachine):
                 self._names_the_replica(sample)
             else:
                 self.check(sample, seed)
-        assert moment != "asleep" or all(isinstance(each, Exception) for each in samples)
+        assert moment != "asleep" or all(isinstance(sample, Exception) for sample in samples)
         if update is not None:
             self._update_ends(*update)
         counted.none()

@@ -142,8 +142,8 @@ def test_texts_that_look_like_json_stay_texts_between_other_types(tmp_path: Path
     texts = ["1", "true", "null", "[]", "{}", '"a"', "NaN", ""]
     values = [*texts, 0.1 + 0.2, 2**63 - 1, True, ["1"], {"a": "2"}]
     chat = [{"role": "user", "content": "b"}]
-    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": each}) for each in [*texts, chat]))
-    rows = load(tmp_path, [{"prompt": "a", "x": each, "extra_info": {"x": each}} for each in values])
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in [*texts, chat]))
+    rows = load(tmp_path, [{"prompt": "a", "x": value, "extra_info": {"x": value}} for value in values])
     assert [row["x"] for row in rows] == [row["extra_info"]["x"] for row in rows] == values
     rows = prompt_dataset.load([str(tmp_path / name) for name in ("train.jsonl", "p.jsonl")], config(tmp_path), None)
     assert [row["extra_info"]["prompt"] for row in rows] == ["a"] * len(values) + [*texts, "b"]

@@ -53,9 +53,9 @@ def test_what_cannot_be_a_class_is_named_with_what_to_write(own: Path, path: str
     (own.parent / "broken.py").write_text("class Own(\n")
     places = {"own": str(own), "folder": str(own.parent)}
     where = path.format(**places)
-    given = data(f"{SETTING}.path={where}", f"{SETTING}.name={name}")
+    data_config = data(f"{SETTING}.path={where}", f"{SETTING}.name={name}")
     with pytest.raises(DatasetClassNotUsable) as refused:
-        dataset_class.check(given)
+        dataset_class.check(data_config)
     wanted = said.format(**places)
     assert str(refused.value).startswith(f"{SETTING}.{wanted}") or re.match(rf"{SETTING}\.{wanted}", str(refused.value))
     assert "\n" not in str(refused.value)
@@ -87,9 +87,9 @@ def test_the_files_of_a_run_are_checked_with_its_class(own: Path) -> None:
 )
 def test_a_class_whose_module_fails_is_named_when_it_is_imported(own: Path, text: str, said: str) -> None:
     own.write_text(text)
-    given = data(f"{SETTING}.path={own}", f"{SETTING}.name=Own")
-    dataset_class.check(given)
+    data_config = data(f"{SETTING}.path={own}", f"{SETTING}.name=Own")
+    dataset_class.check(data_config)
     with pytest.raises(DatasetClassNotUsable) as refused:
-        dataset_class.load(given)
+        dataset_class.load(data_config)
     assert str(refused.value).startswith(f"{SETTING}: Own of {own} cannot be used: {said}")
     assert str(refused.value).endswith("; correct the module, or write another class")

@@ -77,10 +77,10 @@ def encoded(color: tuple[int, int, int]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("feature", [None, datasets.Image()], ids=["a mapping", "an image of datasets"])
 def test_images_may_be_in_the_data_set(tmp_path: Path, feature: datasets.Image | None) -> None:
-    made = datasets.Dataset.from_list([{"prompt": "a", "chosen": encoded(RED), "rejected": encoded(BLUE)}])
+    pairs = datasets.Dataset.from_list([{"prompt": "a", "chosen": encoded(RED), "rejected": encoded(BLUE)}])
     for name in ("chosen", "rejected") if feature else ():
-        made = made.cast_column(name, feature)
-    made.to_parquet(tmp_path / "pairs.parquet")
+        pairs = pairs.cast_column(name, feature)
+    pairs.to_parquet(tmp_path / "pairs.parquet")
     rows = read(tmp_path / "pairs.parquet")
     (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
     assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]

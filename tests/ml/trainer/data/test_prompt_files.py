@@ -145,19 +145,19 @@ TYPES: dict[str, tuple[Any, Any, str | None]] = {
 
 @pytest.mark.parametrize("name", TYPES)
 def test_the_columns_of_parquet_files_that_are_refused_are_those_that_cannot_be_read(tmp_path: Path, name: str) -> None:
-    kind, value, said = TYPES[name]
+    kind, value, reason = TYPES[name]
     path = tmp_path / "p.parquet"
     if isinstance(kind, pa.BaseExtensionType):
         column = pa.ExtensionArray.from_storage(kind, pa.array([value], kind.storage_type))
     else:
         column = pa.array([value], kind)
     parquet.write_table(pa.table({"prompt": ["a"], "c": column}), path)
-    if said is None:
+    if reason is None:
         prompt_files.check_file(path, "prompt")
         assert len(prompt_tables.read([str(path)])) == 1
         return
-    found = problem(path)
-    assert found.startswith(f"{path}: column c: the type ") and said in found
+    refusal = problem(path)
+    assert refusal.startswith(f"{path}: column c: the type ") and reason in refusal
     with pytest.raises(ValueError, match="does not have a datasets dtype equivalent"):
         prompt_tables.read([str(path)])
 
@@ -179,10 +179,10 @@ def test_held_out_prompts_are_checked_and_files_of_other_classes_not(tmp_path: P
     with pytest.raises(prompt_files.InvalidPromptFile, match=r"bad.jsonl:1: there is no column 'prompt'; .*: none"):
         dataset_class.check_with_files(configuration.load(overrides))
     (tmp_path / "own.py").write_text("class Own: ...\n")
-    own = [*overrides, f"data.custom_cls.path='{tmp_path}/own.py'", "data.custom_cls.name=Own"]
-    dataset_class.check_with_files(configuration.load(own))
+    own_class = [*overrides, f"data.custom_cls.path='{tmp_path}/own.py'", "data.custom_cls.name=Own"]
+    dataset_class.check_with_files(configuration.load(own_class))
     with pytest.raises(FileNotFoundError, match=r"no data file missing\.jsonl: correct data.train_files"):
-        dataset_class.check_with_files(configuration.load([*own, "data.train_files=missing.jsonl"]))
+        dataset_class.check_with_files(configuration.load([*own_class, "data.train_files=missing.jsonl"]))
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])
@@ -225,8 +225,8 @@ def test_columns_that_datasets_write_as_json_are_read_from_it(tmp_path: Path) ->
 
 def test_the_name_of_a_file_says_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text(GOOD)
-    said = "the name of a file of prompts must end in .jsonl, .json, .parquet, .txt"
-    assert problem(tmp_path / "p.csv") == f"{tmp_path / 'p.csv'}: {said}"
+    reason = "the name of a file of prompts must end in .jsonl, .json, .parquet, .txt"
+    assert problem(tmp_path / "p.csv") == f"{tmp_path / 'p.csv'}: {reason}"
 
 
 @pytest.mark.slow

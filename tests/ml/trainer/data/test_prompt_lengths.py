@@ -36,33 +36,33 @@ def config(folder: Path, *overrides: str) -> Any:
 
 def test_long_prompts_are_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_dataset, "COUNTED_AT_ONCE", 3)
-    said = r"2 of 4 prompts of data.train_files have more than data.max_prompt_length=8 tokens; the first, row 1, "
-    with pytest.raises(ValueError, match=said):
+    message = r"2 of 4 prompts of data.train_files have more than data.max_prompt_length=8 tokens; the first, row 1, "
+    with pytest.raises(ValueError, match=message):
         prompt_dataset.load_checked(config(tmp_path))
 
 
 def test_checks_read_columns_as_a_whole_and_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row, a million prompts take minutes."""
     read: list[Any] = []
-    whole = Column.__getitem__
+    read_column = Column.__getitem__
 
     def recorded(column: Any, key: Any) -> Any:
         read.append(key)
-        return whole(column, key)
+        return read_column(column, key)
 
     def iterated(column: Any) -> Any:
         read.append(iter)
-        return iter(whole(column, slice(None)))
+        return iter(read_column(column, slice(None)))
 
     monkeypatch.setattr(Column, "__getitem__", recorded)
     monkeypatch.setattr(Column, "__iter__", iterated)
     rows = [{"prompt": "red", "negative_prompt": "blue", "extra_info": {"size": size}} for size in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = config(tmp_path, f"data.val_files='{tmp_path / 'rows.jsonl'}'")
-    made.data.train_files = made.data.val_files
-    train, held_out = prompt_dataset.load_checked(made)
-    assert list(prompt_warnings.describe_truncated(made, train, held_out)) == []
-    assert list(prompt_warnings.describe_unread(made, train, held_out)) != []
+    run_config = config(tmp_path, f"data.val_files='{tmp_path / 'rows.jsonl'}'")
+    run_config.data.train_files = run_config.data.val_files
+    train, held_out = prompt_dataset.load_checked(run_config)
+    assert list(prompt_warnings.describe_truncated(run_config, train, held_out)) == []
+    assert list(prompt_warnings.describe_unread(run_config, train, held_out)) != []
     assert read and {str(key) for key in read} == {str(slice(None))}
 
 
@@ -99,18 +99,18 @@ def test_long_negative_prompts_too(tmp_path: Path) -> None:
     rows = [{"prompt": "red", "negative_prompt": text} for text in (None, "dark", "dark " * 20)]
     (tmp_path / "n.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     overrides = [f"data.train_files='{tmp_path / 'n.jsonl'}'"]
-    said = r"1 of 3 negative prompts of data.train_files .*row 2, .*write data.truncation=right$"
-    with pytest.raises(ValueError, match=said):
+    message = r"1 of 3 negative prompts of data.train_files .*row 2, .*write data.truncation=right$"
+    with pytest.raises(ValueError, match=message):
         prompt_dataset.load_checked(config(tmp_path, *overrides))
     assert len(prompt_dataset.load_checked(config(tmp_path, *overrides, "data.truncation=right"))[0]) == 3
 
 
 def test_long_held_out_prompts_too(tmp_path: Path) -> None:
-    made = config(
+    run_config = config(
         tmp_path, f"data.val_files='{tmp_path / 'train.jsonl'}'", "data.train_max_samples=1", "data.shuffle=false"
     )
     with pytest.raises(ValueError, match=r"2 of 4 prompts of data\.val_files"):
-        prompt_dataset.load_checked(made)
+        prompt_dataset.load_checked(run_config)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_prompts_that_lose_their_end_in_the_text_encoder_are_counted(tmp_path: P
     (tmp_path / "held_out.jsonl").write_text('{"prompt": "%s"}\n' % ("red " * 12))
 
     def texts(*overrides: str) -> list[str]:
-        given = config(
+        run_config = config(
             tmp_path, "data.max_prompt_length=77", f"data.val_files='{tmp_path / 'held_out.jsonl'}'", *overrides
         )
-        return list(prompt_warnings.describe_truncated(given, *prompt_dataset.load_checked(given)))
+        return list(prompt_warnings.describe_truncated(run_config, *prompt_dataset.load_checked(run_config)))
 
     (train,) = texts(length.format("", 16))
     assert re.match(r"data.train_files: 2 of 4 prompts, such as row 1 with \d+ tokens, have more than ", train)
@@ -172,6 +172,6 @@ def test_negative_prompts_without_guidance_are_said_to_have_no_effect(
 ) -> None:
     (tmp_path / "n.jsonl").write_text(json.dumps({"prompt": "red", "negative_prompt": negative}) + "\n")
     files = [f"data.{name}_files='{tmp_path / 'n.jsonl'}'" for name in ("train", "val")]
-    given = config(tmp_path, *files, *(f"actor_rollout_ref.rollout.{name}" for name in overrides))
-    found = prompt_warnings.describe_unread(given, *prompt_dataset.load_checked(given))
-    assert [text.partition(":")[0] for text in found] == unread
+    run_config = config(tmp_path, *files, *(f"actor_rollout_ref.rollout.{name}" for name in overrides))
+    warnings = prompt_warnings.describe_unread(run_config, *prompt_dataset.load_checked(run_config))
+    assert [text.partition(":")[0] for text in warnings] == unread

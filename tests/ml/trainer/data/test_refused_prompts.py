@@ -34,7 +34,7 @@ def _merge_line_breaks(file: Path) -> None:
     """Let two line breaks be one token, as in released tokenizers of Qwen."""
     tokenizer = json.loads(file.read_text())
     model = tokenizer["model"]
-    model["vocab"]["ĊĊ"] = max([*model["vocab"].values(), *(each["id"] for each in tokenizer["added_tokens"])]) + 1
+    model["vocab"]["ĊĊ"] = max([*model["vocab"].values(), *(token["id"] for token in tokenizer["added_tokens"])]) + 1
     model["merges"].append(["Ċ", "Ċ"])
     file.write_text(json.dumps(tokenizer))
 
@@ -81,12 +81,12 @@ CASES = {
 def test_a_prompt_that_the_engine_refuses_ends_the_run_before_it_begins(
     models: dict[str, Path], tmp_path: Path, name: str, held_out: bool
 ) -> None:
-    model, rows, said = CASES[name]
+    model, rows, message = CASES[name]
     files = f"data.{'val' if held_out else 'train'}_files"
     where = (
         rf"row 1 of {files} \({re.escape(str(tmp_path / 'rows.jsonl'))}\), column prompt: the engine would refuse .*"
     )
-    with pytest.raises(ValueError, match=where + said):
+    with pytest.raises(ValueError, match=where + message):
         check(tmp_path, models[model], rows, held_out=held_out)
     check(tmp_path, models[model], rows[:1], held_out=held_out)
 

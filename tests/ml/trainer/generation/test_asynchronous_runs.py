@@ -23,8 +23,8 @@ from verl_omni.trainer.run.step_checkpoints import Interrupted
 def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_path: Path, ahead: int) -> None:
     steps = 24
     draw = random.Random(ahead)
-    whole = Trained()
-    trainer(tmp_path / "whole", whole, steps, f"{AHEAD}={ahead}").fit(None)
+    uninterrupted = Trained()
+    trainer(tmp_path / "whole", uninterrupted, steps, f"{AHEAD}={ahead}").fit(None)
     lines = RunFolder(tmp_path / "whole").metrics()
     assert [line["weights/staleness"] for line in lines] == [min(step, ahead) for step in range(steps)]
     assert all("timing_s/wait" in line for line in lines)
@@ -35,19 +35,19 @@ def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_pa
         stack = Trained()
         newest = checkpoints.latest(tmp_path / "run" / "checkpoints")
         first = 0 if newest is None else checkpoints.step_of(newest)
-        made = trainer(tmp_path / "run", stack, steps, f"{AHEAD}={ahead}")
+        run = trainer(tmp_path / "run", stack, steps, f"{AHEAD}={ahead}")
         last = first + draw.randint(1, 2)
         if stops > kills // 4:
             kills += 1
             fail_after(stack, last - first)
         else:
             stops += 1
-            made.requests.stop_wanted = lambda stack=stack, count=last - first: len(stack.updates) == count
+            run.requests.stop_wanted = lambda stack=stack, count=last - first: len(stack.updates) == count
         with contextlib.suppress(Interrupted, ConnectionError):
-            made.fit(newest)
-        trained |= {first + place: update for place, update in enumerate(stack.updates, 1)}
+            run.fit(newest)
+        trained |= {first + step: update for step, update in enumerate(stack.updates, 1)}
         updates += len(stack.updates)
-    assert [trained[step] for step in range(1, steps + 1)] == whole.updates, "a prompt group was lost"
+    assert [trained[step] for step in range(1, steps + 1)] == uninterrupted.updates, "a prompt group was lost"
     assert updates == steps, "a prompt group was trained on twice"
     assert kills > 10 and stops > 1
 
@@ -57,14 +57,14 @@ def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_pa
 def test_no_sample_is_older_than_the_threshold_and_no_prompt_group_is_lost_with_the_strategy_drop(
     tmp_path: Path, threshold: int, staleness: list[int] | None
 ) -> None:
-    whole = Trained()
+    synchronous = Trained()
     stack = Trained()
-    trainer(tmp_path / "whole", whole, 6).fit(None)
+    trainer(tmp_path / "whole", synchronous, 6).fit(None)
     limited = (f"{AHEAD}=4", f"{STRATEGY}=drop", f"{THRESHOLD}={threshold}")
-    made = trainer(tmp_path / "limited", stack, 6, *limited)
-    made.fit(None)
-    assert stack.updates == whole.updates
-    lines = made.folder.metrics()
+    run = trainer(tmp_path / "limited", stack, 6, *limited)
+    run.fit(None)
+    assert stack.updates == synchronous.updates
+    lines = run.folder.metrics()
     assert [line.get("weights/staleness") for line in lines] == (staleness or [None] * 6), "None: synchronous"
 
 
@@ -101,14 +101,14 @@ def lose_replicas(stack: Trained, *numbers: int, evaluations: bool = False) -> l
 
 @pytest.mark.slow
 def test_a_run_whose_replicas_are_all_lost_trains_on_each_prompt_group_once(tmp_path: Path) -> None:
-    whole = Trained()
+    unbroken = Trained()
     stack = Trained()
-    trainer(tmp_path / "whole", whole, 6).fit(None)
+    trainer(tmp_path / "whole", unbroken, 6).fit(None)
     lose_replicas(stack, 0, 3)
     trainer(tmp_path / "lost", stack, 6).fit(None)
-    assert stack.updates == whole.updates
-    found = [line["weights/staleness"] for line in RunFolder(tmp_path / "lost").metrics()]
-    assert found == [0, 1, 0, 1, 1, 1], "the batch of step 3 has newer weights than without a loss"
+    assert stack.updates == unbroken.updates
+    staleness = [line["weights/staleness"] for line in RunFolder(tmp_path / "lost").metrics()]
+    assert staleness == [0, 1, 0, 1, 1, 1], "the batch of step 3 has newer weights than without a loss"
 
 
 @pytest.mark.slow
@@ -116,35 +116,35 @@ def test_a_run_whose_replicas_are_all_lost_trains_on_each_prompt_group_once(tmp_
 def test_a_run_whose_replicas_are_lost_again_and_again_ends(tmp_path: Path, evaluations: bool) -> None:
     stack = Trained()
     calls = lose_replicas(stack, *range(10), evaluations=evaluations)
-    made = trainer(tmp_path, stack, 4, "trainer.val_before_train=true")
-    made.loop.evaluation.rows = made.rows if evaluations else None
+    run = trainer(tmp_path, stack, 4, "trainer.val_before_train=true")
+    run.loop.evaluation.rows = run.rows if evaluations else None
     with pytest.raises(SampleFailed):
-        made.fit(None)
+        run.fit(None)
     assert calls == [0] * (LOSSES_OF_ALL_REPLICAS + 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["true", "false"], ids=["before the first step, too", "after steps only"])
 def test_an_evaluation_that_loses_all_replicas_is_repeated_with_the_same_weights(tmp_path: Path, first: str) -> None:
-    whole = Trained()
+    unbroken = Trained()
     stack = Trained()
-    trainer(tmp_path / "whole", whole, 4).fit(None)
+    trainer(tmp_path / "whole", unbroken, 4).fit(None)
     calls = lose_replicas(stack, 0, 2, 3, evaluations=True)
-    made = trainer(tmp_path / "lost", stack, 4, "trainer.test_freq=2", f"trainer.val_before_train={first}")
-    made.loop.evaluation.rows = made.rows
-    made.fit(None)
+    run = trainer(tmp_path / "lost", stack, 4, "trainer.test_freq=2", f"trainer.val_before_train={first}")
+    run.loop.evaluation.rows = run.rows
+    run.fit(None)
     assert calls == ([0, 0, 2, 2, 2, 4] if first == "true" else [2, 2, 4, 4, 4])
-    assert stack.updates == whole.updates
-    evaluated = [line["step"] for line in made.folder.metrics() if "val/reward/mean" in line]
+    assert stack.updates == unbroken.updates
+    evaluated = [line["step"] for line in run.folder.metrics() if "val/reward/mean" in line]
     assert evaluated == ([0, 2, 4] if first == "true" else [2, 4])
 
 
 @pytest.mark.slow
 def test_log_probabilities_are_compared_for_samples_of_the_current_weights_only(tmp_path: Path) -> None:
     stack = Trained()
-    made = trainer(tmp_path, stack, 3)
-    made.fit(None)
-    tolerance = made.config.trainer.max_log_prob_difference
+    run = trainer(tmp_path, stack, 3)
+    run.fit(None)
+    tolerance = run.config.trainer.max_log_prob_difference
     none = float("inf")
     assert stack.tolerances == [(tolerance, 1e-3), (none, none), (none, none)]
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[2])["weights/staleness"] == 1

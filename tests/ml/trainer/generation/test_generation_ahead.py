@@ -89,10 +89,10 @@ def test_another_error_than_a_loss_is_raised_by_the_drain() -> None:
     loss = GenerationAhead(generate, ahead=1, first=0, last=1, is_loss=is_loss_of_replicas)
     loss.start(0)
     loss.drain()
-    other = GenerationAhead(generate, ahead=1, first=1, last=2, is_loss=is_loss_of_replicas)
-    other.start(1)
+    refused = GenerationAhead(generate, ahead=1, first=1, last=2, is_loss=is_loss_of_replicas)
+    refused.start(1)
     with pytest.raises(ConnectionError):
-        other.drain()
+        refused.drain()
 
 
 def test_a_stopped_generation_makes_no_further_batch_and_is_joined_after_the_running_one() -> None:
@@ -185,5 +185,5 @@ def test_the_number_of_batches_ahead() -> None:
 )
 def test_a_run_with_older_samples_and_no_limit_is_warned(overrides: tuple[str, ...], said: str | None) -> None:
     """Flow-DPPO cannot take the engine's log-probabilities, DiffusionNFT has no ratio: there is nothing to write."""
-    found = async_settings.unlimited_text(smallest_job.load(*overrides))
-    assert said is None if found is None else said is not None and said in found and f"Write {BYPASS}=true" in found
+    text = async_settings.unlimited_text(smallest_job.load(*overrides))
+    assert said is None if text is None else said is not None and said in text and f"Write {BYPASS}=true" in text

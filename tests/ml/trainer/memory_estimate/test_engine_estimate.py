@@ -23,8 +23,8 @@ def test_an_engine_that_does_not_sleep_holds_what_its_allocator_reserved(tiny: P
     serving = estimated(tiny, *awake)
     assert sleeping.engine == serving.engine and sleeping.engine.kept > sleeping.engine.peak
     held = {
-        found: [phase.parts.get("engine activations") for phase in made.estimate.device]
-        for found, made in (("sleeping", sleeping), ("serving", serving))
+        state: [phase.parts.get("engine activations") for phase in result.estimate.device]
+        for state, result in (("sleeping", sleeping), ("serving", serving))
     }
     assert held["sleeping"] == [sleeping.engine.peak, None, None]
     assert held["serving"] == [serving.engine.kept] * 3
@@ -61,7 +61,9 @@ def test_offloaded_text_encoders_are_on_the_device_only_while_prompts_are_encode
 def test_a_sleeping_engine_has_no_copy_of_offloaded_text_encoders(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_memory, "pinned_bytes", sum)
     cache = f"{ROLLOUT}.prompt_cache_dir=/other"
-    kept, offloaded = (estimated(tiny, cache, f"{ROLLOUT}.offload_text_encoders={each}") for each in ("false", "true"))
+    kept, offloaded = (
+        estimated(tiny, cache, f"{ROLLOUT}.offload_text_encoders={offload}") for offload in ("false", "true")
+    )
     assert kept.engine.asleep - offloaded.engine.asleep == offloaded.engine.offloaded > 0
 
 
@@ -82,8 +84,8 @@ def test_engines_of_their_own_offload_text_encoders_too(tiny: Path) -> None:
 
 def test_offloading_text_encoders_is_advised_where_prompts_are_cached(tiny: Path) -> None:
     name = f"{ROLLOUT}.offload_text_encoders"
-    for given, advised in ((), False), ((f"{ROLLOUT}.prompt_cache_dir=/cache",), True):
-        assert (name in {change.setting for change in advice.changes(job(tiny, *given))}) is advised
+    for overrides, advised in ((), False), ((f"{ROLLOUT}.prompt_cache_dir=/cache",), True):
+        assert (name in {change.setting for change in advice.changes(job(tiny, *overrides))}) is advised
 
 
 @pytest.mark.slow
@@ -100,10 +102,10 @@ def test_the_engine_has_the_weights_of_vllm_omnis_modules(tiny: Path, tmp_path: 
     (positions,) = transformer.buffers()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        own = PatchEmbed(pos_embed_max_size=2, embed_dim=8).pos_embed
+        buffer = PatchEmbed(pos_embed_max_size=2, embed_dim=8).pos_embed
     finally:
         torch.set_default_dtype(torch.float32)
-    assert own.dtype == torch.float32
+    assert buffer.dtype == torch.float32
     assert engine.transformer == 2 * sum(p.numel() for p in transformer.parameters()) + 4 * positions.numel()
     for family, has_vision in (("qwen_image", False), ("qwen_image_edit", True)):
         MAKERS[family](tmp_path / family)
@@ -121,7 +123,7 @@ def test_an_engine_that_returns_latents_decodes_nothing(tiny: Path) -> None:
     def passes(training: str, evaluation: str) -> dict[str, int]:
         types = (f"pipeline.output_type={training}", f"val_kwargs.pipeline.output_type={evaluation}")
         overrides = ("data.val_files=held_out.jsonl", "data.train_batch_size=32")  # an evaluation has no more samples
-        return estimated(tiny, *(f"{ROLLOUT}.{each}" for each in types), *overrides).engine.passes
+        return estimated(tiny, *(f"{ROLLOUT}.{override}" for override in types), *overrides).engine.passes
 
     images = passes("image", "image")
     assert images["decoding"] > 0
@@ -134,11 +136,11 @@ def test_tensor_parallelism_divides_attention_and_feed_forward_layers_only(tmp_p
     """Two accelerators share 13.6 of Qwen-Image's 20.4 billion weights; each has the modulation of all layers."""
     public_models.write("Qwen/Qwen-Image", tmp_path)
     transformer = model_shapes.read(tmp_path).on_meta("transformer", torch.bfloat16)
-    whole, half = (engine_memory.share(transformer, size) / 2e9 for size in (1, 2))
+    unsplit, half = (engine_memory.share(transformer, size) / 2e9 for size in (1, 2))
     layers = 60
     width = 3072
-    assert whole == pytest.approx(20.4, abs=0.05)
-    assert whole - half == pytest.approx(layers * 24 * width**2 / 2 / 1e9, rel=1e-3)
+    assert unsplit == pytest.approx(20.4, abs=0.05)
+    assert unsplit - half == pytest.approx(layers * 24 * width**2 / 2 / 1e9, rel=1e-3)
 
 
 def test_a_sleeping_engine_pins_blocks_whose_sizes_are_powers_of_two() -> None:

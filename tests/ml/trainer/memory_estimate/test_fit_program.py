@@ -27,8 +27,8 @@ def test_a_job_that_does_not_fit_is_told_what_to_change(tiny: Path) -> None:
     document = program.describe(job(tiny, *large), capacity, accelerator=True)
     assert document["fits"] is False
     assert document["advice"][-1]["fits"] is True
-    assert [each["setting"] for each in document["advice"] if each["setting"] not in known] == []
-    peaks = [document["peak"], *(each["peak"] for each in document["advice"])]
+    assert [step["setting"] for step in document["advice"] if step["setting"] not in known] == []
+    peaks = [document["peak"], *(step["peak"] for step in document["advice"])]
     assert peaks == sorted(peaks, reverse=True)
 
 
@@ -45,7 +45,7 @@ def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
 
     before = {"update": 100}
     advised = advice.advise(config, before, phases_of, lambda peak: peak < 70)
-    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in advised] == [
+    assert [(step.change.setting, step.phase, step.peak, step.fits) for step in advised] == [
         (MICRO, "update", 60, True)
     ]
     assert advice.advise(config, before, lambda _: before, lambda _: False) == ()
@@ -61,7 +61,7 @@ def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
         return {"generation": 100 if batch > 16 else 50, "update": update if micro > 1 else 40}
 
     advised = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 60)
-    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in advised] == [
+    assert [(step.change.setting, step.phase, step.peak, step.fits) for step in advised] == [
         (MICRO, "update", 100, False),
         (BATCH, "generation", 50, True),
     ]
@@ -80,7 +80,7 @@ def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
         return {"generation": weights + 2 * batch - 20 * offload, "update": weights + 10 * micro}
 
     advised = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 45)
-    assert [(each.change.setting, each.change.value, each.peak, each.fits) for each in advised] == [
+    assert [(step.change.setting, step.change.value, step.peak, step.fits) for step in advised] == [
         (MICRO, 1, 82, False),
         ("actor_rollout_ref.model.lora_rank", 32, 42, True),
     ]
@@ -102,8 +102,8 @@ def test_changes_of_the_number_of_engines_stay_together(helps: str, advised: lis
         helped = OmegaConf.select(changed, helps) != start
         return {"generation": 100 - 30 * split - 60 * helped}
 
-    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 50)
-    assert [(each.change.value, each.change.costs.partition(advice.ENGINES)[2]) for each in found] == advised
+    steps = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 50)
+    assert [(step.change.value, step.change.costs.partition(advice.ENGINES)[2]) for step in steps] == advised
 
 
 @pytest.mark.slow
@@ -128,9 +128,9 @@ def test_what_a_change_does_not_concern_is_measured_once(tiny: Path, monkeypatch
     changed = [config, *(advice._with(config, [change]) for change in advice.changes(config))]
     assert len(changed) > 10
     estimator = job_estimate.JobEstimator(accelerator=True)
-    together = [estimator.estimate(each) for each in changed]
+    together = [estimator.estimate(job) for job in changed]
     once = dict(run)
-    alone = [job_estimate.JobEstimator(accelerator=True).estimate(each) for each in changed]
+    alone = [job_estimate.JobEstimator(accelerator=True).estimate(job) for job in changed]
     assert together == alone
     assert {name: run[name] - once[name] for name in run} == dict.fromkeys(run, len(changed)), "each measures both"
     concerns = {
@@ -160,7 +160,7 @@ def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
 ) -> None:
     config = smallest_job.load(f"trainer.n_gpus_per_node={accelerators}", f"{SPLIT}={size}")
     splits = [change for change in advice.changes(config, divisible) if change.setting == SPLIT]
-    assert [(each.value, each.costs.partition("; needs ")[2]) for each in splits] == (
+    assert [(change.value, change.costs.partition("; needs ")[2]) for change in splits] == (
         [] if said is None else [(2 * size, f"spec.rollout.replicas: {said}")]
     )
 

@@ -42,16 +42,16 @@ def test_an_adapter_has_two_moments_and_a_gradient_and_the_base_has_none(tiny: P
 @pytest.mark.slow
 def test_ranks_share_the_state_and_gather_layers(tiny: Path) -> None:
     float32 = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32"
-    one, two = (estimated(tiny, f"trainer.n_gpus_per_node={ranks}", float32) for ranks in (1, 2))
-    assert one.trainer.gathered == 0 < two.trainer.gathered
-    assert one.trainer.optimizer / 2 <= two.trainer.optimizer < 0.6 * one.trainer.optimizer
-    assert two.trainer.weights < one.trainer.weights
-    moved = [found.estimate.moved["weights gathered by each rank"] for found in (one, two)]
+    single, shared = (estimated(tiny, f"trainer.n_gpus_per_node={ranks}", float32) for ranks in (1, 2))
+    assert single.trainer.gathered == 0 < shared.trainer.gathered
+    assert single.trainer.optimizer / 2 <= shared.trainer.optimizer < 0.6 * single.trainer.optimizer
+    assert shared.trainer.weights < single.trainer.weights
+    moved = [job_estimate.estimate.moved["weights gathered by each rank"] for job_estimate in (single, shared)]
     assert moved[0] == 0 < moved[1]
     copies = estimated(
         tiny, "trainer.n_gpus_per_node=2", float32, "actor_rollout_ref.actor.fsdp_config.fsdp_size=1"
     ).trainer
-    assert copies.weights == one.trainer.weights, "each of the two has all weights"
+    assert copies.weights == single.trainer.weights, "each of the two has all weights"
 
 
 def test_frozen_parts_in_float32_are_whole_on_every_rank(tmp_path: Path) -> None:
@@ -61,9 +61,9 @@ def test_frozen_parts_in_float32_are_whole_on_every_rank(tmp_path: Path) -> None
     unsharded = sum(p.nbytes for p in module.parameters() if p.dtype == torch.float32)
     assert unsharded > 1e8
     half = Precision(torch.bfloat16, torch.bfloat16)
-    one, eight = (sharding.weight_bytes(module, sharding.Sharding(n, n, 1, half)) for n in (1, 8))
-    assert one == model_shapes.tensor_bytes(module.parameters())
-    assert eight == pytest.approx(unsharded + (one - unsharded) / 8, rel=1e-4)
+    single, eight = (sharding.weight_bytes(module, sharding.Sharding(n, n, 1, half)) for n in (1, 8))
+    assert single == model_shapes.tensor_bytes(module.parameters())
+    assert eight == pytest.approx(unsharded + (single - unsharded) / 8, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_a_model_with_two_transformers_keeps_no_whole_gradients(tmp_path: Path) 
     once = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation"
     ranks = ("trainer.n_gpus_per_node=2", "actor_rollout_ref.model.lora_rank=0")
     set_or_not = [estimated(tmp_path, *ranks, f"{once}={value}").trainer for value in ("true", "false")]
-    assert [found.gradients for found in set_or_not] == [set_or_not[0].optimizer / 2] * 2
+    assert [trainer.gradients for trainer in set_or_not] == [set_or_not[0].optimizer / 2] * 2
 
 
 @pytest.mark.slow
@@ -132,11 +132,13 @@ def test_ranks_that_share_a_sequence_share_its_activations_and_not_its_samples(t
     make_tiny_wan(tmp_path)
     setting = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
     ranks = "trainer.n_gpus_per_node=2"
-    own, shared = (estimated(tmp_path, ranks, f"{setting}={size}") for size in (1, 2))
-    assert shared.trainer.activations == math.ceil(own.trainer.activations / 2)
-    assert shared.trainer.weights == own.trainer.weights
-    assert shared.trainer.backward_passes == 2 * own.trainer.backward_passes, "a group has twice the samples of a rank"
-    assert shared.setup.trained == 2 * own.setup.trained, "each of its ranks loads them"
+    alone, shared = (estimated(tmp_path, ranks, f"{setting}={size}") for size in (1, 2))
+    assert shared.trainer.activations == math.ceil(alone.trainer.activations / 2)
+    assert shared.trainer.weights == alone.trainer.weights
+    assert shared.trainer.backward_passes == 2 * alone.trainer.backward_passes, (
+        "a group has twice the samples of a rank"
+    )
+    assert shared.setup.trained == 2 * alone.setup.trained, "each of its ranks loads them"
 
 
 @pytest.mark.slow
@@ -177,9 +179,9 @@ def test_samples_that_a_judge_scores_when_all_are_generated_wait_on_the_host(tin
 def test_offload_moves_parts_from_the_device_to_the_host(tiny: Path) -> None:
     offload = [f"actor_rollout_ref.actor.fsdp_config.{name}_offload=true" for name in ("param", "optimizer")]
     kept, moved = (
-        {phase.name: phase.parts for phase in found.device}
-        | {f"host {phase.name}": phase.parts for phase in found.host}
-        for found in (estimated(tiny, *more).estimate for more in ((), offload))
+        {phase.name: phase.parts for phase in estimate.device}
+        | {f"host {phase.name}": phase.parts for phase in estimate.host}
+        for estimate in (estimated(tiny, *more).estimate for more in ((), offload))
     )
     assert {"weights", "optimizer"} <= kept["generation"].keys()
     assert not {"weights", "optimizer"} & moved["generation"].keys()

@@ -50,10 +50,10 @@ def test_without_evaluations_engines_get_weights_and_generate_nothing(
     tiny: Path, pools: tuple[str, ...], accelerator: bool
 ) -> None:
     result = estimated(tiny, *PAIRS, *pools, accelerator=accelerator)
-    for found in (result.estimate, *([result.standalone] if result.standalone else [])):
-        phases = (*found.device, *found.host)
+    for estimate in (result.estimate, *([result.standalone] if result.standalone else [])):
+        phases = (*estimate.device, *estimate.host)
         assert {"evaluation", "generation"} & {phase.name for phase in phases} == set()
-        assert {"engine activations", "samples in flight"} & {part for each in phases for part in each.parts} == set()
+        assert {"engine activations", "samples in flight"} & {part for phase in phases for part in phase.parts} == set()
         assert "weight sync" in {phase.name for phase in phases}
     assert program.describe(job(tiny, *PAIRS), None, accelerator=True)["engine_batch"] is None
 
@@ -74,7 +74,7 @@ def test_the_trainers_encoders_and_their_tensors_are_those_of_the_estimate(tmp_p
     config = job(tmp_path, *PAIRS, f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bfloat16")
     encoder = SD3Encoder(str(tmp_path), torch.bfloat16, 16)
     pipeline: Any = encoder._pipeline
-    parts = [each for each in pipeline.components.values() if isinstance(each, torch.nn.Module)]
+    parts = [module for module in pipeline.components.values() if isinstance(module, torch.nn.Module)]
     weights = sum(tensor.nbytes for part in parts for tensor in (*part.parameters(), *part.buffers()))
     result = job_estimate.JobEstimator(accelerator=True).estimate(config)
     assert result.trainer.encoders == pytest.approx(weights, rel=0.01), "small buffers differ"

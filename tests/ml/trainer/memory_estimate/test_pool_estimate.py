@@ -33,7 +33,7 @@ def numbers(kind: Any, **given: Any) -> st.SearchStrategy[Any]:
     """Instances whose other fields are small numbers."""
     return st.builds(
         kind,
-        **{each.name: st.integers(1, 1000) for each in dataclasses.fields(kind) if each.name not in given},
+        **{field.name: st.integers(1, 1000) for field in dataclasses.fields(kind) if field.name not in given},
         **given,
     )
 
@@ -53,7 +53,7 @@ def setups(draw: st.DrawFn, *, accelerator: bool) -> Setup:
     flags = {name: draw(st.booleans()) for name in FLAGS}
     if not accelerator:
         flags |= {"offloads_weights": False, "offloads_optimizer": False}
-    made: Setup = draw(
+    drawn_setup: Setup = draw(
         numbers(
             Setup,
             nodes=st.just(nodes),
@@ -66,12 +66,14 @@ def setups(draw: st.DrawFn, *, accelerator: bool) -> Setup:
             **{name: st.just(value) for name, value in flags.items()},
         )
     )
-    return made
+    return drawn_setup
 
 
 def parts(found: Estimate, phase: str, where: str = "device") -> Counter[str]:
     """Bytes by part of one phase; none if the pool has no such phase."""
-    return Counter(next((dict(each.parts) for each in getattr(found, where) if each.name == phase), {}))
+    return Counter(
+        next((dict(phase_parts.parts) for phase_parts in getattr(found, where) if phase_parts.name == phase), {})
+    )
 
 
 @given(setups(accelerator=True), TRAINERS, ENGINES)
@@ -80,12 +82,14 @@ def test_devices_of_both_pools_together_have_the_parts_of_a_shared_device(
 ) -> None:
     pool = RolloutPool(nodes=setup.nodes, workers=setup.ranks_per_node, replica_size=1, in_flight=1)
     shared = estimate(setup, trainer, engine)
-    own, standalone = estimate_pools(setup, pool, trainer, engine)
+    trainer_pool, standalone = estimate_pools(setup, pool, trainer, engine)
     # While the trainer updates, an engine keeps what it had; it is also what receives weights over the network.
     for phase, engines in (("generation", "generation"), ("update", "generation"), ("weight sync", "weight sync")):
-        together = parts(own, phase) + parts(standalone, engines)
+        together = parts(trainer_pool, phase) + parts(standalone, engines)
         assert together == parts(shared, phase) + Counter({"device contexts": DEVICE_CONTEXT}), phase
-    assert max(each.total for each in (*own.device, *standalone.device)) <= max(each.total for each in shared.device)
+    assert max(each.total for each in (*trainer_pool.device, *standalone.device)) <= max(
+        each.total for each in shared.device
+    )
 
 
 @given(setups(accelerator=False), TRAINERS, ENGINES, st.integers(1, 3))
@@ -94,12 +98,12 @@ def test_without_accelerators_the_hosts_of_both_pools_have_at_least_the_parts_of
 ) -> None:
     pool = RolloutPool(setup.nodes, setup.ranks_per_node * replica_size, replica_size, in_flight=5)
     shared = estimate(setup, trainer, engine)
-    own, standalone = estimate_pools(setup, pool, trainer, engine)
-    assert (own.device, standalone.device) == ((), ())
+    trainer_pool, standalone = estimate_pools(setup, pool, trainer, engine)
+    assert (trainer_pool.device, standalone.device) == ((), ())
     for phase in ("generation", "weight sync"):
-        together = parts(own, phase, "host") + parts(standalone, phase, "host")
+        together = parts(trainer_pool, phase, "host") + parts(standalone, phase, "host")
         assert {name: size for name, size in parts(shared, phase, "host").items() if together[name] < size} == {}
-    update = parts(own, "update", "host")
+    update = parts(trainer_pool, "update", "host")
     assert {"weights", "activations", "processes"} <= update.keys() and "VAE" not in update
 
 
@@ -108,18 +112,20 @@ def test_host_memory_and_bytes_of_an_update_grow_with_workers_and_replicas(
     setup: Setup, trainer: TrainerMemory, engine: EngineMemory, nodes: int, replicas: int, size: int
 ) -> None:
     pool = RolloutPool(nodes, replicas * size, size, in_flight=7)
-    own, standalone = estimate_pools(setup, pool, trainer, engine)
-    assert own.moved["weights to each replica"] == size * trainer.sent
-    assert own.moved["weights to all replicas"] == nodes * replicas * size * trainer.sent
-    one = network_bucket(setup, trainer)
-    assert parts(own, "weight sync", "host")["buckets to send"] == 2 * one, "rank 0, whatever the number of replicas"
-    assert parts(standalone, "weight sync", "host")["received buckets"] == replicas * size * one
+    trainer_pool, standalone = estimate_pools(setup, pool, trainer, engine)
+    assert trainer_pool.moved["weights to each replica"] == size * trainer.sent
+    assert trainer_pool.moved["weights to all replicas"] == nodes * replicas * size * trainer.sent
+    bucket = network_bucket(setup, trainer)
+    assert parts(trainer_pool, "weight sync", "host")["buckets to send"] == 2 * bucket, (
+        "rank 0, whatever the number of replicas"
+    )
+    assert parts(standalone, "weight sync", "host")["received buckets"] == replicas * size * bucket
     assert parts(standalone, "generation", "host")["samples in flight"] == replicas * 7
     # A worker that receives weights and one of the engine for each accelerator, and a server for each replica.
     assert parts(standalone, "generation", "host")["processes"] == (2 * size + 1) * replicas * setup.process
     later = dataclasses.replace(setup, ahead=2)
     grown = parts(estimate_pools(later, pool, trainer, engine)[0], "update", "host")
-    assert grown["trajectories"] == parts(own, "update", "host")["trajectories"] + 2 * setup.stored
+    assert grown["trajectories"] == parts(trainer_pool, "update", "host")["trajectories"] + 2 * setup.stored
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=30), st.integers(1, 600))
@@ -127,11 +133,11 @@ def test_no_bucket_of_an_update_is_larger_than_estimated(sizes: list[int], limit
     tensors = [(str(number), torch.zeros(size * 16, dtype=torch.uint8)) for number, size in enumerate(sizes)]
     filler = BucketFiller(iter(tensors), limit * 16)
     filled = []
-    while (made := filler.fill()) is not None:
-        filled.append(sum(part.numel() for part in made[1]))
-    fields = {each.name: 1 for each in dataclasses.fields(TrainerMemory)}
+    while (bucket := filler.fill()) is not None:
+        filled.append(sum(part.numel() for part in bucket[1]))
+    fields = {field.name: 1 for field in dataclasses.fields(TrainerMemory)}
     trainer = TrainerMemory(**{**fields, "sent": 16 * sum(sizes), "largest_sent": 16 * max(sizes)})
-    setup = Setup(**{**{each.name: 1 for each in dataclasses.fields(Setup)}, "bucket": 16 * limit})  # type: ignore[arg-type]
+    setup = Setup(**{**{field.name: 1 for field in dataclasses.fields(Setup)}, "bucket": 16 * limit})  # type: ignore[arg-type]
     assert max(filled) <= network_bucket(setup, trainer) <= max(16 * limit, *filled)
 
 
@@ -184,7 +190,7 @@ def test_only_settings_that_concern_a_pool_are_tried_for_it(concerns: Any) -> No
         return {"update": 100 - len(tried) * 5}
 
     advised = advice.advise(config, {"update": 100}, phases_of, lambda _: False, concerns)
-    assert len(advised) > 1 and all(concerns(each.change.setting) for each in advised)
+    assert len(advised) > 1 and all(concerns(step.change.setting) for step in advised)
     assert tried == [{}] * len(tried), "settings of the other pool stay"
 
 

@@ -44,6 +44,8 @@ def test_the_default_adapter_of_sd35_medium_has_the_size_that_published_recipes_
     public_models.write(model, tmp_path)
     module = model_shapes.read(tmp_path).on_meta("transformer", torch.bfloat16)
     targets = training_adapter("StableDiffusion3Pipeline").LORA_TARGETS
-    adapted = [layer for name, layer in module.named_modules() if name.endswith(tuple(f".{each}" for each in targets))]
+    adapted = [
+        layer for name, layer in module.named_modules() if name.endswith(tuple(f".{target}" for target in targets))
+    ]
     assert len(adapted) == 24 * 8 - 1, "the last layer gives no text to another"
     assert sum(32 * (layer.in_features + layer.out_features) for layer in adapted) == 18_776_064

@@ -63,8 +63,8 @@ def test_the_sizes_of_other_models_are_those_of_their_parts() -> None:
     linear = sum((inputs + 1) * outputs for inputs, outputs in ((768, 1024), (1024, 128), (128, 64), (64, 16), (16, 1)))
     block = 12 * 1024**2 + 13 * 1024  # attention, MLP of 4 times the width, and norms, with biases
     vision = 24 * block + (197 + 1 + 16 * 16 * 3 + 1 + 2) * 1024
-    own, cross = 12 * 768**2 + 13 * 768, 2 * (768 + 1) * 768 + 2 * (1024 + 1) * 768 + 2 * 768
-    text = 12 * (own + cross) + (30524 + 512 + 2) * 768
+    self_attention, cross = 12 * 768**2 + 13 * 768, 2 * (768 + 1) * 768 + 2 * (1024 + 1) * 768 + 2 * 768
+    text = 12 * (self_attention + cross) + (30524 + 512 + 2) * 768
     buffers = 8 * 512  # positions
     assert 0 <= reward_memory.measure(reward("image_reward")).weights - 4 * (linear + vision + text) <= buffers
     detector = reward_memory.measure(reward("geneval"))
@@ -88,20 +88,20 @@ def test_a_model_that_is_not_known_is_named_with_what_to_do() -> None:
 
 
 def parts(phases: tuple[estimates.Phase, ...], phase: str) -> dict[str, int]:
-    (found,) = (dict(each.parts) for each in phases if each.name == phase)
-    return found
+    (parts_of_phase,) = (dict(phase_parts.parts) for phase_parts in phases if phase_parts.name == phase)
+    return parts_of_phase
 
 
 def setup(**given: Any) -> Setup:
-    ones: Any = {each.name: 1 for each in dataclasses.fields(Setup)}
+    ones: Any = {field.name: 1 for field in dataclasses.fields(Setup)}
     return Setup(
         **{**ones, "pairs": 0, "ranks": 2, "scorers": 3, "scorer_weights": 1000, "scorer_activations": 70, **given}
     )
 
 
-TRAINER = TrainerMemory(**{each.name: 1 for each in dataclasses.fields(TrainerMemory)})
+TRAINER = TrainerMemory(**{field.name: 1 for field in dataclasses.fields(TrainerMemory)})
 ENGINE = EngineMemory(
-    **{**{each.name: 1 for each in dataclasses.fields(EngineMemory)}, "passes": {"step": 1}, "offloaded": 0}
+    **{**{field.name: 1 for field in dataclasses.fields(EngineMemory)}, "passes": {"step": 1}, "offloaded": 0}
 )
 
 
@@ -110,7 +110,7 @@ def test_scorers_are_on_the_device_while_they_score_and_in_host_memory_otherwise
     scoring = parts(result.device, "scoring")
     assert scoring["reward models"] == 2000 and scoring["reward activations"] == 140, "two of three on one device"
     assert "engine transformer" not in scoring
-    assert all(parts(result.device, each.name)["device contexts"] == 4 * DEVICE_CONTEXT for each in result.device)
+    assert all(parts(result.device, phase.name)["device contexts"] == 4 * DEVICE_CONTEXT for phase in result.device)
     for phase in ("generation", "update", "weight sync"):
         assert "reward models" not in parts(result.device, phase)
     assert all(
@@ -118,12 +118,12 @@ def test_scorers_are_on_the_device_while_they_score_and_in_host_memory_otherwise
     )
     assert parts(estimate(setup(sleeps=False), TRAINER, ENGINE).device, "scoring")["engine transformer"] == 1
     on_cpu = estimate(setup(accelerator=False), TRAINER, ENGINE)
-    assert {parts(on_cpu.host, each.name)["reward models"] for each in on_cpu.host} == {4000}
+    assert {parts(on_cpu.host, phase.name)["reward models"] for phase in on_cpu.host} == {4000}
     none = estimate(setup(scorers=0), TRAINER, ENGINE)
-    assert [each.name for each in none.device] == ["generation", "update", "weight sync"]
-    own, engines = estimate_pools(setup(), RolloutPool(1, 2, 1, 1), TRAINER, ENGINE)
-    assert parts(own.device, "scoring")["reward models"] == 2000
-    assert "scoring" not in [each.name for each in engines.device]
+    assert [phase.name for phase in none.device] == ["generation", "update", "weight sync"]
+    trainer_pool, engines = estimate_pools(setup(), RolloutPool(1, 2, 1, 1), TRAINER, ENGINE)
+    assert parts(trainer_pool.device, "scoring")["reward models"] == 2000
+    assert "scoring" not in [phase.name for phase in engines.device]
 
 
 def test_a_job_that_shares_has_a_phase_for_its_scorers_and_advice_about_them(tmp_path: Path) -> None:
@@ -138,4 +138,4 @@ def test_a_job_that_shares_has_a_phase_for_its_scorers_and_advice_about_them(tmp
     result = JobEstimator(accelerator=True).estimate(config)
     assert result.setup.scorers == 1 and result.setup.waiting > 0
     assert parts(result.estimate.device, "scoring")["reward models"] == result.setup.scorer_weights > 0
-    assert ("reward.batch_size", 8) in [(each.setting, each.value) for each in advice.changes(config)]
+    assert ("reward.batch_size", 8) in [(change.setting, change.value) for change in advice.changes(config)]

@@ -10,9 +10,9 @@ def warnings(
     state: Any, observe: Callable[[Any, Any], tuple[Any, str | None]], lines: Sequence[Any]
 ) -> list[tuple[int, str]]:
     """The place of each warning about these metrics of steps, and its text."""
-    found = []
+    warned = []
     for place, line in enumerate(lines):
         state, message = observe(state, line)
         if message is not None:
-            found.append((place, message))
-    return found
+            warned.append((place, message))
+    return warned

@@ -68,11 +68,11 @@ def test_a_second_collapse_after_a_recovery_is_a_second_warning() -> None:
 
 def test_a_collapse_ends_at_half_of_the_first_diversity_or_a_tenth_of_the_largest_spread() -> None:
     images = ([0.08, 0.02, 0.019, 0.039, 0.01], [0.08, 0.02, 0.019, 0.04, 0.01])
-    assert [[place for place, _ in warnings([{IMAGES: value} for value in each])] for each in images] == [[2], [2, 4]]
-    for between, found in ((0.009, [9]), (0.011, [9, 23])):
+    assert [[place for place, _ in warnings([{IMAGES: value} for value in run])] for run in images] == [[2], [2, 4]]
+    for between, warned_at in ((0.009, [9]), (0.011, [9, 23])):
         spreads = [0.1] * 5 + [0.001] * 8 + [between] * 8 + [0.001] * 8
         places = [place for place, _ in warnings([{REWARD_SPREAD: value} for value in spreads])]
-        assert places[:1] == [9] and len(places) == len(found)
+        assert places[:1] == [9] and len(places) == len(warned_at)
 
 
 def test_numbers_that_are_not_finite_do_not_count() -> None:

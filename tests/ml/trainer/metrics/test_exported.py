@@ -33,9 +33,9 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, Any]:
 def test_a_run_of_two_steps_exports_every_metric_of_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder, made = run(tmp_path, monkeypatch)
+    recorder, running = run(tmp_path, monkeypatch)
     values = recorder.values
-    lines = made.folder.metrics()
+    lines = running.folder.metrics()
     of_others = (*OF_A_STORE, *OF_STANDALONE_REPLICAS, *OF_A_JUDGE)
     expected = {metric.name for metric in TRAINER if metric not in of_others}
     assert {name.partition("/")[0] for name in values} == expected
@@ -56,10 +56,10 @@ def test_a_run_of_two_steps_exports_every_metric_of_the_trainer(
 def test_a_collapse_is_exported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_omni.trainer.metrics import collapse
 
-    recorder, made = run(tmp_path, monkeypatch)
+    recorder, running = run(tmp_path, monkeypatch)
     assert recorder.values["omni_samples_collapsed"] == 0
     monkeypatch.setattr(collapse, "observe", lambda state, line: (collapse.CollapseState(collapsed=True), None))
-    made.loop.recorder.record({"step": 3})
+    running.loop.recorder.record({"step": 3})
     assert recorder.values["omni_samples_collapsed"] == 1
 
 

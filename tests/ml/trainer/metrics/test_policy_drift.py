@@ -14,11 +14,11 @@ KL = "actor/kl"
 def warnings(metric: str, values: list[float]) -> list[tuple[int, str]]:
     """The place of each warning, and its text."""
     state = DriftState()
-    found = []
+    warned = []
     for place, value in enumerate(values):
         state, messages = policy_drift.observe(state, {metric: value, "reward/mean": 1.0})
-        found += [(place, message) for message in messages]
-    return found
+        warned += [(place, message) for message in messages]
+    return warned
 
 
 def test_a_clip_fraction_that_rises_to_nearly_all_is_found_once() -> None:

@@ -36,17 +36,17 @@ class Judged(Trained):
 
     @override
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        made = super().generate_sequences(prompts)
+        output = super().generate_sequences(prompts)
         failures: list[ScoringFailure | None] = []
         for row, info in enumerate(prompts.non_tensor_batch["extra_info"]):
             fails = info["prompt"] == "3" and (self.both or row % 2 == 0)
             failures.append(ScoringFailure("scorer judge failed: no rating", self.required) if fails else None)
             if fails:
-                made.batch["rm_scores"][row] = NAN
-        made.non_tensor_batch[GENERATED] = objects(
+                output.batch["rm_scores"][row] = NAN
+        output.non_tensor_batch[GENERATED] = objects(
             [Sample(failure=failure, version=self.served) for failure in failures]
         )
-        return made
+        return output
 
     @override
     def update_actor(self, data: DataProto) -> DataProto:
@@ -66,10 +66,10 @@ def test_a_run_goes_on_without_samples_that_cannot_be_scored_and_so_does_a_resum
     trainer(tmp_path / "run", first, 3, f"{AHEAD}={ahead}").fit(None)
     trainer(tmp_path / "run", second, 7, f"{AHEAD}={ahead}").fit(path_of(tmp_path / "run" / "checkpoints", 3))
     assert first.advantages + second.advantages == unbroken.advantages
-    prompts = [int(place) for update in unbroken.updates for place in update]
+    prompts = [int(prompt) for update in unbroken.updates for prompt in update]
     advantages = [value for update in unbroken.advantages for value in update]
-    of_three = [value for place, value in zip(prompts, advantages, strict=True) if place == 3]
-    of_others = [value for place, value in zip(prompts, advantages, strict=True) if place != 3]
+    of_three = [value for prompt, value in zip(prompts, advantages, strict=True) if prompt == 3]
+    of_others = [value for prompt, value in zip(prompts, advantages, strict=True) if prompt != 3]
     assert of_three == [0.0] * len(of_three), "the sample that failed, and the one that is left with none to compare"
     assert all(value != 0 and math.isfinite(value) for value in of_others) and of_others
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -87,8 +87,8 @@ def test_a_prompt_whose_samples_all_fail_is_not_trained_on(tmp_path: Path) -> No
     scored = Judged(both=True)
     trainer(tmp_path, scored, 7, f"{AHEAD}=0", f"{SHARE}=0.5").fit(None)
     places = zip(scored.updates, scored.advantages, strict=True)
-    rows = [(int(place), value) for update in places for place, value in zip(*update, strict=True)]
-    assert all((value == 0) == (place == 3) for place, value in rows)
+    rows = [(int(prompt), value) for update in places for prompt, value in zip(*update, strict=True)]
+    assert all((value == 0) == (prompt == 3) for prompt, value in rows)
 
 
 @pytest.mark.slow
@@ -112,11 +112,11 @@ def test_a_batch_without_any_reward_stops_the_run_also_for_an_optional_scorer(tm
     class Down(Judged):
         @override
         def generate_sequences(self, prompts: DataProto) -> DataProto:
-            made = super().generate_sequences(prompts)
-            made.batch["rm_scores"][:] = NAN
+            output = super().generate_sequences(prompts)
+            output.batch["rm_scores"][:] = NAN
             failure = ScoringFailure("scorer judge failed: no connection", self.required)
-            made.non_tensor_batch[GENERATED] = objects([Sample(failure=failure)] * len(prompts))
-            return made
+            output.non_tensor_batch[GENERATED] = objects([Sample(failure=failure)] * len(prompts))
+            return output
 
     for required in (True, False):
         with pytest.raises(TooManyUnscored, match=r"no connection\. 4 samples have no score, .* allows 3 in"):

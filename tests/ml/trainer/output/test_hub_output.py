@@ -40,9 +40,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def settings(folder: Path, hub: Hub, deadline: float = 30, *, url: str = f"hf://{REPOSITORY}/a-job") -> Any:
     store = {"endpoint": hub.endpoint, "region": None}
-    own = recorded_runs.settings(folder, output={"url": url, "deadline_s": deadline}, store=store)
+    run_settings = recorded_runs.settings(folder, output={"url": url, "deadline_s": deadline}, store=store)
     model = {"path": "/models/base", "architecture": "StableDiffusion3Pipeline"}
-    return OmegaConf.merge(own, {"actor_rollout_ref": {"model": model, "rollout": {"pipeline": {}}}})
+    return OmegaConf.merge(run_settings, {"actor_rollout_ref": {"model": model, "rollout": {"pipeline": {}}}})
 
 
 def saves(*steps: int, adapter: bool = True) -> Train:
@@ -66,7 +66,7 @@ def test_each_checkpoint_is_one_commit_with_its_latest(hub: Hub, tmp_path: Path)
 
     assert run(settings(tmp_path / "a-job", hub), train) == main_diffusion.OK
     first, two, four, last = hub.commits(REPOSITORY)
-    assert [each.title for each in (first, two, four, last)] == [
+    assert [commit.title for commit in (first, two, four, last)] == [
         "a-job: settings",
         "a-job: results of step 2",
         "a-job: results of step 4",
@@ -78,7 +78,7 @@ def test_each_checkpoint_is_one_commit_with_its_latest(hub: Hub, tmp_path: Path)
     assert two.added == {ADAPTERS[0], "a-job/samples/step_000002/00.png", "README.md", *of_the_run, *texts}
     assert four.added >= {ADAPTERS[1], "a-job/latest.json"} and not four.added & two.added - texts
     assert last.added <= texts - {"a-job/latest.json"}, "only what changed since"
-    assert [latest(each.files) for each in (two, four, last)] == [
+    assert [latest(commit.files) for commit in (two, four, last)] == [
         {"step": step, "checkpoint": f"checkpoints/step_00000{step}"} for step in (2, 4, 4)
     ]
     assert not any("state" in name for name in last.files), "what only a resumed run reads stays in the run folder"
@@ -264,9 +264,9 @@ def test_the_program_that_sends_ends_with_the_trainer(hub: Hub, tmp_path: Path) 
 
 def test_offline_and_results_for_the_hub_exclude_each_other(hub: Hub, tmp_path: Path) -> None:
     config = settings(tmp_path, hub)
-    for given in ("1", "true"):
-        text = hub_destination.find_problem(config, {"HF_HUB_OFFLINE": given})
-        assert text is not None and f"HF_HUB_OFFLINE={given}: unset it, and only the results reach the hub" in text
+    for value in ("1", "true"):
+        text = hub_destination.find_problem(config, {"HF_HUB_OFFLINE": value})
+        assert text is not None and f"HF_HUB_OFFLINE={value}: unset it, and only the results reach the hub" in text
     for variables in ({}, {"HF_HUB_OFFLINE": ""}, {"HF_HUB_OFFLINE": "0"}):
         assert hub_destination.find_problem(config, variables) is None
     for url in (None, "s3://b/a-job"):
@@ -277,11 +277,11 @@ def test_offline_and_results_for_the_hub_exclude_each_other(hub: Hub, tmp_path: 
 def test_an_endpoint_is_that_of_the_hub_or_the_store(hub: Hub, tmp_path: Path) -> None:
     config = settings(tmp_path, hub)
     named = {"HF_ENDPOINT": "http://hub"}
-    said = hub_destination.find_problem(config, named)
-    assert said is not None and said.endswith("the variable HF_ENDPOINT is http://hub: write one of them")
+    problem = hub_destination.find_problem(config, named)
+    assert problem is not None and problem.endswith("the variable HF_ENDPOINT is http://hub: write one of them")
     config.data = {"train_files": ["a.jsonl", "s3://b/a.jsonl"], "val_files": None}
-    said = hub_destination.find_problem(config, {})
-    assert said is not None and f"trainer.store.endpoint: {hub.endpoint} is ambiguous" in said
+    problem = hub_destination.find_problem(config, {})
+    assert problem is not None and f"trainer.store.endpoint: {hub.endpoint} is ambiguous" in problem
     assert hub_destination.find_problem(config, named) is None
     config.trainer.store.endpoint = None
     assert hub_destination.find_problem(config, {}) is None
@@ -298,12 +298,12 @@ def test_a_trainer_that_is_offline_refuses_to_send_to_the_hub() -> None:
         f"trainer.output.url=hf://{REPOSITORY}/a-job",
     ]
     problems = {}
-    for given in ("1", ""):
+    for value in ("1", ""):
         ended = subprocess.run(
-            command, env={**os.environ, "HF_HUB_OFFLINE": given}, capture_output=True, text=True, check=False
+            command, env={**os.environ, "HF_HUB_OFFLINE": value}, capture_output=True, text=True, check=False
         )
         assert ended.returncode == main_diffusion.USAGE_ERROR
-        problems[given] = ended.stderr
+        problems[value] = ended.stderr
     assert f"hf://{REPOSITORY}/a-job is on the Hugging Face hub, and HF_HUB_OFFLINE=1: unset it" in problems["1"]
     assert "/none" in problems[""] and "HF_HUB_OFFLINE" not in problems[""]
 

@@ -122,9 +122,9 @@ def test_a_report_that_cannot_be_written_holds_up_neither_results_nor_the_end_of
 
 def test_pods_that_download_into_one_folder_at_the_same_time_all_get_the_files(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
-    content = {name: bytes([place]) * (3 * stores.BLOCK) for place, name in enumerate("ab")}
-    for name, each in content.items():
-        (tmp_path / "store" / name).write_bytes(each)
+    content = {name: bytes([number]) * (3 * stores.BLOCK) for number, name in enumerate("ab")}
+    for name, data in content.items():
+        (tmp_path / "store" / name).write_bytes(data)
     begin = threading.Barrier(4)
     failed = list[Exception]()
 
@@ -276,9 +276,9 @@ def test_inputs_in_a_store_are_copied_once_and_again_when_they_change(
         return config
 
     first = fetched()
-    data, other = first.data.train_files
+    data, local = first.data.train_files
     assert Path(data).read_text() == '{"prompt": "a"}\n' and Path(data).name == "train.jsonl"
-    assert other == "/local.jsonl"
+    assert local == "/local.jsonl"
     assert files(Path(first.actor_rollout_ref.model.path)) == {"model_index.json", "tokenizer/vocab.json"}
     assert fetched() == first
     (bucket / "train.jsonl").write_text('{"prompt": "longer"}\n')

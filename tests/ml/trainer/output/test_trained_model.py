@@ -72,13 +72,13 @@ def test_both_transformers_of_wan_a14b_are_written(tmp_path: Path) -> None:
     model = tmp_path / "model"
     written = trained_model.export(checkpoint, tmp_path / "out", model=model, average=False, dtype="float32")
     assert [folder.name for folder in written] == ["transformer", "transformer_2"]
-    made = {
+    exported = {
         f"{folder.name}.{name}": value
         for folder in written
         for name, value in WanTransformer3DModel.from_pretrained(folder).state_dict().items()
     }
     expected = dict(actor.weights("full"))
-    assert all(torch.equal(made[name], value) for name, value in expected.items()) and len(expected) > 20
+    assert all(torch.equal(exported[name], value) for name, value in expected.items()) and len(expected) > 20
     half, _ = trained_model.export(checkpoint, tmp_path / "half", model=model, average=False, dtype="bfloat16")
     dtypes = {name: value.dtype for name, value in load_file(half / FILE).items()}
     assert dtypes["blocks.0.attn1.to_q.weight"] == torch.bfloat16

@@ -72,16 +72,16 @@ class Nodes:
 
     def room(self, replicas: Iterable[Replica]) -> Room:
         known = list(replicas)
-        gone = frozenset(each.replica_rank for each in known if each.node not in self.nodes)
-        leaving = frozenset(each.replica_rank for each in known if self.nodes.get(each.node) == "leaving")
+        gone = frozenset(replica.replica_rank for replica in known if replica.node not in self.nodes)
+        leaving = frozenset(replica.replica_rank for replica in known if self.nodes.get(replica.node) == "leaving")
         return Room(sum(state == "ready" for state in self.nodes.values()), gone, leaving, self.hosts)
 
     def start(self, rank: int) -> tuple[Replica, JoinTimes]:
-        used = {each.node for each in self.replicas if not each.stopped}
+        used = {replica.node for replica in self.replicas if not replica.stopped}
         free = [node for node, state in self.nodes.items() if state == "ready" and node not in used]
         if self.start_fails or not free:
             raise ConnectionError("no node has room")
-        assert rank not in {each.replica_rank for each in self.replicas}, "named actors would collide"
+        assert rank not in {replica.replica_rank for replica in self.replicas}, "named actors would collide"
         self.replicas.append(self.make(rank, free[0]))
         return self.replicas[-1], JoinTimes(4.0, 20.0)
 
@@ -142,28 +142,30 @@ class Memory(Nodes):
     sent: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
     def unreachable(self, replicas: Sequence[Replica]) -> dict[int, str]:
-        return {each.replica_rank: "no answer" for each in replicas if not each.works}
+        return {replica.replica_rank: "no answer" for replica in replicas if not replica.works}
 
     def send(self, version: int, replicas: Sequence[Replica]) -> dict[int, str]:
-        self.sent.append((version, tuple(each.replica_rank for each in replicas)))
-        for each in replicas:
-            if each.takes:
-                each.version = version
-        return {each.replica_rank: "too slow" for each in replicas if not each.takes}
+        self.sent.append((version, tuple(replica.replica_rank for replica in replicas)))
+        for replica in replicas:
+            if replica.takes:
+                replica.version = version
+        return {replica.replica_rank: "too slow" for replica in replicas if not replica.takes}
 
     def versions(self, replicas: Sequence[Replica]) -> tuple[dict[int, int], dict[int, str]]:
         failed = self.unreachable(replicas)
-        return {each.replica_rank: each.version for each in replicas if each.replica_rank not in failed}, failed
+        return {
+            replica.replica_rank: replica.version for replica in replicas if replica.replica_rank not in failed
+        }, failed
 
     def serving(self) -> set[str]:
         return set(self.router)
 
     def add(self, replicas: Sequence[Replica]) -> None:
-        self.router |= {each.server_address: each for each in replicas}
+        self.router |= {replica.server_address: replica for replica in replicas}
 
     def remove(self, replicas: Sequence[Replica]) -> None:
-        for each in replicas:
-            self.router.pop(each.server_address, None)
+        for replica in replicas:
+            self.router.pop(replica.server_address, None)
 
     def idle(self, replica: Replica) -> bool:
         return not replica.alive or (replica.answers and not replica.requests)
@@ -181,7 +183,7 @@ def pool_of(memory: Memory, count: int, *, least: int = 1, patience: float = 0.0
         updates,
         memory,
         count,
-        looked=lambda hosts: updates.looked(sum(each.requests for each in memory.replicas), hosts),
+        looked=lambda hosts: updates.looked(sum(replica.requests for replica in memory.replicas), hosts),
         clock=lambda: memory.now,
         run=lambda action: action(),
     )

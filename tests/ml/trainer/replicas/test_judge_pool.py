@@ -27,7 +27,7 @@ class Memory(Nodes):
     peaks: list[int] = field(default_factory=list)  # one for each look
 
     def add(self, address: str) -> None:
-        self.router[address] = next(each for each in self.replicas if each.server_address == address)
+        self.router[address] = next(replica for replica in self.replicas if replica.server_address == address)
         self.refused.pop(address, None)
 
     def remove(self, address: str, reason: str) -> None:
@@ -41,7 +41,7 @@ class Memory(Nodes):
         return self.peaks.pop(0) if self.peaks else 0
 
     def dead(self, replicas: list[Replica]) -> dict[int, str]:
-        return {each.replica_rank: "it ended" for each in replicas if not each.alive}
+        return {replica.replica_rank: "it ended" for replica in replicas if not replica.alive}
 
     def idle(self, replica: Replica) -> bool:
         return not replica.requests
@@ -57,7 +57,7 @@ class Folder:
         self.events.append((kind, fields))
 
     def warnings(self, reason: str) -> list[str]:
-        return [each["message"] for kind, each in self.events if kind == "warning" and each["reason"] == reason]
+        return [event["message"] for kind, event in self.events if kind == "warning" and event["reason"] == reason]
 
 
 def pool_of(memory: Memory, count: int, clock: Any = lambda: 0.0) -> tuple[ReplicaPool[JudgeMembers], Folder]:
@@ -90,9 +90,9 @@ def test_a_lost_replica_is_replaced_and_both_are_reported() -> None:
     pool.look()
     pool.look()
     assert folder.warnings("ReplicaRemoved")[1:] == ["judge replica 0 serves no more: TimeoutError: no connection"]
-    (said,) = folder.warnings("ReplicaNotStarted")
-    assert said.startswith("judge replica 3 did not start, next try in 10 s")
-    assert [each.stopped for each in memory.replicas] == [1, 1, 0]
+    (message,) = folder.warnings("ReplicaNotStarted")
+    assert message.startswith("judge replica 3 did not start, next try in 10 s")
+    assert [replica.stopped for replica in memory.replicas] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("fault", ["the router is silent", "the disk is full"])
@@ -114,9 +114,9 @@ def test_a_replica_that_cannot_join_is_stopped_and_another_one_started(fault: st
     memory.add, folder.event = (fails, event) if "router" in fault else (add, fails)  # type: ignore[method-assign]
     for _ in range(3):
         pool.look()
-    assert [each.stopped for each in memory.replicas] == [0, 1] and list(memory.router) == ["host:0"]
-    (said,) = folder.warnings("ReplicaNotStarted")
-    assert said.startswith("judge replica 1 did not start, next try in 10 s: ") and said.endswith(fault)
+    assert [replica.stopped for replica in memory.replicas] == [0, 1] and list(memory.router) == ["host:0"]
+    (message,) = folder.warnings("ReplicaNotStarted")
+    assert message.startswith("judge replica 1 did not start, next try in 10 s: ") and message.endswith(fault)
     memory.add, folder.event, now = add, event, 10.0  # type: ignore[method-assign]
     pool.look()
     assert list(memory.router) == ["host:0", "host:2"]
@@ -143,15 +143,15 @@ def test_a_node_that_is_being_removed_keeps_its_replica_until_the_questions_are_
 def test_each_look_reports_the_hosts_whose_judges_serve_and_how_many_requests_waited() -> None:
     memory = Memory(peaks=[7, 4, 2])
     pool, folder = pool_of(memory, 2)
-    found: list[tuple[str, Any]] = []
-    pool.updates.reports = JudgeReports(folder, MetricsWriter(), lambda name, value: found.append((name, value)))
+    noted: list[tuple[str, Any]] = []
+    pool.updates.reports = JudgeReports(folder, MetricsWriter(), lambda name, value: noted.append((name, value)))
     pool.look()
     memory.hosts["host"] = 3
     pool.look()
     memory.hosts["host"] = 2
     memory.replicas[0].alive = memory.replicas[1].alive = False
     pool.look()
-    assert found == [
+    assert noted == [
         ("reward/replica_versions", {"host": 0}),
         ("reward/queued_requests", 7),
         ("reward/replica_versions", {}),

@@ -71,10 +71,10 @@ def test_the_defaults_depend_on_the_nodes_of_the_rollout() -> None:
 
 @pytest.mark.parametrize("backend", pool_settings.VERL_BACKENDS)
 def test_a_backend_of_verl_for_standalone_replicas_is_tcp_and_is_named(backend: str) -> None:
-    given = [f"{ROLLOUT}.checkpoint_engine.backend={backend}", "actor_rollout_ref.hybrid_engine=False"]
+    backend_settings = [f"{ROLLOUT}.checkpoint_engine.backend={backend}", "actor_rollout_ref.hybrid_engine=False"]
     kwargs = f"+{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group=True"
-    assert filled_in(*POOL, *given, kwargs).checkpoint_engine.backend == "omni_tcp"
-    overrides = [*smallest_job.REQUIRED, *POOL, *given, kwargs]
+    assert filled_in(*POOL, *backend_settings, kwargs).checkpoint_engine.backend == "omni_tcp"
+    overrides = [*smallest_job.REQUIRED, *POOL, *backend_settings, kwargs]
     named = configuration.without_effect(overrides, configuration.load(overrides))
     assert list(named) == [
         f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group",
@@ -116,9 +116,9 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
     )
     rollout = config.actor_rollout_ref.rollout
     set_nodes(monkeypatch, lambda: 1)
-    said: list[str] = []
-    pool_nodes.wait_for_nodes(config, said.append)
-    assert said[-1] == f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later"
+    messages: list[str] = []
+    pool_nodes.wait_for_nodes(config, messages.append)
+    assert messages[-1] == f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later"
     assert rollout.nnodes > 0, "0 is an engine on the trainer's accelerators"
     assert (pool_settings.replicas(rollout), pool_settings.replica_size(rollout)) == (found, size)
 
@@ -140,9 +140,9 @@ def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(pool_nodes, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
     set_nodes(monkeypatch, lambda: next(counts, 3))
-    said: list[str] = []
-    pool_nodes.wait_for_nodes(config, said.append)
-    assert said[-1] == "starting with the nodes of 12 rollout replicas of 16; others may join later"
+    messages: list[str] = []
+    pool_nodes.wait_for_nodes(config, messages.append)
+    assert messages[-1] == "starting with the nodes of 12 rollout replicas of 16; others may join later"
     assert now == 6 * 50.0 + 150.0, "two minutes after the last one"
 
 
@@ -152,22 +152,22 @@ def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatc
     both = {"trainer_pool": 1.0, "rollout_pool": 1.0}
     resources = iter([{"trainer_pool": 1.0}, both])
     nodes = iter([1, 2])
-    said: list[str] = []
+    messages: list[str] = []
     set_nodes(monkeypatch, lambda: next(nodes), lambda: next(resources))
-    pool_nodes.wait_for_nodes(config, said.append)
-    assert said == [
+    pool_nodes.wait_for_nodes(config, messages.append)
+    assert messages == [
         "waiting for nodes with the Ray resource rollout_pool",
         "waiting for the nodes of 8 rollout replicas: 4 are there",
     ]
     config.actor_rollout_ref.rollout.deadline_seconds = 0.01
     set_nodes(monkeypatch, lambda: 1, lambda: both)
     with pytest.raises(ValueError, match=r"the resource rollout_pool have room for 4 replicas, and rollout.min_rep"):
-        pool_nodes.wait_for_nodes(config, said.append)
+        pool_nodes.wait_for_nodes(config, messages.append)
     set_nodes(monkeypatch, lambda: 0, dict)
     with pytest.raises(
         ValueError, match=r"rollout.node_resource: no node of the Ray cluster has the resource rollout_"
     ):
-        pool_nodes.wait_for_nodes(config, said.append)
+        pool_nodes.wait_for_nodes(config, messages.append)
 
 
 # --- the manager --------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class FakeRay:
 
     def get(self, answers: Any, timeout: float | None = None) -> Any:
         if isinstance(answers, list):
-            return [self.get(each) for each in answers]
+            return [self.get(answer) for answer in answers]
         if answers.value is None:
             raise self.exceptions.GetTimeoutError("some object(s) not ready")
         if isinstance(answers.value, Exception):
@@ -199,9 +199,9 @@ class FakeRay:
         self.waits: list[float] = []  # for answers that do not come
 
     def wait(self, answers: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
-        silent = [each for each in answers if each.value is None]
+        silent = [answer for answer in answers if answer.value is None]
         self.waits += [timeout] if silent else []
-        return [each for each in answers if each not in silent], silent
+        return [answer for answer in answers if answer not in silent], silent
 
 
 class Calls:
@@ -227,7 +227,7 @@ def manager(
 
     monkeypatch.setitem(sys.modules, "ray", FakeRay())
     monkeypatch.setattr("verl_omni.trainer.replicas.replica_transport.describe_error", str)
-    made = [
+    fake_replicas = [
         SimpleNamespace(
             replica_rank=rank,
             server_address=f"host:{rank}",
@@ -240,15 +240,15 @@ def manager(
         open_weight_stream=lambda: "address",
         send_to_replicas=lambda version, receivers: [SimpleNamespace(value=unconfirmed or {})],
     )
-    serving = [each.server_address for each in made]
+    serving = [replica.server_address for replica in fake_replicas]
     router = SimpleNamespace(remove_servers=Calls(), get_all_servers=Calls(serving), add_servers=Calls())
     return ReplicaUpdates(
-        ReplicaTransport(workers, router, deadline=1.0), made, least=1, patience=0.0, reports=Recorded()
+        ReplicaTransport(workers, router, deadline=1.0), fake_replicas, least=1, patience=0.0, reports=Recorded()
     )
 
 
 def ranks(updates: Any) -> list[int]:
-    return [each.replica_rank for each in updates.replicas]
+    return [replica.replica_rank for replica in updates.replicas]
 
 
 def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,13 +259,13 @@ def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(mon
     updates.update_weights(4)
     assert ranks(updates) == [0, 6]
     assert updates.transport.router.remove_servers.arguments == [([f"host:{rank}" for rank in range(1, 6)],)]
-    assert [each.workers[0].receive_weights.arguments for each in before[1:3]] == [[], []]
+    assert [replica.workers[0].receive_weights.arguments for replica in before[1:3]] == [[], []]
     reasons = ["the actor died", "no answer within 1 s", "the actor died", "no answer within 1 s", "digest mismatch"]
     assert updates.reports.lines == [
         f"replica {rank} serves no more: version 4 did not reach it: {reason}"
         for rank, reason in enumerate(reasons, start=1)
     ]
-    assert [each.replica_rank for each in updates.take_left()] == [1, 2, 3, 4, 5] and updates.take_left() == []
+    assert [replica.replica_rank for replica in updates.take_left()] == [1, 2, 3, 4, 5] and updates.take_left() == []
 
 
 def test_an_update_does_not_wait_twice_for_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:

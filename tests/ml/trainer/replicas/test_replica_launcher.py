@@ -29,14 +29,14 @@ def replica_on(rank: int, node: str | None) -> Any:
 def test_the_room_of_each_host_is_known_where_the_pool_is_pinned(
     pinned: bool, hosts: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = [("10.0.0.7", 4.0), ("10.0.0.7", 2.0), ("10.0.0.8", 3.0), ("10.0.0.9", 1.0), ("10.0.0.10", 4.0)]
+    accelerators = [("10.0.0.7", 4.0), ("10.0.0.7", 2.0), ("10.0.0.8", 3.0), ("10.0.0.9", 1.0), ("10.0.0.10", 4.0)]
     nodes = [
         {"NodeID": str(number), "Alive": True, "NodeManagerAddress": address, "Resources": {"GPU": count}}
-        for number, (address, count) in enumerate(given)
+        for number, (address, count) in enumerate(accelerators)
     ]
     set_nodes(monkeypatch, nodes, draining="4")
     launcher = replica_launcher.RayLauncher(
-        lambda rank: None, lambda alive: sum(int(each["GPU"]) // 2 for each in alive), lambda replica: [], 1.0, pinned
+        lambda rank: None, lambda alive: sum(int(node["GPU"]) // 2 for node in alive), lambda replica: [], 1.0, pinned
     )
     assert (launcher.room([]).replicas, launcher.room([]).hosts) == (4, hosts)
 

@@ -60,13 +60,13 @@ def test_a_host_serves_when_all_its_replicas_do() -> None:
     """A rolling update would replace the next pod while the second engine of this one loads, or never starts."""
     memory = Memory(hosts={"10.0.0.7": 2, "10.0.0.8": 0})
     pool = pool_of(memory, 1)
-    one, other = (Addressed(rank, 0, address=f"10.0.0.7:800{rank}") for rank in (1, 2))
-    for version, joins, found in [(1, one, {"host": 1}), (2, other, {"host": 2, "10.0.0.7": 2})]:
+    first, second = (Addressed(rank, 0, address=f"10.0.0.7:800{rank}") for rank in (1, 2))
+    for version, joins, counts in [(1, first, {"host": 1}), (2, second, {"host": 2, "10.0.0.7": 2})]:
         pool.updates.join(joins, JoinTimes(1.0, 1.0))
         pool.updates.update_weights(version)
         pool.look()
-        assert memory.reports.found == found
-    pool.updates.lose(other, "it ended")
+        assert memory.reports.found == counts
+    pool.updates.lose(second, "it ended")
     pool.look()
     assert memory.reports.found == {"host": 2}
 
@@ -81,19 +81,19 @@ def test_a_replica_on_a_node_that_is_being_removed_finishes_its_samples_and_is_s
         assert (set(memory.router), memory.replicas[1].alive) == ({"host:0"}, True), "it finishes what it has"
     memory.replicas[1].requests = 0
     pool.look()
-    assert [each.stopped for each in memory.replicas] == [0, 1]
+    assert [replica.stopped for replica in memory.replicas] == [0, 1]
     assert memory.reports.lines == ["leaving 1", "drained 1"]
 
 
 def test_each_look_reports_how_many_samples_wait() -> None:
     memory = Memory()
     pool = pool_of(memory, 2)
-    found: list[int] = []
-    memory.reports.queued = found.append
+    queue_lengths: list[int] = []
+    memory.reports.queued = queue_lengths.append
     for requests in (0, 3, 1):
         memory.replicas[0].requests = requests
         pool.look()
-    assert found == [0, 3, 1]
+    assert queue_lengths == [0, 3, 1]
 
 
 def test_an_update_waits_for_the_replicas_that_the_run_needs() -> None:
@@ -188,7 +188,7 @@ def test_a_replica_that_does_not_start_is_tried_again_after_longer_and_longer_pa
     memory.start_fails = False
     memory.now = 1e4
     pool.look()
-    assert [each.replica_rank for each in pool.updates.all()] == [0, len(tried) + 1]
+    assert [replica.replica_rank for replica in pool.updates.all()] == [0, len(tried) + 1]
 
 
 def test_a_pool_that_is_stopped_starts_nothing_and_names_all_that_runs() -> None:
@@ -229,10 +229,10 @@ def test_a_pool_that_is_stopped_has_no_thread_any_more() -> None:
     pool.start()
     memory.nodes[1] = "ready"
     pool.look()
-    assert [each.is_alive() for each in (pool._thread, *threads)] == [True, True]
+    assert [thread.is_alive() for thread in (pool._thread, *threads)] == [True, True]
     assert pool.stop() == memory.replicas
     threads[0].join(1)  # it has left the pool, and may be about to end
-    assert [each.is_alive() for each in (pool._thread, *threads)] == [False, False]
+    assert [thread.is_alive() for thread in (pool._thread, *threads)] == [False, False]
     assert memory.reports.lines == [], "a start that is given up has not failed"
 
 

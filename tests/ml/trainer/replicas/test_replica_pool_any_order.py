@@ -26,7 +26,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def some(self, draw: int) -> Replica | None:
         """One of the replicas that were not stopped."""
-        running = [each for each in self.memory.replicas if not each.stopped]
+        running = [replica for replica in self.memory.replicas if not replica.stopped]
         return running[draw % len(running)] if running else None
 
     @precondition(lambda self: len(self.memory.nodes) < 4)
@@ -63,7 +63,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def weights_are_sent(self) -> None:
         self.version += 1
-        reached = [each for each in self.updates.all() if each.works and each.takes]
+        reached = [replica for replica in self.updates.all() if replica.works and replica.takes]
         try:
             self.updates.update_weights(self.version)
         except TooFewReplicas:
@@ -112,13 +112,13 @@ class AnyOrder(RuleBasedStateMachine):
         with self.updates.generating(self.version):
             for _ in range(looks):
                 self.pool.look()
-            assert {each.server_address for each in self.updates.replicas} == self.memory.serving()
+            assert {replica.server_address for replica in self.updates.replicas} == self.memory.serving()
 
     @invariant()
     def what_serves_has_the_current_version(self) -> None:
         if hasattr(self, "memory"):
-            assert {each.version for each in self.memory.router.values()} <= {self.version}
-            assert all(each in self.updates.replicas for each in self.memory.router.values())
+            assert {replica.version for replica in self.memory.router.values()} <= {self.version}
+            assert all(replica in self.updates.replicas for replica in self.memory.router.values())
 
     @invariant()
     def a_replica_that_leaves_finishes_its_samples(self) -> None:
@@ -138,10 +138,10 @@ class AnyOrder(RuleBasedStateMachine):
             self.the_pool_looks(RETRY_MOST_SECONDS)
             self.weights_are_sent()
         self.pool.look()
-        assert sorted(each.node for each in self.updates.replicas) == sorted(self.memory.nodes)
-        assert self.memory.router == {each.server_address: each for each in self.updates.replicas}
-        others = [each for each in self.memory.replicas if each not in self.updates.replicas]
-        assert all(each.stopped == 1 for each in others)
+        assert sorted(replica.node for replica in self.updates.replicas) == sorted(self.memory.nodes)
+        assert self.memory.router == {replica.server_address: replica for replica in self.updates.replicas}
+        others = [replica for replica in self.memory.replicas if replica not in self.updates.replicas]
+        assert all(replica.stopped == 1 for replica in others)
 
 
 AnyOrder.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -66,12 +66,12 @@ def resumed(folder: Path, sync: str, first: list[Any]) -> None:
     waiting_run(folder.with_name("whole"), unbroken, sync, 0.0, lost=None)[0].fit(None)
     newest = checkpoints.latest(folder / "checkpoints")
     assert newest is not None and checkpoints.step_of(newest) == LOST
-    made, _ = waiting_run(folder, resumed_part, sync, 0.0, lost=None)
-    made.folder.start(made.config, resumed_from=LOST)
-    made.fit(newest)
+    run, _ = waiting_run(folder, resumed_part, sync, 0.0, lost=None)
+    run.folder.start(run.config, resumed_from=LOST)
+    run.fit(newest)
     assert [*first, *resumed_part.updates] == unbroken.updates
-    assert [line["step"] for line in made.folder.metrics()] == [1, 2, 3, 4]
-    lines = {line["step"]: line for line in made.folder.metrics()}
+    assert [line["step"] for line in run.folder.metrics()] == [1, 2, 3, 4]
+    lines = {line["step"]: line for line in run.folder.metrics()}
     assert {"reward/mean", "val/reward/mean"} <= lines[LOST].keys(), "its metrics, and the evaluation of its weights"
 
 
@@ -80,18 +80,18 @@ def test_a_run_that_is_stopped_while_it_waits_for_replicas_has_saved_its_step(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_updates, "WAIT_SECONDS", 0.01)
-    made, updates = waiting_run(tmp_path / "run", stack := Trained(), sync, patience=1000.0)
-    made.requests.stop_wanted = lambda: waits(updates)
+    run, updates = waiting_run(tmp_path / "run", stack := Trained(), sync, patience=1000.0)
+    run.requests.stop_wanted = lambda: waits(updates)
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
-        made.fit(None)
+        run.fit(None)
     resumed(tmp_path / "run", sync, stack.updates)
 
 
 @MODES
 def test_a_run_that_ends_without_replicas_has_saved_its_step(tmp_path: Path, sync: str) -> None:
-    made, _ = waiting_run(tmp_path / "run", stack := Trained(), sync, patience=0.01)
+    run, _ = waiting_run(tmp_path / "run", stack := Trained(), sync, patience=0.01)
     with pytest.raises(TooFewReplicas):
-        made.fit(None)
+        run.fit(None)
     resumed(tmp_path / "run", sync, stack.updates)
 
 
@@ -99,12 +99,12 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_run_waits_for_replicas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_updates, "WAIT_SECONDS", 0.01)
-    made, updates = waiting_run(tmp_path, stack := Trained(), "false", patience=1000.0)
+    run, updates = waiting_run(tmp_path, stack := Trained(), "false", patience=1000.0)
     wanted = once(lambda: waits(updates))
-    made.requests.checkpoint_wanted = wanted
-    made.loop.recorder.exported = TrainerMetrics(exported := Recorder())
+    run.requests.checkpoint_wanted = wanted
+    run.loop.recorder.exported = TrainerMetrics(exported := Recorder())
     logged = Logged()
-    made.loop.recorder.tracking = logged  # type: ignore[assignment]
+    run.loop.recorder.tracking = logged  # type: ignore[assignment]
     poll = updates.waited
 
     def poll_and_join() -> None:
@@ -113,13 +113,13 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_run_waits_for_replicas(
             updates.join(Replica(1, 1), JoinTimes(0.0, 0.0))
 
     updates.waited = poll_and_join
-    made.fit(None)
+    run.fit(None)
     assert len(stack.updates) == STEPS
-    assert [line["step"] for line in made.folder.metrics()] == [1, 2, 3, 4]
-    assert [each["step"] for each in events(tmp_path, "checkpoint")] == [LOST, STEPS]
+    assert [line["step"] for line in run.folder.metrics()] == [1, 2, 3, 4]
+    assert [event["step"] for event in events(tmp_path, "checkpoint")] == [LOST, STEPS]
     assert exported.values["omni_optimizer_steps_total"] == STEPS, "the saved step was counted twice"
     for phase in ("generate", "update", "sync", "eval"):
-        spent = sum(line.get(f"timing_s/{phase}") or 0 for line in made.folder.metrics())
+        spent = sum(line.get(f"timing_s/{phase}") or 0 for line in run.folder.metrics())
         assert exported.values.get(f"omni_phase_seconds_total/{phase}", 0) == pytest.approx(spent)
     assert [step for step, _ in logged.lines] == [1, LOST, LOST, 3, STEPS]
     (_, first), (_, second) = logged.lines[1:3]
@@ -181,33 +181,33 @@ class Blocked(Trained):
 
 def blocked_run(folder: Path, stack: Blocked, monkeypatch: pytest.MonkeyPatch) -> tuple[RunInMemory, Any]:
     monkeypatch.setattr(watched_call, "POLL_SECONDS", 0.01)
-    made, updates = waiting_run(folder, stack, "true", patience=1000.0, lost=None)
-    made.stack.pool = SimpleNamespace(updates=updates)
+    run, updates = waiting_run(folder, stack, "true", patience=1000.0, lost=None)
+    run.stack.pool = SimpleNamespace(updates=updates)
     stack.lose = lambda: updates.lose(updates.replicas[0], "its node is gone")  # type: ignore[assignment]
-    return made, updates
+    return run, updates
 
 
 @pytest.mark.parametrize("where", ["generation", "evaluation"])
 def test_a_run_that_is_stopped_while_a_generation_waits_for_replicas_has_saved_its_step(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, updates = blocked_run(tmp_path / "run", stack := Blocked(where), monkeypatch)
-    made.requests.stop_wanted = lambda: not updates.replicas
+    run, updates = blocked_run(tmp_path / "run", stack := Blocked(where), monkeypatch)
+    run.requests.stop_wanted = lambda: not updates.replicas
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
-        made.fit(None)
+        run.fit(None)
     stack.go_on.set()
-    (join,) = made.stack.before_ray_ends  # the thread that is left waits for nothing any more
+    (join,) = run.stack.before_ray_ends  # the thread that is left waits for nothing any more
     join()
-    assert not [each for each in threading.enumerate() if each.name == "watched-call"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "watched-call"]
     resumed(tmp_path / "run", "true", stack.updates[:LOST])
 
 
 def test_a_checkpoint_is_saved_for_the_operator_while_a_generation_waits_for_replicas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, updates = blocked_run(tmp_path, stack := Blocked("generation"), monkeypatch)
-    made.requests.checkpoint_wanted = once(lambda: not updates.replicas)
-    save = made.loop.checkpoints.saver.save
+    run, updates = blocked_run(tmp_path, stack := Blocked("generation"), monkeypatch)
+    run.requests.checkpoint_wanted = once(lambda: not updates.replicas)
+    save = run.loop.checkpoints.saver.save
 
     def save_and_join(step: int) -> None:
         save(step)
@@ -215,7 +215,7 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_generation_waits_for_rep
             updates.join(Replica(1, 1), JoinTimes(0.0, 0.0))
             stack.go_on.set()
 
-    made.loop.checkpoints.saver.save = save_and_join  # type: ignore[method-assign]
-    made.fit(None)
-    assert [line["step"] for line in made.folder.metrics()] == [1, 2, 3, 4]
-    assert [each["step"] for each in events(tmp_path, "checkpoint")] == [LOST, STEPS]
+    run.loop.checkpoints.saver.save = save_and_join  # type: ignore[method-assign]
+    run.fit(None)
+    assert [line["step"] for line in run.folder.metrics()] == [1, 2, 3, 4]
+    assert [event["step"] for event in events(tmp_path, "checkpoint")] == [LOST, STEPS]

@@ -45,7 +45,7 @@ def record(folder: RunFolder, step: int, **more: Any) -> None:
         line |= {"timing_s/eval": 30.0, "diversity/images": 12.0}
         image = torch.full((3, 8, 8), 40 * step % 256, dtype=torch.uint8)
         folder.samples(
-            step, [ShownSample(prompt, 7 + place, 0.1 * step, image) for place, prompt in enumerate(PROMPTS)], 24
+            step, [ShownSample(prompt, 7 + number, 0.1 * step, image) for number, prompt in enumerate(PROMPTS)], 24
         )
     folder.step(line | more)
 

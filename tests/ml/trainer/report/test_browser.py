@@ -80,8 +80,8 @@ async def test_the_report_fits_the_screen_and_shows_values_on_hover(run: Path, t
 
 
 def _hostile_prompts() -> Iterator[ShownSample]:
-    for place, prompt in enumerate(HOSTILE):
-        yield ShownSample(prompt, 7 + place, 0.5, torch.zeros(3, 8, 8, dtype=torch.uint8))
+    for number, prompt in enumerate(HOSTILE):
+        yield ShownSample(prompt, 7 + number, 0.5, torch.zeros(3, 8, 8, dtype=torch.uint8))
 
 
 async def _browse(page: Path, width: int, folder: Path) -> tuple[dict[str, Any], str, list[str]]:
@@ -118,7 +118,7 @@ async def _open(port: int, address: str, width: int) -> tuple[dict[str, Any], st
     from websockets.asyncio.client import connect
 
     tabs = httpx2.get(f"http://127.0.0.1:{port}/json").json()
-    tab = next(each for each in tabs if each["type"] == "page")
+    tab = next(target for target in tabs if target["type"] == "page")
     errors: list[str] = []
     async with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket, asyncio.timeout(60):
         number = 0

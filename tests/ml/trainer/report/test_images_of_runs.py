@@ -28,7 +28,7 @@ def sample(score: float | None, **more: Any) -> ShownSample:
 
 def test_the_best_and_the_worst_samples_are_chosen_once_each() -> None:
     scores = [0.5, None, 0.1, 0.9, 0.3]
-    chosen = [(each.kind, each.score) for each in extremes([sample(score) for score in scores])]
+    chosen = [(extreme.kind, extreme.score) for extreme in extremes([sample(score) for score in scores])]
     assert chosen == [("best", 0.9), ("best", 0.5), ("worst", 0.1), ("worst", 0.3)]
     assert extremes([sample(0.5), sample(None)]) == []
     assert len(extremes([sample(number / 100) for number in range(100)])) == 2 * EXTREMES

@@ -85,7 +85,7 @@ def test_a_run_with_only_an_evaluation_shows_it(begun: Callable[..., Any]) -> No
 def test_a_prompt_of_any_language_length_and_form_is_shown(begun: Callable[..., Any]) -> None:
     folder = begun(last=0)
     black = torch.zeros(3, 8, 8, dtype=torch.uint8)
-    folder.samples(0, [ShownSample(prompt, place, 0.5, black) for place, prompt in enumerate(["قطة حمراء", ""])], 24)
+    folder.samples(0, [ShownSample(prompt, number, 0.5, black) for number, prompt in enumerate(["قطة حمراء", ""])], 24)
     text = own_text(report.write(folder.path).read_text())
     assert '<h3 class="prompt" dir="auto">قطة حمراء</h3>' in text
     assert '<h3 class="prompt soft" dir="auto">empty prompt</h3>' in text

@@ -73,7 +73,7 @@ CONSTANT = ("actor/clip_fraction", "actor/kl", "actor/new_metric")
 def page(without: str | None = None) -> str:
     """The page of a run that recorded all metrics but one, without plotly.js."""
     lines: list[Line] = [
-        {"step": step, **{name: (place + step) / 7 for place, name in enumerate(STATEMENTS)}} for step in range(1, 4)
+        {"step": step, **{name: (number + step) / 7 for number, name in enumerate(STATEMENTS)}} for step in range(1, 4)
     ]
     for line in lines:
         line |= dict.fromkeys(CONSTANT, 0.0) | {"val/n": 9.0, "weights/version": line["step"]}

@@ -99,20 +99,20 @@ def test_warnings_are_grouped_by_reason_with_the_collapse_first() -> None:
         Event(event="phase", message="not a warning"),
     ]
     warned = statements.warnings(Run("r", events=events))
-    assert [(each.title, each.messages) for each in warned] == [
+    assert [(statement.title, statement.messages) for statement in warned] == [
         ("Warning: SamplesCollapsed", ["Step 3: std 0.0001", "Step 4: std 0.0000"]),
         ("Warning", ["no report: disk full"]),
         ("Warning: RewardSlow", ["Step 2: the scorer is slow"]),
     ]
     assert warned[0].explanation.startswith("The samples of this run collapsed")
-    assert {each.explanation for each in warned[1:]} == {""}
+    assert {statement.explanation for statement in warned[1:]} == {""}
 
 
 def test_a_warning_has_the_step_recorded_before_it() -> None:
     warning = Event(event="warning", reason="SamplesCollapsed", message="alike")
     events = [START, warning, Event(event="step", step=4), warning, START, warning]
-    (found,) = statements.warnings(Run("r", events=events))
-    assert found.messages == ["alike", "Step 4: alike"]
+    (statement,) = statements.warnings(Run("r", events=events))
+    assert statement.messages == ["alike", "Step 4: alike"]
 
 
 def test_a_wrong_weight_version_is_named() -> None:

@@ -42,9 +42,9 @@ def samples(numbers: list[int]) -> DataProto:
 
 
 def worker() -> Any:
-    made: Any = object.__new__(RewardWorker)
-    made.reward_manager = Manager()
-    return made
+    reward_worker: Any = object.__new__(RewardWorker)
+    reward_worker.reward_manager = Manager()
+    return reward_worker
 
 
 def worker_with(path: Path, name: str = "compute_score") -> RewardWorker:
@@ -95,7 +95,7 @@ async def test_samples_in_the_object_store_are_loaded_to_be_scored() -> None:
 
     columns = {**kept.non_tensor_batch, "unscored": np.array([tensors(0), tensors(1)], dtype=object)}
     results = await worker().compute_score_batch(DataProto(batch=None, non_tensor_batch=columns))
-    assert [each["reward_score"] for each in results] == [3.0, 1.0]
+    assert [result["reward_score"] for result in results] == [3.0, 1.0]
 
 
 async def test_a_sample_that_cannot_be_scored_is_named_by_scorer_and_prompt() -> None:
@@ -119,13 +119,13 @@ def test_a_reward_worker_whose_process_has_ended_is_named_with_its_scorer(monkey
     def get(reply: Any) -> Any:
         raise ActorDiedError
 
-    made: Any = object.__new__(RewardWorkers)
-    made.config = OmegaConf.create({"reward": {"deadline_seconds": 1, "scorer": "genrm_ocr"}})
-    made.reward_loop_workers = ["first", "second"]
+    two_workers: Any = object.__new__(RewardWorkers)
+    two_workers.config = OmegaConf.create({"reward": {"deadline_seconds": 1, "scorer": "genrm_ocr"}})
+    two_workers.reward_loop_workers = ["first", "second"]
     monkeypatch.setattr(reward_workers.ray, "wait", lambda waiting, timeout: (waiting, []))
     monkeypatch.setattr(reward_workers.ray, "get", get)
     with pytest.raises(RuntimeError, match=r"reward worker 1 is gone: ActorDiedError: .*the scorer runs \(genrm_ocr\)"):
-        made._wait({"reply": "second"})
+        two_workers._wait({"reply": "second"})
 
 
 def test_samples_that_could_not_be_scored_and_fields_that_some_lack_have_columns() -> None:

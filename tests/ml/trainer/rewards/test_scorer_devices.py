@@ -84,8 +84,8 @@ def test_accelerators_that_scorers_cannot_share_are_refused(overrides: list[str]
 def test_a_function_does_not_share_accelerators_whose_memory_it_would_not_free(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCORER)
     overrides = [f"{FUNCTION}.path={tmp_path / 'mine.py'}", f"+{FUNCTION}.reward_kwargs.device=trainer"]
-    (said,) = reward_settings.find_problems(load(*overrides).reward)
-    assert said.startswith(f"{FUNCTION}.reward_kwargs.device: only scorers of this package share the trainer's")
+    (problem,) = reward_settings.find_problems(load(*overrides).reward)
+    assert problem.startswith(f"{FUNCTION}.reward_kwargs.device: only scorers of this package share the trainer's")
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,9 @@ def test_each_reward_worker_sees_an_accelerator_of_its_own(tmp_path: Path) -> No
     workers = RewardWorkers(with_function(tmp_path, "cuda:0"), None).reward_loop_workers
     replies = ray.get([worker.compute_score.remote(samples(1)) for worker in workers], timeout=120)
     extras = [reply["reward_extra_info"] for reply in replies]
-    assert [each["reward/mine/device"] for each in extras] == ["cuda:0"] * 2
-    assert len({each["reward/mine/reserved"] for each in extras}) == 2
-    assert all(each["reward/mine/reserved"] == each["reward/mine/seen"] for each in extras)
+    assert [extra["reward/mine/device"] for extra in extras] == ["cuda:0"] * 2
+    assert len({extra["reward/mine/reserved"] for extra in extras}) == 2
+    assert all(extra["reward/mine/reserved"] == extra["reward/mine/seen"] for extra in extras)
     assert ray.available_resources().get("GPU", 0) == 0
 
 

@@ -72,8 +72,8 @@ def workers(folder: Path, parts: dict[str, str], number: int = 2) -> Any:
     path = folder / "scorers.py"
     path.write_text(SCORERS)
     named = [
-        f"{name}: {{path: {path}, name: {name}, {own}}}" if name != "brightness" else f"{name}: {{}}"
-        for name, own in parts.items()
+        f"{name}: {{path: {path}, name: {name}, {settings}}}" if name != "brightness" else f"{name}: {{}}"
+        for name, settings in parts.items()
     ]
     config = load(SEVERAL, f"reward.reward_functions={{{', '.join(named)}}}")
     config.reward.num_workers = number
@@ -197,7 +197,7 @@ def test_an_interpreter_that_cannot_run_a_scorer_is_refused(tmp_path: Path) -> N
     (tmp_path / "old").write_text('#!/bin/sh\necho \'[[3, 11], {"omni-operator": "1", "ray": "2.0.0"}]\'\n')
     (tmp_path / "python2").write_text("#!/bin/sh\necho '[[2, 7], {}]'\n")
     texts = ("3, 11", f"{sys.version_info[0]}, {sys.version_info[1]}")
-    for name, said in (
+    for name, problem in (
         ("missing", "does not run"),
         ("fails", "does not run"),
         ("empty", "has no package ray"),
@@ -207,7 +207,7 @@ def test_an_interpreter_that_cannot_run_a_scorer_is_refused(tmp_path: Path) -> N
         if (program := tmp_path / name).exists():
             program.write_text(program.read_text().replace(*texts))
             program.chmod(0o755)
-        with pytest.raises(ValueError, match=f"^python: {program} {said}"):
+        with pytest.raises(ValueError, match=f"^python: {program} {problem}"):
             check_interpreter("python", str(program))
 
 

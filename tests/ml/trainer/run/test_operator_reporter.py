@@ -35,8 +35,8 @@ def test_every_event_is_posted_in_order_with_the_attempt_and_the_token_of_now(to
         token.write_text("renewed\n")
         return httpx2.Response(200, json={})
 
-    with reporter(token, answer) as made:
-        folder = RunFolder(tmp_path / "run", made.post)
+    with reporter(token, answer) as sender:
+        folder = RunFolder(tmp_path / "run", sender.post)
         folder.event("phase", text="starting Ray")
         folder.step({"step": 3, "reward/mean": 0.5}, eta_s=4.0, samples=96)
     assert [header for header, _ in seen] == ["Bearer first", "Bearer renewed"]
@@ -49,10 +49,10 @@ def test_every_event_is_posted_in_order_with_the_attempt_and_the_token_of_now(to
 
 
 def test_a_checkpoint_request_of_the_operator_is_returned_once(token: Path) -> None:
-    with reporter(token, lambda request: httpx2.Response(200, json={"checkpoint": True})) as made:
-        made.post({"event": "phase"})
-    assert made.checkpoint_wanted()
-    assert not made.checkpoint_wanted()
+    with reporter(token, lambda request: httpx2.Response(200, json={"checkpoint": True})) as sender:
+        sender.post({"event": "phase"})
+    assert sender.checkpoint_wanted()
+    assert not sender.checkpoint_wanted()
 
 
 def test_a_checkpoint_request_that_arrives_while_the_trainer_asks_is_not_lost(token: Path) -> None:
@@ -64,11 +64,11 @@ def test_a_checkpoint_request_that_arrives_while_the_trainer_asks_is_not_lost(to
             self.set()
             return was_set
 
-    with reporter(token, lambda request: httpx2.Response(200, json={})) as made:
-        made._checkpoint = Raced()
-        assert not made.checkpoint_wanted()
-        made._checkpoint.__class__ = threading.Event
-        assert made.checkpoint_wanted()
+    with reporter(token, lambda request: httpx2.Response(200, json={})) as sender:
+        sender._checkpoint = Raced()
+        assert not sender.checkpoint_wanted()
+        sender._checkpoint.__class__ = threading.Event
+        assert sender.checkpoint_wanted()
 
 
 def test_the_next_accepted_event_has_the_largest_number_and_the_last_mapping(token: Path) -> None:
@@ -84,8 +84,8 @@ def test_the_next_accepted_event_has_the_largest_number_and_the_last_mapping(tok
     sender = reporter(token, answer)
     for number in (3, 7, 2):
         sender.note("queued", number)
-    for found in ({"10.0.0.1": 7, "10.0.0.2": 7}, {"10.0.0.1": 3}):
-        sender.note("versions", found)
+    for versions in ({"10.0.0.1": 7, "10.0.0.2": 7}, {"10.0.0.1": 3}):
+        sender.note("versions", versions)
     with sender:
         for step in (1, 2):
             sender.post({"event": "phase", "step": step})
@@ -118,9 +118,9 @@ def test_an_event_that_is_not_accepted_is_posted_again_in_order(
     if fault == "no token":
         token.unlink()
         posts.extend([1] * 5)
-    with reporter(token, answer) as made:
+    with reporter(token, answer) as sender:
         for step in (1, 2, 3):
-            made.post({"event": "checkpoint", "step": step})
+            sender.post({"event": "checkpoint", "step": step})
         if fault == "no token":
             while not caplog.records:  # it has tried
                 time.sleep(0.001)
@@ -137,9 +137,9 @@ def test_an_event_that_can_never_be_accepted_delays_no_other(token: Path, code: 
         posts.append(json.loads(request.content)["step"])
         return httpx2.Response(code if posts[-1] == 1 else 200, json={})
 
-    with reporter(token, answer) as made:
+    with reporter(token, answer) as sender:
         for step in (1, 2):
-            made.post({"event": "step", "step": step})
+            sender.post({"event": "step", "step": step})
     assert posts == [1, 2]
 
 
@@ -159,8 +159,8 @@ def test_the_operator_says_when_to_post_again(token: Path, monkeypatch: pytest.M
             return httpx2.Response(200, json={})
         return httpx2.Response(429, headers={"Retry-After": after} if after else {})
 
-    with OperatorReporter("http://operator", token, 1, httpx2.MockTransport(answer)) as made:
-        made.post({"event": "checkpoint"})
+    with OperatorReporter("http://operator", token, 1, httpx2.MockTransport(answer)) as sender:
+        sender.post({"event": "checkpoint"})
     assert pauses == [7.0, 60.0, 2.0, 4.0, 8.0, *[15.0] * 7], "else they double"
 
 
@@ -172,10 +172,10 @@ def test_a_run_ends_although_the_operator_accepts_nothing(token: Path, monkeypat
         return httpx2.Response(503, headers={"Retry-After": "3600"})
 
     monkeypatch.setattr(operator_reporter, "POST_SECONDS", 0.05)
-    with reporter(token, answer) as made:
-        made.post({"event": "step"})
-        made.post({"event": "done"})
-    made._thread.join()
+    with reporter(token, answer) as sender:
+        sender.post({"event": "step"})
+        sender.post({"event": "done"})
+    sender._thread.join()
     assert posts, "it was tried"
 
 
@@ -191,13 +191,13 @@ def test_posting_does_not_wait_and_superseded_events_are_dropped(token: Path) ->
         seen.append((body["event"], body["step"]))
         return httpx2.Response(200, json={})
 
-    with reporter(token, answer) as made:
-        made.post({"event": "start", "step": 0})
+    with reporter(token, answer) as sender:
+        sender.post({"event": "start", "step": 0})
         first.wait(30)
         for step in range(1, operator_reporter.QUEUE_SIZE):
-            made.post({"event": "checkpoint" if step % 50 == 0 else "step", "step": step})
+            sender.post({"event": "checkpoint" if step % 50 == 0 else "step", "step": step})
         for step in range(1000, 1100):
-            made.post({"event": "step", "step": step})
+            sender.post({"event": "step", "step": step})
         answered.set()
     assert [step for event, step in seen if event == "checkpoint"] == [50, 100, 150, 200, 250]
     assert seen[0] == ("start", 0) and seen[-1] == ("step", 1099), "the newest are kept"
@@ -208,6 +208,6 @@ def test_posting_does_not_wait_and_superseded_events_are_dropped(token: Path) ->
 def test_without_the_variables_nothing_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DIFFUSIONRL_REPORT_URL", "DIFFUSIONRL_REPORT_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    with operator_reporter.from_environment() as made:
-        made.post({"event": "phase"})
-        assert not made.checkpoint_wanted()
+    with operator_reporter.from_environment() as sender:
+        sender.post({"event": "phase"})
+        assert not sender.checkpoint_wanted()

@@ -38,16 +38,18 @@ def started(
     def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
         seen.append(run.checkpoint)
 
-    own = recorded_runs.settings(run_folder, resume_mode=mode, resume_from_path=None if path is None else str(path))
-    assert recorded_runs.run(OmegaConf.merge(settings, own), train) == main_diffusion.OK
+    run_settings = recorded_runs.settings(
+        run_folder, resume_mode=mode, resume_from_path=None if path is None else str(path)
+    )
+    assert recorded_runs.run(OmegaConf.merge(settings, run_settings), train) == main_diffusion.OK
     return seen[0], recorded_runs.events(run_folder)
 
 
 def test_resume_path_starts_from_a_checkpoint_of_another_run(tmp_path: Path) -> None:
     foreign = checkpoint(tmp_path / "other" / "checkpoints", 6)
     checkpoint(tmp_path / "run" / "checkpoints", 2)
-    found, events = started(tmp_path / "run", "resume_path", foreign)
-    assert found == foreign
+    chosen, events = started(tmp_path / "run", "resume_path", foreign)
+    assert chosen == foreign
     assert events[0]["resumed_from"] == 6
 
 
@@ -61,8 +63,8 @@ def test_auto_starts_from_the_last_checkpoint_of_the_run_folder(tmp_path: Path) 
     assert started(tmp_path / "new", "auto")[0] is None
     checkpoint(tmp_path / "run" / "checkpoints", 4)
     last = checkpoint(tmp_path / "run" / "checkpoints", 8)
-    found, events = started(tmp_path / "run", "auto")
-    assert found == last
+    chosen, events = started(tmp_path / "run", "auto")
+    assert chosen == last
     assert events[0]["resumed_from"] == 8
 
 
@@ -77,15 +79,17 @@ def test_a_run_that_continues_with_other_settings_of_what_is_learned_says_so(tmp
         }
 
     checkpoint(tmp_path / "checkpoints", 4, **settings(0.1, "red", 1))
-    assert all(each["event"] != "warning" for each in started(tmp_path, "auto", **settings(0.1, "red", 2))[1])
-    found, events = started(tmp_path, "auto", **settings(0.2, "blue", 2))
-    assert found is not None
+    assert all(event["event"] != "warning" for event in started(tmp_path, "auto", **settings(0.1, "red", 2))[1])
+    chosen, events = started(tmp_path, "auto", **settings(0.2, "blue", 2))
+    assert chosen is not None
     (warning,) = [event for event in events if event["event"] == "warning"]
     assert (warning["reason"], warning["step"]) == ("ResumedWithChanges", 4)
     for text in ("optim.lr was 0.1, is 0.2", "blue.weight was None, is 1.0", "red.weight was 1.0, is None"):
         assert text in warning["message"]
     assert "betas" not in warning["message"]
-    names = [each.split(" was ")[0] for each in warning["message"].split(": ", 1)[1].split("; ") if " was " in each]
+    names = [
+        change.split(" was ")[0] for change in warning["message"].split(": ", 1)[1].split("; ") if " was " in change
+    ]
     assert len(names) > 2 and names == sorted(names)
 
 
@@ -169,11 +173,11 @@ def test_a_longer_run_has_another_learning_rate_only_with_a_schedule(tmp_path: P
 def test_a_run_says_that_its_training_files_have_another_content(tmp_path: Path) -> None:
     (file := tmp_path / "p.jsonl").write_text('{"prompt": "red"}\n')
     written(tmp_path / "run" / "checkpoints", 4, 0.1, file)
-    for text, said in (('{"prompt": "red"}\n', False), ('{"prompt": "tan"}\n', True)):
+    for text, changed in (('{"prompt": "red"}\n', False), ('{"prompt": "tan"}\n', True)):
         file.write_text(text)
         _, events = started(tmp_path / "run", "auto", **OmegaConf.to_container(settings(0.1, file)))
         messages = [event["message"] for event in events if event["event"] == "warning"]
-        assert ["the content of data.train_files is another" in message for message in messages] == [True] * said
+        assert ["the content of data.train_files is another" in message for message in messages] == [True] * changed
 
 
 def test_metrics_of_another_run_are_not_those_of_a_run_from_a_checkpoint_elsewhere(tmp_path: Path) -> None:
@@ -194,8 +198,8 @@ def test_metrics_of_another_run_are_not_those_of_a_run_from_a_checkpoint_elsewhe
 def test_disable_starts_from_nothing_and_keeps_earlier_checkpoints_aside(tmp_path: Path) -> None:
     for number in (1, 2):
         checkpoint(tmp_path / "checkpoints", 8)
-        found, events = started(tmp_path, "disable")
-        assert found is None
+        chosen, events = started(tmp_path, "disable")
+        assert chosen is None
         assert checkpoints.steps(tmp_path / "checkpoints") == []
         assert checkpoints.steps(tmp_path / f"checkpoints-{number}") == [8]
     warnings = [event for event in events if event["event"] == "warning"]

@@ -75,9 +75,11 @@ def test_no_tracker_is_opened_unless_one_is_named(tmp_path: Path) -> None:
 def held_out(count: int) -> list[ShownSample]:
     """Pictures that differ in their red channel, and a video."""
     pictures = [torch.zeros(3, 8, 8, dtype=torch.uint8) for _ in range(count)]
-    for place, picture in enumerate(pictures):
-        picture[0] = 10 * place
-    samples = [ShownSample(f"prompt {place}", 40 + place, 0.5 * place, each) for place, each in enumerate(pictures)]
+    for number, picture in enumerate(pictures):
+        picture[0] = 10 * number
+    samples = [
+        ShownSample(f"prompt {number}", 40 + number, 0.5 * number, picture) for number, picture in enumerate(pictures)
+    ]
     return [*samples, ShownSample("a walk", 7, 1.0, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))]
 
 
@@ -158,8 +160,8 @@ def test_pictures_without_a_tracker_that_shows_them_have_no_effect(logger: str) 
     assert configuration.without_effect(overrides, configuration.load(overrides)) == {
         "trainer.log_val_generations": reason
     }
-    for other in ("trainer.log_val_generations=0", "trainer.logger=[console,tensorboard]"):
-        changed = [*overrides, other]
+    for setting in ("trainer.log_val_generations=0", "trainer.logger=[console,tensorboard]"):
+        changed = [*overrides, setting]
         assert configuration.without_effect(changed, configuration.load(changed)) == {}
 
 

@@ -129,8 +129,8 @@ def test_a_group_is_checked_like_its_settings() -> None:
 
 def test_two_spellings_with_two_values_are_refused() -> None:
     assert engine_settings.read({"flow-shift": 2, "flow_shift": 2.0}) == ({"flow_shift": 2.0}, [])
-    (said,) = engine_settings.read({"flow-shift": 2, "flow_shift": 3})[1]
-    assert said == f"{GROUP}.flow_shift: has two values, 2.0 and 3.0; write one"
+    (problem,) = engine_settings.read({"flow-shift": 2, "flow_shift": 3})[1]
+    assert problem == f"{GROUP}.flow_shift: has two values, 2.0 and 3.0; write one"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_advice_changes_the_batch_size_where_it_is_set(overrides: list[str], set
     from omegaconf import OmegaConf
 
     config = smallest_job.load(LORA, *overrides, f"{GROUP}.distributed_executor_backend=uni")
-    (change,) = (each for each in changes(config) if each.setting.endswith("max_num_seqs"))
+    (change,) = (change for change in changes(config) if change.setting.endswith("max_num_seqs"))
     OmegaConf.update(config, change.setting, change.value)
     assert (change.setting, config.actor_rollout_ref.rollout.max_num_seqs) == (setting, 16)
 

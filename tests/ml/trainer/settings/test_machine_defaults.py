@@ -25,13 +25,13 @@ def fitted(folder: Path, architecture: str, *overrides: str, has_accelerator: bo
     (folder / "tokenizer").mkdir(exist_ok=True)
     (folder / "model_index.json").write_text(json.dumps({"_class_name": architecture, **parts}))
     (folder / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 77}')
-    made = smallest_job.load(
+    run_config = smallest_job.load(
         f"actor_rollout_ref.model.path='{folder}'",
         "actor_rollout_ref.rollout.pipeline.max_sequence_length=100",
         *overrides,
     )
-    startup.fit_to_machine(made, has_accelerator)
-    return made.actor_rollout_ref
+    startup.fit_to_machine(run_config, has_accelerator)
+    return run_config.actor_rollout_ref
 
 
 def write_part(folder: Path, name: str, config: dict[str, Any]) -> None:
@@ -57,22 +57,22 @@ print(config.trainer.fork_workers, "ray" in sys.modules)
 
 
 def test_the_model_family_fills_in_settings_that_are_null(tmp_path: Path) -> None:
-    made = fitted(tmp_path, "QwenImagePipeline", "actor_rollout_ref.rollout.pipeline.guidance_scale=2.5")
-    assert made.model.architecture == "QwenImagePipeline"
-    assert made.model.custom_chat_template == qwen_image.CHAT_TEMPLATE
-    assert made.model.target_modules == list(qwen_image.LORA_TARGETS)
-    assert made.model.fsdp_layer_prefixes == ["transformer_blocks."]
-    assert made.rollout.max_prompt_embed_length == 100
-    assert qwen_image.guidance(made.rollout.pipeline) == 2.5, "one setting of guidance for all families"
+    settings = fitted(tmp_path, "QwenImagePipeline", "actor_rollout_ref.rollout.pipeline.guidance_scale=2.5")
+    assert settings.model.architecture == "QwenImagePipeline"
+    assert settings.model.custom_chat_template == qwen_image.CHAT_TEMPLATE
+    assert settings.model.target_modules == list(qwen_image.LORA_TARGETS)
+    assert settings.model.fsdp_layer_prefixes == ["transformer_blocks."]
+    assert settings.rollout.max_prompt_embed_length == 100
+    assert qwen_image.guidance(settings.rollout.pipeline) == 2.5, "one setting of guidance for all families"
 
 
 def test_all_linear_leaves_out_what_the_engine_cannot_adapt_unless_others_are_left_out(tmp_path: Path) -> None:
     targets, left_out = (f"actor_rollout_ref.model.{name}_modules" for name in ("target", "exclude"))
-    found = []
-    for number, given in enumerate(([], [f"{targets}=all-linear"], [f"{targets}=all-linear", f"{left_out}=[ffn]"])):
+    excluded = []
+    for number, overrides in enumerate(([], [f"{targets}=all-linear"], [f"{targets}=all-linear", f"{left_out}=[ffn]"])):
         (tmp_path / str(number)).mkdir()
-        found.append(fitted(tmp_path / str(number), "WanPipeline", *given).model.exclude_modules)
-    assert found == [None, wan.NOT_ADAPTED, ["ffn"]]
+        excluded.append(fitted(tmp_path / str(number), "WanPipeline", *overrides).model.exclude_modules)
+    assert excluded == [None, wan.NOT_ADAPTED, ["ffn"]]
 
 
 def test_a_tokenizer_below_a_hub_id_is_in_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +88,10 @@ def test_a_tokenizer_below_a_hub_id_is_in_the_models_folder(tmp_path: Path, monk
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     name = "actor_rollout_ref.model.tokenizer_path"
     by_id = ["actor_rollout_ref.model.path=Qwen/Qwen-Image", f"{name}=Qwen/Qwen-Image/tokenizer"]
-    made = fitted(folder, "QwenImagePipeline", *by_id)
-    assert (made.model.path, made.model.tokenizer_path) == (str(folder), str(folder / "tokenizer"))
-    own = fitted(folder, "QwenImagePipeline", *by_id, f"{name}=/other/tokenizer")
-    assert own.model.tokenizer_path == "/other/tokenizer"
+    settings = fitted(folder, "QwenImagePipeline", *by_id)
+    assert (settings.model.path, settings.model.tokenizer_path) == (str(folder), str(folder / "tokenizer"))
+    overridden = fitted(folder, "QwenImagePipeline", *by_id, f"{name}=/other/tokenizer")
+    assert overridden.model.tokenizer_path == "/other/tokenizer"
 
 
 def test_the_schedule_of_the_learning_rate_ends_with_the_run_unless_it_is_given(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_the_schedule_of_the_learning_rate_ends_with_the_run_unless_it_is_given(
     (tmp_path / "two").mkdir()
     twice = fitted(tmp_path / "one", "WanPipeline", "actor_rollout_ref.actor.ppo_epochs=2")
     assert twice.actor.optim.total_training_steps == 2
-    given = fitted(tmp_path / "two", "WanPipeline", "actor_rollout_ref.actor.optim.total_training_steps=7")
-    assert given.actor.optim.total_training_steps == 7
+    overridden = fitted(tmp_path / "two", "WanPipeline", "actor_rollout_ref.actor.optim.total_training_steps=7")
+    assert overridden.actor.optim.total_training_steps == 7
 
 
 @pytest.mark.parametrize(
@@ -110,22 +110,22 @@ def test_the_schedule_of_the_learning_rate_ends_with_the_run_unless_it_is_given(
 def test_a_warm_up_is_a_number_of_steps_or_a_part_of_all(
     tmp_path: Path, overrides: tuple[str, ...], steps: int
 ) -> None:
-    given = [f"actor_rollout_ref.actor.optim.{each}" for each in overrides]
-    made = fitted(tmp_path, "WanPipeline", "trainer.total_training_steps=20", *given)
-    assert made.actor.optim.lr_warmup_steps == steps
+    schedule = [f"actor_rollout_ref.actor.optim.{override}" for override in overrides]
+    settings = fitted(tmp_path, "WanPipeline", "trainer.total_training_steps=20", *schedule)
+    assert settings.actor.optim.lr_warmup_steps == steps
 
 
 def test_settings_that_are_given_stay(tmp_path: Path) -> None:
-    made = fitted(
+    settings = fitted(
         tmp_path,
         "StableDiffusion3Pipeline",
         "actor_rollout_ref.model.target_modules=[to_q]",
         "actor_rollout_ref.model.fsdp_layer_prefixes=[x.]",
         "actor_rollout_ref.model.custom_chat_template='{{ messages }}'",
     )
-    assert made.model.target_modules == ["to_q"] and made.model.fsdp_layer_prefixes == ["x."]
-    assert made.model.custom_chat_template == "{{ messages }}"
-    assert made.rollout.max_prompt_embed_length == 177, "the CLIP tokens come before the T5 tokens"
+    assert settings.model.target_modules == ["to_q"] and settings.model.fsdp_layer_prefixes == ["x."]
+    assert settings.model.custom_chat_template == "{{ messages }}"
+    assert settings.rollout.max_prompt_embed_length == 177, "the CLIP tokens come before the T5 tokens"
 
 
 FSDP = "actor_rollout_ref.actor.fsdp_config"
@@ -135,10 +135,10 @@ FSDP = "actor_rollout_ref.actor.fsdp_config"
 def test_precision_and_activation_checkpointing_depend_on_the_machine(
     tmp_path: Path, has_accelerator: bool, dtype: str
 ) -> None:
-    made = fitted(tmp_path, "WanPipeline", has_accelerator=has_accelerator)
-    assert made.actor.fsdp_config.mixed_precision.param_dtype == made.rollout.dtype == dtype
-    assert made.model.enable_gradient_checkpointing is has_accelerator
-    given = fitted(
+    defaults = fitted(tmp_path, "WanPipeline", has_accelerator=has_accelerator)
+    assert defaults.actor.fsdp_config.mixed_precision.param_dtype == defaults.rollout.dtype == dtype
+    assert defaults.model.enable_gradient_checkpointing is has_accelerator
+    overridden = fitted(
         tmp_path,
         "WanPipeline",
         f"{FSDP}.mixed_precision.param_dtype=fp32",
@@ -146,13 +146,13 @@ def test_precision_and_activation_checkpointing_depend_on_the_machine(
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
         has_accelerator=has_accelerator,
     )
-    assert (given.actor.fsdp_config.mixed_precision.param_dtype, given.rollout.dtype) == ("fp32", "bfloat16")
-    assert given.model.enable_gradient_checkpointing is False
+    assert (overridden.actor.fsdp_config.mixed_precision.param_dtype, overridden.rollout.dtype) == ("fp32", "bfloat16")
+    assert overridden.model.enable_gradient_checkpointing is False
 
 
 def test_on_a_cpu_the_engine_gets_settings_that_it_can_start_with(tmp_path: Path) -> None:
     rollout = "actor_rollout_ref.rollout"
-    given = [
+    overrides = [
         f"{rollout}.{setting}"
         for setting in (
             "tensor_model_parallel_size=2",
@@ -164,9 +164,9 @@ def test_on_a_cpu_the_engine_gets_settings_that_it_can_start_with(tmp_path: Path
     read = operator.attrgetter(
         "tensor_model_parallel_size", "data_parallel_size", "rollout_attn_backend", "enable_sleep_mode"
     )
-    assert read(fitted(tmp_path, "WanPipeline", *given).rollout) == (1, 1, "TORCH_SDPA", False)
+    assert read(fitted(tmp_path, "WanPipeline", *overrides).rollout) == (1, 1, "TORCH_SDPA", False)
     write_part(tmp_path, "transformer", {"num_attention_heads": 2, "ffn_dim": 8})
-    kept = fitted(tmp_path, "WanPipeline", *given, "trainer.n_gpus_per_node=4", has_accelerator=True).rollout
+    kept = fitted(tmp_path, "WanPipeline", *overrides, "trainer.n_gpus_per_node=4", has_accelerator=True).rollout
     assert read(kept) == (2, 2, "FLASH_ATTN", True)
 
 
@@ -198,13 +198,13 @@ def test_a_sequence_that_ranks_cannot_share_is_refused_before_anything_starts(
         ),
     ):
         write_part(tmp_path, name, config)
-    given = [
+    settings = [
         "trainer.n_gpus_per_node=4",
         f"{FSDP}.ulysses_sequence_parallel_size={size}",
-        *(f"actor_rollout_ref.rollout.pipeline.{each}" for each in overrides),
+        *(f"actor_rollout_ref.rollout.pipeline.{override}" for override in overrides),
     ]
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
-        fitted(tmp_path, architecture, *given)
+        fitted(tmp_path, architecture, *settings)
 
 
 @pytest.mark.parametrize(
@@ -241,10 +241,10 @@ def test_engines_that_cannot_divide_the_model_are_refused_before_anything_starts
         write_part(tmp_path, name, config)
     setting = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     batch = [f"{name}={size}" for name in ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")]
-    given = [f"{setting}={size}", f"trainer.n_gpus_per_node={size}", *batch]
-    assert fitted(tmp_path, architecture, *given).rollout.tensor_model_parallel_size == 1, "on a CPU"
+    overrides = [f"{setting}={size}", f"trainer.n_gpus_per_node={size}", *batch]
+    assert fitted(tmp_path, architecture, *overrides).rollout.tensor_model_parallel_size == 1, "on a CPU"
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext() as refused:
-        fitted(tmp_path, architecture, *given, has_accelerator=True)
+        fitted(tmp_path, architecture, *overrides, has_accelerator=True)
     assert refused is None or str(refused.value).startswith(f"{setting}: {size} does not divide the ")
 
 
@@ -298,8 +298,8 @@ def test_what_model_and_machine_rule_out_is_refused_before_anything_starts(
 
 
 def test_the_executor_mp_is_allowed_with_step_execution(tmp_path: Path) -> None:
-    made = fitted(tmp_path, "QwenImagePipeline", EXECUTOR, STEPS)
-    assert made.rollout.engine_kwargs.vllm_omni.distributed_executor_backend == "mp"
+    settings = fitted(tmp_path, "QwenImagePipeline", EXECUTOR, STEPS)
+    assert settings.rollout.engine_kwargs.vllm_omni.distributed_executor_backend == "mp"
 
 
 @pytest.mark.parametrize(("architecture", "rows"), [("StableDiffusion3Pipeline", 177), ("WanPipeline", 100)])
@@ -321,7 +321,7 @@ def test_workers_on_other_nodes_do_not_get_the_address_of_the_drivers_node() -> 
 
 def test_numbers_of_the_data_may_be_null_as_in_scripts_for_verl(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "red"}\n' * 5)
-    made = configuration.load(
+    run_config = configuration.load(
         [
             f"actor_rollout_ref.model.path='{ROOT}/examples/shapes-sd3'",
             f"data.train_files='{tmp_path}/p.jsonl'",
@@ -333,6 +333,6 @@ def test_numbers_of_the_data_may_be_null_as_in_scripts_for_verl(tmp_path: Path) 
             "data.val_max_samples=null",
         ]
     )
-    startup.fit_to_machine(made, has_accelerator=False)
-    assert (made.data.seed, made.data.train_max_samples, made.data.val_max_samples) == (7, -1, -1)
-    assert made.trainer.total_training_steps == 4
+    startup.fit_to_machine(run_config, has_accelerator=False)
+    assert (run_config.data.seed, run_config.data.train_max_samples, run_config.data.val_max_samples) == (7, -1, -1)
+    assert run_config.trainer.total_training_steps == 4

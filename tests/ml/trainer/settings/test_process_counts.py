@@ -61,7 +61,7 @@ def test_there_is_at_least_one_worker_and_at_most_one_for_each_sample(size: RunS
 
 
 def config(**given: Any) -> Any:
-    made = OmegaConf.create(
+    run_config = OmegaConf.create(
         {
             "trainer": {"nnodes": 2, "n_gpus_per_node": 8, "node_resource": None},
             "data": {"train_batch_size": 16},
@@ -82,10 +82,10 @@ def config(**given: Any) -> Any:
         }
     )
     for name, value in given.items():
-        OmegaConf.update(made, name.replace("__", "."), value)
-    process_counts.fill_in(made, cpus=32)
-    rollout = made.actor_rollout_ref.rollout
-    return rollout.agent.num_workers, rollout.max_concurrent_requests, made.reward.num_workers
+        OmegaConf.update(run_config, name.replace("__", "."), value)
+    process_counts.fill_in(run_config, cpus=32)
+    rollout = run_config.actor_rollout_ref.rollout
+    return rollout.agent.num_workers, rollout.max_concurrent_requests, run_config.reward.num_workers
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_number_that_is_not_positive_is_refused(name: str) -> None:
 
 
 def test_one_line_names_the_numbers_of_a_run() -> None:
-    made = OmegaConf.create(
+    settings = OmegaConf.create(
         {
             "trainer": {"n_gpus_per_node": 8},
             "reward": {
@@ -122,14 +122,18 @@ def test_one_line_names_the_numbers_of_a_run() -> None:
         }
     )
     line = "agent-loop workers: 2, each with up to 32 requests in flight; reward workers: 8"
-    assert process_counts.describe(made) == line
-    assert process_counts.logical_cpus(made) == 34
-    made.actor_rollout_ref.rollout.nnodes = 1
-    assert (process_counts.local_accelerators(made), process_counts.logical_cpus(made)) == (16, 50)
-    made.reward.reward_model = {"enable": True, "enable_resource_pool": False}
-    assert (process_counts.local_accelerators(made), process_counts.logical_cpus(made)) == (16, 66), "on the trainer's"
-    made.reward.reward_model = {"enable": True, "enable_resource_pool": True, "nnodes": 1, "n_gpus_per_node": 4}
-    assert (process_counts.local_accelerators(made), process_counts.logical_cpus(made)) == (20, 58), "on its own"
+    assert process_counts.describe(settings) == line
+    assert process_counts.logical_cpus(settings) == 34
+    settings.actor_rollout_ref.rollout.nnodes = 1
+    assert (process_counts.local_accelerators(settings), process_counts.logical_cpus(settings)) == (16, 50)
+    settings.reward.reward_model = {"enable": True, "enable_resource_pool": False}
+    assert (process_counts.local_accelerators(settings), process_counts.logical_cpus(settings)) == (16, 66), (
+        "on the trainer's"
+    )
+    settings.reward.reward_model = {"enable": True, "enable_resource_pool": True, "nnodes": 1, "n_gpus_per_node": 4}
+    assert (process_counts.local_accelerators(settings), process_counts.logical_cpus(settings)) == (20, 58), (
+        "on its own"
+    )
 
 
 def test_settings_that_are_null_are_filled_in_and_others_stay() -> None:

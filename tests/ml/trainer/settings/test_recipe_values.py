@@ -102,12 +102,12 @@ def test_the_list_has_values_of_every_setting_that_a_recipe_uses() -> None:
 
 @pytest.mark.slow  # a configuration is composed for each
 def test_every_value_loads_unless_it_is_out_of_scope() -> None:
-    refused = {(name, value): said for name, value in values() if (said := refusal(name, value)) is not None}
+    refused = {(name, value): message for name, value in values() if (message := refusal(name, value)) is not None}
     expected = {*OUT_OF_SCOPE.items(), *NOT_REGISTERED}
-    unexpected = {key: said for key, said in refused.items() if key not in expected}
+    unexpected = {key: message for key, message in refused.items() if key not in expected}
     assert unexpected == {}
     assert set(refused) == expected, "these values load now"
-    assert all(said.startswith(f"{name}: ") for (name, _), said in refused.items())
+    assert all(message.startswith(f"{name}: ") for (name, _), message in refused.items())
 
 
 @pytest.mark.parametrize(
@@ -224,10 +224,10 @@ def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason
     """A recipe that forgets `lora_rank`, or has another algorithm's sampler, trains something else than it says."""
     given = [*JOB, *given]
     unused = configuration.without_effect(given, configuration.load(given))
-    named = {each.partition("=")[0] for each in given[len(JOB) :]}
+    named = {override.partition("=")[0] for override in given[len(JOB) :]}
     read = {f"{ACTOR}.diffusion_loss.loss_mode", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path"}
     assert set(unused) == named - read
-    assert all(each.startswith(reason) for each in unused.values())
+    assert all(text.startswith(reason) for text in unused.values())
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_settings_of_what_a_run_has_are_not_named(given: list[str]) -> None:
 def test_a_run_on_a_cpu_names_them_once_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found: list[dict[str, str]] = []
-    monkeypatch.setattr(main_diffusion, "run_training", lambda *given: found.append(dict(given[-1])) or 0)
+    unused_settings: list[dict[str, str]] = []
+    monkeypatch.setattr(main_diffusion, "run_training", lambda *given: unused_settings.append(dict(given[-1])) or 0)
     monkeypatch.setattr(main_diffusion.startup, "prepare_environment", lambda has_accelerator: None)
     monkeypatch.setattr(main_diffusion.startup, "accelerator_present", lambda: False)
     (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n' * 8)
@@ -272,7 +272,7 @@ def test_a_run_on_a_cpu_names_them_once_at_its_start(
     ]
     monkeypatch.chdir(Path(__file__).parents[4])
     assert main_diffusion.main(overrides) == 0, capsys.readouterr().err
-    assert found == [{f"{ROLLOUT}.tensor_model_parallel_size": "on a CPU an engine is one process"}]
+    assert unused_settings == [{f"{ROLLOUT}.tensor_model_parallel_size": "on a CPU an engine is one process"}]
 
 
 @pytest.mark.parametrize(("algorithm", "value"), [([], "False"), ([NFT], "True"), ([DPO], "true")])
@@ -347,7 +347,7 @@ def test_a_file_of_the_users_runs_and_a_replaced_one_is_named(
             f"{group}.path": f"the built-in scorer {scorer} runs instead of {file}; to run a file, give it another name"
         }
     )
-    assert not [each for each in reward_settings.find_problems(config.reward) if "unknown" in each]
+    assert not [problem for problem in reward_settings.find_problems(config.reward) if "unknown" in problem]
 
 
 def test_several_scorers_in_one_override_are_named_where_they_are_replaced() -> None:
@@ -381,9 +381,9 @@ def test_the_options_of_the_published_scorers_are_those_of_the_built_in_ones(
     options = [f"+{group}.{inside}{name}={value}" for name, value in given.items()]
     path = f"{group}.path=pkg://verl_omni.utils.reward_score.{module}"
     reward = configuration.load([*JOB, path, *options]).reward
-    found = reward.reward_functions.a if several else reward.scorer_kwargs
-    assert {name: value for name, value in found.items() if name not in ("path", "name")} == expected
-    assert not [each for each in reward_settings.find_problems(reward) if "setting" in each]
+    scorer_settings = reward.reward_functions.a if several else reward.scorer_kwargs
+    assert {name: value for name, value in scorer_settings.items() if name not in ("path", "name")} == expected
+    assert not [problem for problem in reward_settings.find_problems(reward) if "setting" in problem]
 
 
 def test_the_data_set_of_pairs_of_the_reference_is_that_of_this_project() -> None:

@@ -100,10 +100,12 @@ def test_the_users_own_settings_come_after_those_that_a_name_stands_for() -> Non
 def test_names_of_two_algorithms_are_refused_in_any_order() -> None:
     loss = f"{ACTOR}.diffusion_loss.loss_mode"
     overrides = [f"{loss}=dance_grpo", f"{SAMPLED_FOR}=mix_grpo", f"{ROLLOUT}.algo.sde_window_size=2"]
-    said = f"{loss}=dance_grpo and {SAMPLED_FOR}=mix_grpo: these are different algorithms; name one of them"
-    assert refusal(*overrides) == refusal(*reversed(overrides)) == said
-    said = f"{loss}=mix_grpo and algorithm.adv_estimator=dance_grpo: these are different algorithms; name one of them"
-    assert refusal(DANCE[1], f"{loss}=mix_grpo", overrides[2]) == said
+    message = f"{loss}=dance_grpo and {SAMPLED_FOR}=mix_grpo: these are different algorithms; name one of them"
+    assert refusal(*overrides) == refusal(*reversed(overrides)) == message
+    message = (
+        f"{loss}=mix_grpo and algorithm.adv_estimator=dance_grpo: these are different algorithms; name one of them"
+    )
+    assert refusal(DANCE[1], f"{loss}=mix_grpo", overrides[2]) == message
 
 
 def test_without_loss_mode_the_algorithm_is_that_of_the_samples() -> None:
@@ -170,8 +172,8 @@ COPIES = f"{ACTOR}.rollout_correction"
     ids=" ".join,
 )
 def test_the_actors_rollout_correction_is_that_of_the_algorithm(given: list[str]) -> None:
-    copies = smallest_job.load(*(f"{COPIES}.{each}" for each in given))
-    assert copies == smallest_job.load(*(f"{CORRECTION}.{each}" for each in given))
+    copies = smallest_job.load(*(f"{COPIES}.{setting}" for setting in given))
+    assert copies == smallest_job.load(*(f"{CORRECTION}.{setting}" for setting in given))
     assert copies != smallest_job.load()
 
 

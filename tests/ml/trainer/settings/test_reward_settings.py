@@ -148,12 +148,12 @@ def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:
 def test_a_users_function_that_no_call_makes_score_is_refused_before_the_start(
     user_file: Path, name: str, why: str
 ) -> None:
-    (said,) = problems(SEVERAL, f"reward.reward_functions={{a: {{path: {user_file}, name: {name}}}}}")
-    assert said.startswith(f"reward.reward_functions.a.path: {name}: {why}")
-    (said,) = problems(f"{ONE}.path={user_file}", f"{ONE}.name={name}")
-    assert said.startswith(f"{ONE}.path: {name}: {why}")
-    (said,) = problems("reward.scorer=python", f"reward.scorer_kwargs.function='{user_file}:{name}'")
-    assert said.startswith(f"reward.scorer_kwargs.function: {name}: {why}")
+    (problem,) = problems(SEVERAL, f"reward.reward_functions={{a: {{path: {user_file}, name: {name}}}}}")
+    assert problem.startswith(f"reward.reward_functions.a.path: {name}: {why}")
+    (problem,) = problems(f"{ONE}.path={user_file}", f"{ONE}.name={name}")
+    assert problem.startswith(f"{ONE}.path: {name}: {why}")
+    (problem,) = problems("reward.scorer=python", f"reward.scorer_kwargs.function='{user_file}:{name}'")
+    assert problem.startswith(f"reward.scorer_kwargs.function: {name}: {why}")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_scorer_is_for_models_that_generate_what_it_takes(
     monkeypatch.setattr(FAMILIES, "_entries", {**FAMILIES, "MyPipeline": Family("mine:Pipeline", "mine:Training")})
     config = smallest_job.load(f"actor_rollout_ref.model.architecture={architecture}", *overrides)
     problems = list(reward_settings.sample_problems(config))
-    assert len(problems) == (wrong is not None) and all(each.startswith(str(wrong)) for each in problems)
+    assert len(problems) == (wrong is not None) and all(problem.startswith(str(wrong)) for problem in problems)
 
 
 @pytest.mark.slow

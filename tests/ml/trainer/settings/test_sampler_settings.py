@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def load(folder: Path, model: Path, *overrides: str) -> Any:
     (folder / "rows.jsonl").write_text('{"prompt": "red"}\n' * 32)
-    overrides = tuple(f"{ROLLOUT}.{each}" for each in overrides)
+    overrides = tuple(f"{ROLLOUT}.{override}" for override in overrides)
     config = smallest_job.load(
         f"data.train_files='{folder / 'rows.jsonl'}'", f"actor_rollout_ref.model.path='{model}'", *overrides
     )

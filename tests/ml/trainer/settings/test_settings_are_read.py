@@ -97,7 +97,7 @@ EXCEPTIONS = {
 
 def all_settings() -> list[str]:
     every = (layout.defaults(layout.algorithm_defaults(loss)) for loss in layout.algorithms())
-    flat = {name: value for each in every for name, value in layout.flat_settings(each)}
+    flat = {name: value for settings in every for name, value in layout.flat_settings(settings)}
     groups = {name for name, value in flat.items() if isinstance(value, dict) and value}
     return sorted(name for name in flat.keys() - groups if not name.endswith("._target_"))
 
@@ -112,7 +112,7 @@ def files(patterns: Sequence[str]) -> Iterator[Path]:
 
 
 def is_check(path: Path) -> bool:
-    return any(path.as_posix().endswith(each) for each in CHECKS)
+    return any(path.as_posix().endswith(check) for check in CHECKS)
 
 
 def last_name(node: ast.expr) -> str | None:

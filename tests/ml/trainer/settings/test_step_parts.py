@@ -103,6 +103,6 @@ def test_a_step_has_parts_if_engine_and_trainer_have_cores_of_their_own(
         monkeypatch.setenv(name, value)
     config = smallest_job.load(*ON_A_CPU, "data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8")
     config.actor_rollout_ref.model.architecture = "StableDiffusion3Pipeline"
-    found = startup.parts_of_step(config)
-    assert found.sizes == [32 // parts] * parts
-    assert ("few cores" in found.reason) == (parts == 1)
+    step_parts = startup.parts_of_step(config)
+    assert step_parts.sizes == [32 // parts] * parts
+    assert ("few cores" in step_parts.reason) == (parts == 1)

@@ -134,15 +134,15 @@ WHOLE = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1000"  # one micro
 
 @pytest.mark.parametrize("global_std", ["false", "true"])
 def test_the_optimizer_step_is_that_of_a_run_without_overlap(tmp_path: Path, global_std: str) -> None:
-    found = {}
+    runs = {}
     for name, overrides in (("whole", [WHOLE]), ("parts", [])):
         stack = Trained(scores())
         running = run(tmp_path / name, stack, f"algorithm.global_std={global_std}", *overrides)
         running.fit(None)
         (line,) = [line for line in running.folder.metrics() if line["step"] == 1]
-        found[name] = stack, {key: value for key, value in line.items() if key.startswith(("reward/", "rollout/samp"))}
-    whole, parts = found["whole"][0], found["parts"][0]
-    assert whole.events == ["published 0", "generated 0-31", "published 1"]
+        runs[name] = stack, {key: value for key, value in line.items() if key.startswith(("reward/", "rollout/samp"))}
+    unsplit, parts = runs["whole"][0], runs["parts"][0]
+    assert unsplit.events == ["published 0", "generated 0-31", "published 1"]
     assert parts.events == [
         "published 0",
         *(f"sent {first}" for first in (0, 8, 16, 24)),
@@ -151,8 +151,8 @@ def test_the_optimizer_step_is_that_of_a_run_without_overlap(tmp_path: Path, glo
         "published 1",
     ]
     # In float32, for the advantages of a batch with one standard deviation are multiplied by the quotient of two.
-    assert parts.steps == pytest.approx(whole.steps, rel=1e-5 if global_std == "true" else 0, abs=0)
-    assert found["parts"][1] == found["whole"][1] and found["whole"][1]
+    assert parts.steps == pytest.approx(unsplit.steps, rel=1e-5 if global_std == "true" else 0, abs=0)
+    assert runs["parts"][1] == runs["whole"][1] and runs["whole"][1]
 
 
 def test_advantages_that_the_loss_clips_are_trained_on_in_one_update(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ def test_the_mini_batches_of_all_ranks_together_are_those_of_one_process(
     rows = mini_batch * mini_batches - groups * (missing % own_mini_batch)
     shares = rank_rows.order(rows, mini_batch, groups).chunk(groups)
     assert [len(share) for share in shares] == [rows // groups] * groups
-    for place, expected in enumerate(torch.arange(rows).split(mini_batch)):
-        together = torch.cat([share.split(own_mini_batch)[place] for share in shares])
+    for number, expected in enumerate(torch.arange(rows).split(mini_batch)):
+        together = torch.cat([share.split(own_mini_batch)[number] for share in shares])
         assert together.tolist() == expected.tolist()
 
 

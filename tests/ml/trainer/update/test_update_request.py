@@ -57,11 +57,11 @@ def test_ranks_train_on_the_same_rows_of_stored_samples(name: str) -> None:
     request = update_to_verl(TrainingBatch(algorithm.training_batch(referred, loss, config, 1), stored, {"step": 1}))
     assert request.meta_info == {"request": {"step": 1}} and SAMPLE not in request.batch
     parts = request.chunk(2) if len(request) % 2 == 0 else [request]
-    found: dict[str, list[torch.Tensor]] = {}
+    loaded_tensors: dict[str, list[torch.Tensor]] = {}
     for part in parts:  # each rank loads its own rows
-        loaded = load(part.non_tensor_batch["stored"], lambda references: [objects[each] for each in references])
+        loaded = load(part.non_tensor_batch["stored"], lambda references: [objects[ref] for ref in references])
         for key, value in {**loaded, **dict(part.batch)}.items():
-            found.setdefault(key, []).append(value.to(torch.device("cpu")))
-    assert set(found) == set(expected)
-    for key, values in found.items():
+            loaded_tensors.setdefault(key, []).append(value.to(torch.device("cpu")))
+    assert set(loaded_tensors) == set(expected)
+    for key, values in loaded_tensors.items():
         assert torch.equal(torch.cat(values), expected[key]), key

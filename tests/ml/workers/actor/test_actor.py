@@ -48,7 +48,7 @@ def test_an_update_raises_the_likelihood_of_good_samples(model_folder: Path) -> 
     metrics = actor.update(data, **SAMPLER, tolerance=1e-6)
     assert metrics["rollout_corr/mean_abs_diff"] == 0 and metrics["actor/ratio_max"] == 1
     assert "actor/kl" not in metrics, "none is computed"
-    assert any(isinstance(each, OrderedLinear) for each in actor.module.modules())
+    assert any(isinstance(module, OrderedLinear) for module in actor.module.modules())
     gained = (log_probs(actor, data) - data["rollout_log_probs"]).mean(1)
     assert (gained * data["advantages"]).sum() > 0
     again = actor.update(data, **SAMPLER, bypass_mode=True)
@@ -163,18 +163,18 @@ def kl_of_all_weights(actor: DiffusionActor, base: DiffusionActor, data: dict[st
     m - m_base = (v - v_base) dt (1 + g^2 (1 - sigma) / (2 sigma)) for `sde` (arXiv:2505.05470, eq. 9), and
     g = noise_level sqrt(sigma / (1 - sigma)).
     """
-    found = []
+    divergences = []
     for step in range(2):
         x = data["all_latents"][:, step]
         time = data["all_timesteps"][:, step]
         with torch.no_grad():
             there = base.policy.velocity(data, x, time, 1).double()
         here = actor.policy.velocity(data, x, time, 1).double()
-        now, after = (data["all_sigmas"][0, place].double() for place in (step, step + 1))
+        now, after = (data["all_sigmas"][0, point].double() for point in (step, step + 1))
         diffusion = SAMPLER["noise_level"] * (now / (1 - now)).sqrt()
         shift = (here - there) * (after - now) * (1 + diffusion**2 * (1 - now) / (2 * now))
-        found.append(shift.square().flatten(1).mean(1) / (2 * diffusion**2))
-    return torch.stack(found).mean()
+        divergences.append(shift.square().flatten(1).mean(1) / (2 * diffusion**2))
+    return torch.stack(divergences).mean()
 
 
 @pytest.mark.parametrize("fsdp", [DiffusionFSDPConfig(), BFLOAT16], ids=["float32", "bfloat16"])
@@ -200,13 +200,13 @@ def test_with_all_weights_trained_the_kl_is_that_to_the_weights_of_the_folder(
 
 
 def test_the_kl_loss_of_sde_is_scaled_by_the_step_size_unless_it_is_exact(model_folder: Path) -> None:
-    found = []
+    divergences = []
     for exact in (False, True):
         actor = make(model_folder, use_kl_loss=True, diffusion_loss=FlowGRPOLossConfig(exact_kl=exact))
         data = batch(actor)
         actor.update(data, **SAMPLER)
-        found.append(actor.update(data, **SAMPLER)["actor/kl"])
-    assert found[0] == pytest.approx(0.3 * found[1], rel=1e-3), "all steps of the batch have the size 0.3"
+        divergences.append(actor.update(data, **SAMPLER)["actor/kl"])
+    assert divergences[0] == pytest.approx(0.3 * divergences[1], rel=1e-3), "all steps of the batch have the size 0.3"
 
 
 def test_a_cosine_ends_with_the_last_optimizer_step(model_folder: Path) -> None:
@@ -242,41 +242,43 @@ def test_a_loaded_checkpoint_resumes_bit_exactly(model_folder: Path, tmp_path: P
     two.load(tmp_path)
     assert [two.update(data, **SAMPLER) for _ in range(2)] == expected
     kind = "lora" if rank else "full"
-    for (name, tensor), (_, other) in zip(first.weights(kind), two.weights(kind), strict=True):  # type: ignore[arg-type]
-        assert torch.equal(tensor, other), name
+    for (name, tensor), (_, theirs) in zip(first.weights(kind), two.weights(kind), strict=True):  # type: ignore[arg-type]
+        assert torch.equal(tensor, theirs), name
 
 
 def test_a_resumed_run_takes_the_optimizer_settings_that_it_is_given(model_folder: Path, tmp_path: Path) -> None:
     """Moments and the place in the schedule come from the checkpoint."""
     schedule: dict[str, Any] = {"lr_scheduler_type": "cosine", "lr_warmup_steps": 3, "total_training_steps": 10}
     first = DiffusionOptimizerConfig(lr=1e-2, weight_decay=0.1, **schedule)
-    one = make(model_folder, ppo_mini_batch_size=1, optim=first)
-    data = batch(one)
-    one.update(data, **SAMPLER)
-    one.save(tmp_path)
+    saved = make(model_folder, ppo_mini_batch_size=1, optim=first)
+    data = batch(saved)
+    saved.update(data, **SAMPLER)
+    saved.save(tmp_path)
     changed = DiffusionOptimizerConfig(
         lr=1e-4, weight_decay=0.0, betas=(0.8, 0.95), override_optimizer_config={"eps": 1e-5}, **schedule
     )
-    two = make(model_folder, ppo_mini_batch_size=1, optim=changed)
-    two.load(tmp_path)
-    (group,) = two.optimizer.param_groups
+    resumed = make(model_folder, ppo_mini_batch_size=1, optim=changed)
+    resumed.load(tmp_path)
+    (group,) = resumed.optimizer.param_groups
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.95), 1e-5, 0.0)
-    assert (two.scheduler.last_epoch, two.scheduler.base_lrs, group["initial_lr"]) == (2, [1e-4], 1e-4)
-    assert group["lr"] == two.scheduler.get_last_lr()[0] == pytest.approx(1e-4), "the third of three steps of warm-up"
-    for mine, other in zip(one.trained, two.trained, strict=True):
-        before = one.optimizer.state[mine]
-        after = two.optimizer.state[other]
+    assert (resumed.scheduler.last_epoch, resumed.scheduler.base_lrs, group["initial_lr"]) == (2, [1e-4], 1e-4)
+    assert group["lr"] == resumed.scheduler.get_last_lr()[0] == pytest.approx(1e-4), (
+        "the third of three steps of warm-up"
+    )
+    for mine, theirs in zip(saved.trained, resumed.trained, strict=True):
+        before = saved.optimizer.state[mine]
+        after = resumed.optimizer.state[theirs]
         assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    rates = [two.update(data, **SAMPLER)["actor/lr"] for _ in range(2)]
+    rates = [resumed.update(data, **SAMPLER)["actor/lr"] for _ in range(2)]
     factors = [learning_rate_factor(step, changed) for step in range(2, 6)]
-    assert rates == pytest.approx([1e-4 * sum(factors[place : place + 2]) / 2 for place in (0, 2)])
+    assert rates == pytest.approx([1e-4 * sum(factors[start : start + 2]) / 2 for start in (0, 2)])
 
 
 def test_weights_leave_in_the_dtype_of_the_engine(model_folder: Path) -> None:
     actor = make(model_folder, rank=0)
-    sent, own = (dict(actor.weights("full", dtype=dtype)) for dtype in (torch.bfloat16, None))
-    assert sent.keys() == own.keys() and {tensor.dtype for tensor in own.values()} == {torch.float32}
-    assert all(torch.equal(tensor, own[name].bfloat16()) for name, tensor in sent.items())
+    sent, trained = (dict(actor.weights("full", dtype=dtype)) for dtype in (torch.bfloat16, None))
+    assert sent.keys() == trained.keys() and {tensor.dtype for tensor in trained.values()} == {torch.float32}
+    assert all(torch.equal(tensor, trained[name].bfloat16()) for name, tensor in sent.items())
 
 
 def test_a_layer_to_adapt_that_the_model_does_not_have_is_refused(model_folder: Path) -> None:

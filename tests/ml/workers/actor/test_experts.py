@@ -52,11 +52,13 @@ def test_each_row_is_computed_by_the_transformer_of_its_noise_level(times: list[
     both = {"transformer": Scaled(2.0), "transformer_2": Scaled(3.0)}
     x = torch.arange(ROWS, dtype=torch.float32)[:, None] + 1
     timestep = torch.tensor(times)
-    (found,) = Experts(both, BOUNDARY, shared=False)(timestep=timestep, hidden_states=x, encoder_hidden_states=10 * x)
+    (velocity,) = Experts(both, BOUNDARY, shared=False)(
+        timestep=timestep, hidden_states=x, encoder_hidden_states=10 * x
+    )
     factor = torch.where(timestep >= BOUNDARY, 2.0, 3.0)[:, None]
-    assert torch.equal(found, factor * x + 10 * x)
+    assert torch.equal(velocity, factor * x + 10 * x)
     high = int((timestep >= BOUNDARY).sum())
-    assert [each.rows for each in both.values()] == [high, ROWS - high]
+    assert [expert.rows for expert in both.values()] == [high, ROWS - high]
 
 
 def make(folder: Path, rank: int = 4, mesh: Any = None) -> DiffusionActor:
@@ -159,11 +161,11 @@ def test_diffusers_loads_the_adapter_of_each(experts_folder: Path, tmp_path: Pat
     pipeline.load_lora_weights(tmp_path, adapter_name="default")
     pipeline.load_lora_weights(tmp_path / "transformer_2", adapter_name="default", load_into_transformer_2=True)
     data = batch(MIXED)
-    for component, place in (("transformer", 0), ("transformer_2", 2)):
+    for component, row in (("transformer", 0), ("transformer_2", 2)):
         inputs = {
-            "hidden_states": data["all_latents"][place : place + 1, 0],
-            "timestep": MIXED[place : place + 1, 0],
-            "encoder_hidden_states": data["prompt_embeds"][place : place + 1],
+            "hidden_states": data["all_latents"][row : row + 1, 0],
+            "timestep": MIXED[row : row + 1, 0],
+            "encoder_hidden_states": data["prompt_embeds"][row : row + 1],
             "return_dict": False,
         }
         with torch.no_grad():
@@ -188,20 +190,20 @@ def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
 def test_one_rank_with_fsdp2_gives_the_update_of_one_process(experts_folder: Path, name: str) -> None:
     """Mixed precision shards over one rank; here in float32, so that results are comparable."""
     mesh = parallel.mesh_of_one(torch.device("cpu"))
-    check_equal(*(updated(make(experts_folder, CASES[name], each), slice(ROWS)) for each in (None, mesh)))
+    check_equal(*(updated(make(experts_folder, CASES[name], device_mesh), slice(ROWS)) for device_mesh in (None, mesh)))
 
 
 def check_equal(alone: dict[str, Any], found: dict[str, Any]) -> None:
     assert found["norms"] == pytest.approx(alone["norms"], rel=1e-3)
     before = alone["weights"][0]
-    for one, other in zip(alone["weights"][1:], found["weights"][1:], strict=True):
-        assert relative_difference(before, one, other) < 1e-3
+    for expected, weight in zip(alone["weights"][1:], found["weights"][1:], strict=True):
+        assert relative_difference(before, expected, weight) < 1e-3
 
 
 @pytest.mark.slow
 def test_ranks_with_rows_of_different_transformers_give_the_update_of_one_process(
     experts_folder: Path, run_ranks: Any
 ) -> None:
-    found, _ = run_ranks(__file__, 2, experts_folder)
+    updates, _ = run_ranks(__file__, 2, experts_folder)
     for name, adapter in CASES.items():
-        check_equal(updated(make(experts_folder, adapter), slice(ROWS)), found[name])
+        check_equal(updated(make(experts_folder, adapter), slice(ROWS)), updates[name])

@@ -24,70 +24,70 @@ def layer(**changes: Any) -> lora_linear.OrderedLinear:
     lora_linear.use_cheaper_order(config)
     model = nn.Sequential(nn.Linear(6, 10)).requires_grad_(False)
     inject_adapter_in_model(config, model, adapter_name="default")
-    found: Any = model[0]
-    nn.init.normal_(found.lora_B["default"].weight)
-    return found  # type: ignore[no-any-return]
+    adapted: Any = model[0]
+    nn.init.normal_(adapted.lora_B["default"].weight)
+    return adapted  # type: ignore[no-any-return]
 
 
 def peft_s(own: lora_linear.OrderedLinear) -> Any:
     """The same layer as peft computes it."""
     from peft.tuners.lora import Linear
 
-    made = copy.deepcopy(own)
-    made.__class__ = Linear  # type: ignore[assignment]
-    return made
+    peft_layer = copy.deepcopy(own)
+    peft_layer.__class__ = Linear  # type: ignore[assignment]
+    return peft_layer
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """The decisions of later forward passes."""
-    found: list[bool] = []
+    decisions: list[bool] = []
     decide = lora_linear.is_sum_cheaper
 
     def noting(*given: Any) -> bool:
-        found.append(decide(*given))
-        return found[-1]
+        decisions.append(decide(*given))
+        return decisions[-1]
 
     monkeypatch.setattr(lora_linear, "is_sum_cheaper", noting)
-    return found
+    return decisions
 
 
 @pytest.mark.parametrize(("rows", "as_sum"), [(100, True), (1, False)])
 def test_values_and_gradients_are_those_of_peft(monkeypatch: pytest.MonkeyPatch, rows: int, as_sum: bool) -> None:
     decisions = counted(monkeypatch)
-    own = layer()
+    ordered = layer()
     x = torch.randn(2, rows, 6)
 
     def pass_through(made: Any) -> list[Tensor]:
-        given = x.clone().requires_grad_()
-        result = made(given)
+        inputs = x.clone().requires_grad_()
+        result = made(inputs)
         result.square().sum().backward()
         gradients = [part["default"].weight.grad for part in (made.lora_A, made.lora_B)]
-        return [result.detach(), given.grad, *gradients]
+        return [result.detach(), inputs.grad, *gradients]
 
-    found, expected = pass_through(own), pass_through(peft_s(own))
+    values, expected = pass_through(ordered), pass_through(peft_s(ordered))
     assert decisions == [as_sum]
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(values, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     assert float(expected[2].abs().max()) > 0
 
 
 def test_without_the_adapter_it_is_the_frozen_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     decisions = counted(monkeypatch)
-    own = layer()
+    ordered = layer()
     x = torch.randn(100, 6)
-    adapted = own(x)
-    own.enable_adapters(False)
-    torch.testing.assert_close(own(x), own.base_layer(x))
-    own.enable_adapters(True)
-    assert torch.equal(own(x), adapted) and not torch.allclose(adapted, own.base_layer(x))
+    adapted = ordered(x)
+    ordered.enable_adapters(False)
+    torch.testing.assert_close(ordered(x), ordered.base_layer(x))
+    ordered.enable_adapters(True)
+    assert torch.equal(ordered(x), adapted) and not torch.allclose(adapted, ordered.base_layer(x))
     assert decisions == [True, True]
 
 
 def test_products_in_bfloat16_are_those_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     decisions = counted(monkeypatch)
-    own = layer().to(torch.bfloat16)
+    ordered = layer().to(torch.bfloat16)
     x = torch.randn(100, 6, dtype=torch.bfloat16)
-    assert torch.equal(own(x), peft_s(own)(x)) and decisions == []
+    assert torch.equal(ordered(x), peft_s(ordered)(x)) and decisions == []
 
 
 @given(outputs=st.integers(1, 64), inputs=st.integers(1, 64), rank=st.integers(1, 32), rows=st.integers(1, 2000))

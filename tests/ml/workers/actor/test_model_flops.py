@@ -33,14 +33,14 @@ def watched(folder: Path, rank: int, *, checkpointing: bool = False) -> tuple[nn
 
 
 def run(module: Any, rows: int = ROWS) -> Tensor:
-    found: Tensor = module(
+    velocity: Tensor = module(
         hidden_states=torch.randn(rows, 16, 8, 8),
         encoder_hidden_states=torch.randn(rows, TEXT, 64),
         pooled_projections=torch.randn(rows, 64),
         timestep=torch.full((rows,), 500.0),
         return_dict=False,
     )[0]
-    return found
+    return velocity
 
 
 def tokens(name: str) -> int:
@@ -73,8 +73,8 @@ def test_training_all_weights_takes_three_times_as_much(model_folder: Path) -> N
     """Twice for the backward pass: gradients of weights and of inputs, which the model's own inputs need none of."""
     module, flops = watched(model_folder, 0)
     run(module)
-    whole, inputs = analytic(module)
-    assert flops.take() == ROWS * (3 * whole - inputs)
+    forward, inputs = analytic(module)
+    assert flops.take() == ROWS * (3 * forward - inputs)
 
 
 def test_frozen_weights_get_no_gradients(model_folder: Path) -> None:
@@ -84,14 +84,14 @@ def test_frozen_weights_get_no_gradients(model_folder: Path) -> None:
 
 
 def test_recomputation_and_random_numbers_do_not_count(model_folder: Path) -> None:
-    found = []
+    counts = []
     for checkpointing in (False, True):
         module, flops = watched(model_folder, 4, checkpointing=checkpointing)
         run(module).sum().backward()
         before = torch.get_rng_state()
-        found.append(flops.take())
+        counts.append(flops.take())
         assert torch.equal(torch.get_rng_state(), before), "counting draws nothing"
-    assert found[0] == found[1]
+    assert counts[0] == counts[1]
 
 
 def test_counting_takes_no_memory_and_one_pass_counts_also_without_gradients(model_folder: Path) -> None:
@@ -104,11 +104,11 @@ def test_counting_takes_no_memory_and_one_pass_counts_also_without_gradients(mod
     with LargestTensor() as both:
         flops.take()
     assert both.bytes < embeddings / 2
-    other, alone = watched(model_folder, 4)
-    run(other)
-    with LargestTensor() as one:
+    second_module, alone = watched(model_folder, 4)
+    run(second_module)
+    with LargestTensor() as single:
         alone.take()
-    assert both.products == one.products > 0
+    assert both.products == single.products > 0
 
 
 def test_an_accelerator_has_a_utilisation_and_a_cpu_has_none() -> None:

@@ -121,7 +121,7 @@ def test_small_steps_move_every_weight(make: Make) -> None:
         for name, p in actor.policy.trained.items()
         if name in gradient
     }
-    assert torch.cat([each.flatten() for each in moved.values()]).float().mean() > 0.99
+    assert torch.cat([tensor.flatten() for tensor in moved.values()]).float().mean() > 0.99
 
 
 class OneLayer(nn.Module):
@@ -141,8 +141,8 @@ def test_micro_gradients_add_up(once: bool) -> None:
     half = precision.Precision(torch.float32, torch.bfloat16)
     mesh = parallel.mesh_of_one(torch.device("cpu"))
     parallel.parallelize(module, mesh, [], half, reshard_after_forward=True)
-    for place in range(terms):
-        parallel.require_reduction(module, not once or place == terms - 1)
+    for term in range(terms):
+        parallel.require_reduction(module, not once or term == terms - 1)
         module(torch.ones(1, 4, dtype=torch.bfloat16))[0].sum().backward()
     gradient = whole(module.layer.weight.grad)
     assert gradient.dtype == torch.float32 and bool((gradient == terms).all())
@@ -151,11 +151,11 @@ def test_micro_gradients_add_up(once: bool) -> None:
 @pytest.mark.parametrize("rank", [4, 0], ids=["adapter", "all weights"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_gradients_in_bfloat16_are_those_of_float32(make: Make, architecture: str, rank: int) -> None:
-    one, other = (
-        gradients(make(architecture, rank=rank, dtype=each), architecture) for each in ("float32", "bfloat16")
+    full, half = (
+        gradients(make(architecture, rank=rank, dtype=dtype), architecture) for dtype in ("float32", "bfloat16")
     )
-    assert one.keys() == other.keys() and {tensor.dtype for tensor in other.values()} == {torch.float32}
-    exact, rounded = (torch.cat([tensor.flatten() for tensor in each.values()]) for each in (one, other))
+    assert full.keys() == half.keys() and {tensor.dtype for tensor in half.values()} == {torch.float32}
+    exact, rounded = (torch.cat([tensor.flatten() for tensor in by_name.values()]) for by_name in (full, half))
     assert torch.cosine_similarity(exact, rounded, dim=0) > 0.995
     assert not torch.equal(exact, rounded)
 
@@ -167,7 +167,7 @@ def test_a_first_pass_as_the_base_model_does_not_change_gradients(make: Make) ->
     with second.policy.as_base():
         velocity(second, SD3)
     second_gradients = gradients(second, SD3)
-    assert all(torch.equal(second_gradients[name], each) for name, each in gradients(plain, SD3).items())
+    assert all(torch.equal(second_gradients[name], gradient) for name, gradient in gradients(plain, SD3).items())
 
 
 @pytest.mark.parametrize("rank", [4, 0], ids=["adapter", "all weights"])
@@ -223,19 +223,20 @@ def test_the_dtypes_that_the_settings_select() -> None:
 
 def test_buffers_are_cast_on_request(make: Make) -> None:
     mixed = DiffusionMixedPrecisionConfig(param_dtype="bfloat16", buffer_dtype="float32")
-    found = {}
-    for name, each in (("given", mixed), ("none", DiffusionMixedPrecisionConfig(param_dtype="bfloat16"))):
-        dtypes = precision.resolve(DiffusionFSDPConfig(mixed_precision=each), lora=True)
+    buffer_dtypes = {}
+    for name, mixed_precision in (("given", mixed), ("none", DiffusionMixedPrecisionConfig(param_dtype="bfloat16"))):
+        dtypes = precision.resolve(DiffusionFSDPConfig(mixed_precision=mixed_precision), lora=True)
         model = make(SD3).model_config
-        found[name] = build.load_transformer(model, precision=dtypes, seed=0).pos_embed.pos_embed.dtype
-    assert found == {"given": torch.float32, "none": torch.bfloat16}
+        buffer_dtypes[name] = build.load_transformer(model, precision=dtypes, seed=0).pos_embed.pos_embed.dtype
+    assert buffer_dtypes == {"given": torch.float32, "none": torch.bfloat16}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_activation_checkpointing_does_not_change_a_bit(make: Make, architecture: str, dtype: str) -> None:
     kept, computed = (
-        gradients(make(architecture, dtype=dtype, checkpointing=each), architecture) for each in (False, True)
+        gradients(make(architecture, dtype=dtype, checkpointing=checkpointing), architecture)
+        for checkpointing in (False, True)
     )
     assert all(torch.equal(kept[name], tensor) for name, tensor in computed.items())
 
@@ -248,11 +249,13 @@ def test_a_compiled_layer_has_the_gradients_of_the_layer(make: Make, tmp_path: P
 
     config = {**make(SD3).module.config, "num_layers": 1}
     SD3Transformer2DModel.from_config(config).save_pretrained(tmp_path / "transformer")
-    plain, other = (make(SD3, dtype="float32", folder=tmp_path) for _ in range(2))
-    parallel.compile_layers(other.module, other.model_config.fsdp_layer_prefixes)
+    plain, to_compile = (make(SD3, dtype="float32", folder=tmp_path) for _ in range(2))
+    parallel.compile_layers(to_compile.module, to_compile.model_config.fsdp_layer_prefixes)
     expected = gradients(plain, SD3)
-    compiled_gradients = gradients(other, SD3)
-    assert all(torch.allclose(compiled_gradients[name], each, rtol=1e-3, atol=1e-6) for name, each in expected.items())
+    compiled_gradients = gradients(to_compile, SD3)
+    assert all(
+        torch.allclose(compiled_gradients[name], gradient, rtol=1e-3, atol=1e-6) for name, gradient in expected.items()
+    )
 
 
 def compiled(actor: DiffusionActor) -> DiffusionActor:
@@ -265,13 +268,13 @@ def compiled(actor: DiffusionActor) -> DiffusionActor:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_layers_have_the_same_gradients(make: Make, architecture: str) -> None:
     """Every layer of every family is a single graph. Weights without influence get gradients of 0 instead of none."""
-    plain, other = (make(architecture, dtype="float32", checkpointing=True) for _ in range(2))
+    plain, to_compile = (make(architecture, dtype="float32", checkpointing=True) for _ in range(2))
     expected = gradients(plain, architecture, 2.0)
-    compiled_gradients = gradients(compiled(other), architecture, 2.0)
+    compiled_gradients = gradients(compiled(to_compile), architecture, 2.0)
     for name, gradient in compiled_gradients.items():
         wanted = expected.get(name, torch.zeros_like(gradient))
         assert torch.allclose(gradient, wanted, rtol=1e-3, atol=1e-5 * float(wanted.abs().max())), name
-    assert other.take_flops() == plain.take_flops() > 0  # type: ignore[operator]
+    assert to_compile.take_flops() == plain.take_flops() > 0  # type: ignore[operator]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, as it traces
@@ -307,11 +310,11 @@ def test_guidance_is_one_batch_of_both_prompts(make: Make, architecture: str) ->
         guided = velocity(actor, architecture, guidance=3.0)
         positive = velocity(actor, architecture)
         swapped = {
-            f"negative_{name}".replace("negative_negative_", ""): each
-            for name, each in conditions(architecture).items()
+            f"negative_{name}".replace("negative_negative_", ""): value
+            for name, value in conditions(architecture).items()
         }
         swapped |= {
-            name: each for name, each in conditions(architecture).items() if name in {"img_shapes", "image_latents"}
+            name: value for name, value in conditions(architecture).items() if name in {"img_shapes", "image_latents"}
         }
         negative = actor.policy.velocity(swapped, latents(architecture), torch.full((2,), 500.0), 1.0)
     assert rows == [4, 2, 2]

@@ -162,29 +162,29 @@ def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
     """The updates of all cases of this number of ranks, by name; each rank is on its device of this kind."""
     rows = ROWS // ranks
     share = slice(rank * rows, (rank + 1) * rows)
-    found = {}
+    updates = {}
     for name, (wanted, adapter, fsdp) in CASES.items():
         if wanted != ranks:
             continue
         mesh = parallel.make_mesh(kind, ranks, fsdp.get("fsdp_size", -1))
         device = parallel.device_of(mesh)
         actor = make(folder, adapter, fsdp, mesh, device)
-        found[name] = updated(actor, share)
+        updates[name] = updated(actor, share)
         states = {f"resumed with {name}": state_folder(folder)} if name in RESUMED else {}
         if name == SAVED.get(ranks):
             actor.save(state_folder(folder, ranks))
             staged = actor.stage(background_folder(folder, ranks))
             with ThreadPoolExecutor(1) as thread:  # collectives of the write and of the updates interleave
                 written = thread.submit(staged)
-                found[f"unbroken on {ranks}"] = updated(actor, share)
+                updates[f"unbroken on {ranks}"] = updated(actor, share)
                 written.result()
             states[f"saved on {ranks}"] = state_folder(folder, ranks)
             states[f"written in the background on {ranks}"] = background_folder(folder, ranks) / "state"
         for way, state in states.items():
             resumed = make(folder, adapter, fsdp, mesh, device)
             resumed.load(state)
-            found[way] = updated(resumed, share)
-    return found
+            updates[way] = updated(resumed, share)
+    return updates
 
 
 @pytest.fixture(scope="module")
@@ -212,11 +212,11 @@ def alone(model_folder: Path, found_on_devices: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_give_the_update_of_one_process(found: dict[str, Any], alone: Any, name: str) -> None:
     """The update differs by at most 0.1%, by rounding; in bfloat16, whose gradients are rounded to 0.4%, by 10%."""
-    other = found[name]
-    one = alone(name)
+    sharded = found[name]
+    single = alone(name)
     half = "bfloat16" in name
-    assert other["norms"] == pytest.approx(one["norms"], rel=2e-2 if half else 1e-3)
-    assert relative_difference(one["before"], one["weights"], other["weights"]) < (0.1 if half else 1e-3)
+    assert sharded["norms"] == pytest.approx(single["norms"], rel=2e-2 if half else 1e-3)
+    assert relative_difference(single["before"], single["weights"], sharded["weights"]) < (0.1 if half else 1e-3)
 
 
 def test_compiled_layers_share_no_more_graphs_than_they_need(found: dict[str, Any], alone: Any) -> None:

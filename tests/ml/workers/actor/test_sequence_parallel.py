@@ -180,20 +180,20 @@ def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
     """The updates of all cases of this number of ranks, by name; each rank is on its device of this kind."""
     rows = ROWS * SHARING // ranks
     first = rank // SHARING * rows
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, case in CASES.items():
         if case.ranks == ranks:
             mesh = parallel.make_mesh(kind, ranks, case.fsdp.get("fsdp_size", -1))
             actor = make(folder, case, mesh, SHARING, device=parallel.device_of(mesh))
-            found[name] = updated(actor, slice(first, first + rows))
+            results[name] = updated(actor, slice(first, first + rows))
     if ranks == SHARING:
         mesh = parallel.make_mesh(kind, ranks, -1)
         device = parallel.device_of(mesh)
         for name in MEASURED:
-            found[f"saved by {name}"] = saved_bytes(make(folder, CASES[name], mesh, SHARING, device=device))
+            results[f"saved by {name}"] = saved_bytes(make(folder, CASES[name], mesh, SHARING, device=device))
         # Last: diffusers selects a kernel for the whole process.
-        found["refused"] = refused_kernel(folder, CASES["Wan on 2"], mesh, device)
-    return found
+        results["refused"] = refused_kernel(folder, CASES["Wan on 2"], mesh, device)
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -219,22 +219,22 @@ def test_ranks_that_share_samples_take_the_update_of_one_process(found: Any, mod
     """The update differs by at most 0.1%, by rounding; in bfloat16, whose gradients are rounded to 0.4%, by 10%."""
     case = CASES[name]
     ranks = found[name]
-    one = updated(make(models, case, device=torch.device(found.kind)), slice(0, ROWS))
-    for step, alone in enumerate(one["metrics"]):
+    single = updated(make(models, case, device=torch.device(found.kind)), slice(0, ROWS))
+    for step, alone in enumerate(single["metrics"]):
         norms = [rank["metrics"][step]["actor/grad_norm"] for rank in ranks]
         assert norms == pytest.approx([alone["actor/grad_norm"]] * len(ranks), rel=3e-2 if case.half else 1e-3)
         losses = [rank["metrics"][step]["actor/loss"] for rank in ranks[::SHARING]]
         assert sum(losses) / len(losses) == pytest.approx(alone["actor/loss"], rel=1e-3, abs=1e-3)
-    assert relative_difference(one["before"], one["weights"], ranks[0]["weights"]) < (0.1 if case.half else 1e-3)
+    assert relative_difference(single["before"], single["weights"], ranks[0]["weights"]) < (0.1 if case.half else 1e-3)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_of_a_group_measure_the_same(found: dict[str, list[Any]], name: str) -> None:
     """To the last bit, so that one of them can report for the group."""
     ranks = found[name]
-    for place in range(0, len(ranks), SHARING):
-        one, other = (rank["metrics"] for rank in ranks[place : place + SHARING])
-        assert one == other
+    for first_rank in range(0, len(ranks), SHARING):
+        first, second = (rank["metrics"] for rank in ranks[first_rank : first_rank + SHARING])
+        assert first == second
     if len(ranks) > SHARING:
         assert ranks[0]["metrics"] != ranks[SHARING]["metrics"], "groups train on other rows"
 
@@ -243,9 +243,9 @@ def test_ranks_of_a_group_measure_the_same(found: dict[str, list[Any]], name: st
 def test_each_rank_keeps_half_of_the_activations(found: Any, models: Path, name: str) -> None:
     """To a tenth: each rank also keeps what is not split, such as embeddings of the timestep and of Wan's prompt."""
     parts = found[f"saved by {name}"]
-    whole = saved_bytes(make(models, CASES[name], device=torch.device(found.kind)))
+    unsplit_bytes = saved_bytes(make(models, CASES[name], device=torch.device(found.kind)))
     for part in parts:
-        assert 0.45 * whole < part < 0.55 * whole
+        assert 0.45 * unsplit_bytes < part < 0.55 * unsplit_bytes
 
 
 def test_a_kernel_that_cannot_be_split_is_refused(found: dict[str, list[Any]]) -> None:

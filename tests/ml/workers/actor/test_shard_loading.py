@@ -51,7 +51,8 @@ def state(module: nn.Module) -> dict[str, tuple[Any, ...]]:
     """Everything that must not depend on how a model was loaded, by name of the tensor."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {
-        name: (type(each), each.device, each.dtype, each.requires_grad, local(each)) for name, each in tensors.items()
+        name: (type(tensor), tensor.device, tensor.dtype, tensor.requires_grad, local(tensor))
+        for name, tensor in tensors.items()
     }
 
 
@@ -86,7 +87,7 @@ class Opened:
 
 def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
     """What the two ways to load the model of each case differ in, on this number of ranks."""
-    found: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
     for name, (family, adapter, dtypes, size) in CASES.items():
         mesh = parallel.make_mesh(kind, ranks, size)
         precision = Precision(**{"frozen": torch.float32, "compute": torch.float32, **dtypes})
@@ -106,12 +107,12 @@ def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
             )
             states[way] = torch.get_rng_state()
         assert opened["pickled"].bytes_read == 0, "not loaded whole, so there is nothing to compare with"
-        found[name] = {
+        loaded[name] = {
             "bytes": opened["files"].bytes_read,
             "differences": differences(modules["files"], modules["pickled"]),
             "same generator": torch.equal(states["files"], states["pickled"]),
         }
-    return found
+    return loaded
 
 
 @pytest.fixture(scope="module")

@@ -102,10 +102,10 @@ def write_model(folder: Path) -> int:
 def test_the_host_memory_of_a_start_does_not_grow_with_the_ranks(tmp_path: Path, run_ranks: Any) -> None:
     weights = write_model(tmp_path)
     in_slices = {}
-    whole = {}
+    copied = {}
     for ranks in RANKS:
-        found = run_ranks(__file__, ranks, tmp_path)
-        in_slices[ranks], whole[ranks] = (sum(peaks) / weights for peaks in zip(*found, strict=True))
+        peaks_of_ranks = run_ranks(__file__, ranks, tmp_path)
+        in_slices[ranks], copied[ranks] = (sum(peaks) / weights for peaks in zip(*peaks_of_ranks, strict=True))
     assert in_slices[1] > 0.9, "the weights themselves are in host memory, so they must be seen"
     assert max(in_slices.values()) < 1.3, in_slices
-    assert whole[4] > 3, f"a whole copy for each rank must be seen: {whole}"
+    assert copied[4] > 3, f"a whole copy for each rank must be seen: {copied}"

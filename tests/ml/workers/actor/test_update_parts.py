@@ -42,43 +42,43 @@ def in_parts(
 @pytest.mark.parametrize("micro", [1, 2, 3])
 def test_parts_change_no_bit_of_an_update_in_micro_batches(model_folder: Path, micro: int, sizes: Any) -> None:
     """Micro-batches contain rows of several parts, and none of a row that has no gradient."""
-    whole, rows = made(model_folder, micro)
-    expected = whole.update(rows, **SAMPLER)
+    at_once, rows = made(model_folder, micro)
+    expected = at_once.update(rows, **SAMPLER)
     actor, rows = made(model_folder, micro)
     assert in_parts(actor, rows, sizes) == expected
-    weights = weights_of(whole)
+    weights = weights_of(at_once)
     assert all(torch.equal(weights[name], tensor) for name, tensor in weights_of(actor).items())
 
 
 def test_without_micro_batches_each_part_is_one(model_folder: Path) -> None:
-    whole, rows = made(model_folder, None)
-    before = weights_of(whole)
-    expected = whole.update(rows, **SAMPLER)
+    at_once, rows = made(model_folder, None)
+    before = weights_of(at_once)
+    expected = at_once.update(rows, **SAMPLER)
     actor, rows = made(model_folder, None)
     metrics = in_parts(actor, rows, (2, 2))
     assert metrics is not None and metrics["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-5)
-    assert relative_difference(before, weights_of(whole), weights_of(actor)) < 1e-4
+    assert relative_difference(before, weights_of(at_once), weights_of(actor)) < 1e-4
 
 
 def test_rows_without_any_gradient_are_measured(model_folder: Path) -> None:
-    found = []
+    measured = []
     for sizes in ((4,), (2, 2)):
         actor, rows = made(model_folder, 1)
         rows["advantages"] = torch.zeros(4)
         metrics = in_parts(actor, rows, sizes)
         assert metrics is not None and metrics["actor/grad_norm"] == 0
-        found.append(metrics)
-    assert found[0] == found[1] and found[0]["actor/ratio_max"] == 1
+        measured.append(metrics)
+    assert measured[0] == measured[1] and measured[0]["actor/ratio_max"] == 1
 
 
 def test_the_last_part_scales_gradients_and_loss(model_folder: Path) -> None:
     """Advantages that are all half as large, and gradients twice as large afterwards: both are exact in floats."""
-    whole, rows = made(model_folder, 1)
-    expected = whole.update(rows, **SAMPLER)
+    at_once, rows = made(model_folder, 1)
+    expected = at_once.update(rows, **SAMPLER)
     actor, rows = made(model_folder, 1)
     rows["advantages"] = ADVANTAGES / 2
     assert in_parts(actor, rows, (2, 2), scale=2.0) == expected
-    weights = weights_of(whole)
+    weights = weights_of(at_once)
     assert all(torch.equal(weights[name], tensor) for name, tensor in weights_of(actor).items())
 
 

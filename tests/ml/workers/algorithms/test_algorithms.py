@@ -290,8 +290,8 @@ def test_each_step_draws_other_steps_of_a_sample() -> None:
     config = load(
         "algorithm.timestep_fraction=0.5", "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", *FLOAT32
     )
-    one, again, other = (batch(config, samples, seed)["draw_seeds"].tolist() for seed in (1, 1, 2))
-    assert one == again and not set(one) & set(other) and len(set(one)) == 4
+    first, again, later = (batch(config, samples, seed)["draw_seeds"].tolist() for seed in (1, 1, 2))
+    assert first == again and not set(first) & set(later) and len(set(first)) == 4
     assert arguments(config, step=1)["timestep_fraction"] == 0.5
     assert "draw_seeds" not in batch(load(), samples, 1)
 

@@ -59,12 +59,12 @@ def errors(actor: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor
     """Flow-matching error of each sample at noise levels and noise that no update used, [B]."""
     rows = len(data["clean_latents"])
     times, noise = flow_matching.draws(torch.arange(100, 100 + rows), 8, data["clean_latents"].shape[1:])
-    found = []
+    errors_of_draws = []
     with torch.no_grad():
-        for place in range(8):
-            x, target = flow_matching.add_noise(data["clean_latents"], noise[:, place], times[:, place])
-            found.append(flow_matching.error(actor.policy.velocity_at(data, x, times[:, place]), target))
-    return torch.stack(found).mean(0)
+        for draw in range(8):
+            x, target = flow_matching.add_noise(data["clean_latents"], noise[:, draw], times[:, draw])
+            errors_of_draws.append(flow_matching.error(actor.policy.velocity_at(data, x, times[:, draw]), target))
+    return torch.stack(errors_of_draws).mean(0)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -176,11 +176,11 @@ def test_dpo_measures_the_pairs_with_a_preference_only(model_folder: Path) -> No
     actor = make(model_folder, diffusion_loss=DPO, ppo_mini_batch_size=1)
     for _ in range(6):
         actor.update(compared())
-    none, one = ({"preferred": torch.tensor([0.0, preferred])} for preferred in (0.0, 1.0))
-    metrics = algorithm.metrics(actor.update(compared() | one))
+    none, single = ({"preferred": torch.tensor([0.0, preferred])} for preferred in (0.0, 1.0))
+    metrics = algorithm.metrics(actor.update(compared() | single))
     assert metrics["actor/accuracy"] == 1 and metrics["actor/preferred_fraction"] == 0.5
-    ranks = [actor.update(compared() | given) for given in (none, one)]
-    over_ranks = algorithm.metrics(step_metrics.over_ranks({name: [each[name] for each in ranks] for name in ranks[0]}))
+    ranks = [actor.update(compared() | tensors) for tensors in (none, single)]
+    over_ranks = algorithm.metrics(step_metrics.over_ranks({name: [rank[name] for rank in ranks] for name in ranks[0]}))
     assert over_ranks["actor/accuracy"] == 1 and over_ranks["actor/preferred_fraction"] == 0.25
     alone = algorithm.metrics(ranks[1])
     assert over_ranks["actor/margin"] == pytest.approx(alone["actor/margin"])
@@ -218,15 +218,15 @@ def dpo_loss(actor: DiffusionActor, base: DiffusionActor, data: dict[str, torch.
 
     -log sigmoid(-beta / 2 ((e_w - e_w_base) - (e_l - e_l_base))), with e the mean squared error of the velocity.
     """
-    found = []
+    losses = []
     times, noise = flow_matching.draws(data["draw_seeds"], DPO.draws, data["clean_latents"].shape[2:])
-    for place in range(DPO.draws):
+    for draw in range(DPO.draws):
         errors = []
         for sample in range(2):
             part = {name: data[name][:, sample] for name in ("prompt_embeds", "pooled_prompt_embeds")}
             x0 = data["clean_latents"][:, sample]
-            time = times[:, place]
-            drawn = noise[:, place]
+            time = times[:, draw]
+            drawn = noise[:, draw]
             level = time[:, None, None, None]
             x = (1 - level) * x0 + level * drawn
             here = actor.policy.velocity_at(part, x, time).double()
@@ -236,8 +236,8 @@ def dpo_loss(actor: DiffusionActor, base: DiffusionActor, data: dict[str, torch.
             errors.append([(v - target).square().flatten(1).mean(1) for v in (here, there)])
         (better, better_base), (worse, worse_base) = errors
         inside = -DPO.dpo_beta / 2 * ((better - better_base) - (worse - worse_base))
-        found.append(-torch.nn.functional.logsigmoid(inside))
-    return torch.stack(found).mean()
+        losses.append(-torch.nn.functional.logsigmoid(inside))
+    return torch.stack(losses).mean()
 
 
 def test_dpo_of_all_weights_compares_with_the_weights_of_the_folder_also_after_a_resume(

@@ -218,8 +218,8 @@ def test_steps_recorded_one_by_one_train_as_those_of_a_window(
     data = {**batch(actors[0]), "draw_seeds": SEEDS}
     pairs = [place for step in range(STEPS) for place in (step, step + 1)]
     single = {**data, "all_latents": data["all_latents"][:, pairs], "all_sigmas": data["all_sigmas"][:, pairs]}
-    found, want = (actor.update(given, **SAMPLER, **more) for actor, given in zip(actors, (single, data), strict=True))
-    assert found == pytest.approx(want, rel=1e-5, abs=1e-6) and same(*actors)
+    metrics, want = (actor.update(rows, **SAMPLER, **more) for actor, rows in zip(actors, (single, data), strict=True))
+    assert metrics == pytest.approx(want, rel=1e-5, abs=1e-6) and same(*actors)
 
 
 @pytest.mark.parametrize("request_", [{}, {"rollout_is": "sequence"}], ids=str)

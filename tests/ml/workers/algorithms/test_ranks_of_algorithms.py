@@ -230,7 +230,7 @@ def share_of(batch: dict[str, Tensor], case: Case, ranks: int, rank: int) -> dic
 def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
     """The updates of all cases on this number of ranks, by name."""
     batches = torch.load(folder / "batches.pt")
-    found = {}
+    updates = {}
     for name, case in CASES.items():
         if ranks // 4 == len(case.fsdp):
             continue
@@ -239,14 +239,14 @@ def find(rank: int, ranks: int, folder: Path, kind: str) -> dict[str, Any]:
         mesh = parallel.make_mesh(kind, ranks, fsdp.get("fsdp_size", -1))
         actor = make(folder, case, fsdp, MICRO_BATCH, mesh)
         batch = share_of(batches[name], case, ranks, rank)
-        found[name] = updated(actor, case, batch)
+        updates[name] = updated(actor, case, batch)
         if name in RESUMED and ranks == 2:
             actor.save(state)
         elif name in RESUMED:
             resumed = make(folder, case, fsdp, MICRO_BATCH, mesh)
             resumed.load(state)
-            found[f"resumed {name}"] = updated(resumed, case, batch, 1 + UPDATES)
-    return found
+            updates[f"resumed {name}"] = updated(resumed, case, batch, 1 + UPDATES)
+    return updates
 
 
 @pytest.fixture(scope="module")
@@ -276,13 +276,13 @@ def alone(models: Path, on_ranks: Any) -> Any:
         case = CASES[name]
         batch = torch.load(models / "batches.pt")[name]
         actor = make(models, case, {}, None)
-        found = updated(actor, case, batch)
+        updates = updated(actor, case, batch)
         if name in RESUMED:
             resumed = make(models, case, {}, None)
             resumed.load(models / f"state of {name}")
-            found["continued"] = updated(actor, case, batch, 1 + UPDATES)
-            found["resumed"] = updated(resumed, case, batch, 1 + UPDATES)
-        return found
+            updates["continued"] = updated(actor, case, batch, 1 + UPDATES)
+            updates["resumed"] = updated(resumed, case, batch, 1 + UPDATES)
+        return updates
 
     return one
 
@@ -319,22 +319,22 @@ def check_metrics(case: Case, one: list[dict[str, float]], ranks: list[list[dict
 def test_ranks_take_the_updates_of_one_process(on_ranks: Any, alone: Any, name: str, ranks: int) -> None:
     """Weights to 0.2% of the largest change of a weight, metrics to 0.5%."""
     case = CASES[name]
-    one = alone(name)
-    every = [found[name] for found in on_ranks[ranks]]
-    check_weights(one, every[0], 2e-3)
-    check_metrics(case, one["metrics"], [found["metrics"] for found in every])
+    single = alone(name)
+    every = [updates[name] for updates in on_ranks[ranks]]
+    check_weights(single, every[0], 2e-3)
+    check_metrics(case, single["metrics"], [updates["metrics"] for updates in every])
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.limits])
 def test_rows_on_both_sides_of_a_limit_are_tested(alone: Any, name: str) -> None:
-    assert any(0 < found[CASES[name].limits] < 1 for found in alone(name)["metrics"])
+    assert any(0 < metrics[CASES[name].limits] < 1 for metrics in alone(name)["metrics"])
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all(on_ranks: Any) -> None:
     name = "a gradient that is not finite"
     for every in on_ranks.values():
-        for found in every:
-            steps = [(step["actor/optimizer_steps"], step["actor/skipped_steps"]) for step in found[name]["metrics"]]
+        for updates in every:
+            steps = [(step["actor/optimizer_steps"], step["actor/skipped_steps"]) for step in updates[name]["metrics"]]
             assert steps == [(1.0, 1.0)] * UPDATES
 
 
@@ -342,9 +342,9 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all(on_ranks: A
 def test_other_ranks_continue_what_two_ranks_saved(on_ranks: Any, alone: Any, name: str) -> None:
     """Optimizer, schedule, old policy and average."""
     case = CASES[name]
-    one = alone(name)
-    every = [found[f"resumed {name}"] for found in on_ranks[4]]
-    for resumed in (every[0], one["resumed"]):
-        check_weights(one["continued"], resumed, 5e-3)
-    check_metrics(case, one["continued"]["metrics"], [found["metrics"] for found in every])
-    check_metrics(case, one["continued"]["metrics"], [one["resumed"]["metrics"]])
+    single = alone(name)
+    every = [updates[f"resumed {name}"] for updates in on_ranks[4]]
+    for resumed in (every[0], single["resumed"]):
+        check_weights(single["continued"], resumed, 5e-3)
+    check_metrics(case, single["continued"]["metrics"], [updates["metrics"] for updates in every])
+    check_metrics(case, single["continued"]["metrics"], [single["resumed"]["metrics"]])

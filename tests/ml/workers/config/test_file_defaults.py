@@ -47,10 +47,10 @@ def test_all_typed_groups_are_seen() -> None:
 
 @pytest.mark.parametrize(("kind", "group"), GROUPS, ids=[kind.__name__ for kind, _ in GROUPS])
 def test_no_class_repeats_a_default_of_the_files(kind: type[Any], group: dict[str, Any]) -> None:
-    own = {name: list(value) if isinstance(value, tuple) else value for name, value in literals(kind)}
+    literal_defaults = {name: list(value) if isinstance(value, tuple) else value for name, value in literals(kind)}
     repeated = [
         name
-        for name, value in own.items()
+        for name, value in literal_defaults.items()
         if name in group and value == group[name] and type(value) is type(group[name])
     ]
     assert repeated in ([], ["loss_mode"]), "write FROM_FILE; loss_mode selects the file"
@@ -58,23 +58,23 @@ def test_no_class_repeats_a_default_of_the_files(kind: type[Any], group: dict[st
 
 @pytest.mark.parametrize(("kind", "group"), GROUPS, ids=[kind.__name__ for kind, _ in GROUPS])
 def test_every_default_of_a_class_is_filled_in(kind: type[Any], group: dict[str, Any]) -> None:
-    found = {field.name: field.default for field in dataclasses.fields(kind)}
-    assert FROM_FILE not in found.values()
-    read = [name for name in group if name in found and found[name] == group[name]]
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    assert FROM_FILE not in defaults.values()
+    read = [name for name in group if name in defaults and defaults[name] == group[name]]
     assert len(read) > 0
 
 
 def commented() -> set[str]:
     """Names of the settings with a comment in the trainer's settings file."""
     names: list[tuple[int, str]] = []
-    found = set()
+    commented_names = set()
     file = Path(layout.__file__).parents[1] / "trainer" / "config" / "diffusion_trainer.yaml"
     for line in file.read_text(encoding="utf-8").splitlines():
         if match := re.match(r"( *)(\w+):", line):
             names = [*((depth, name) for depth, name in names if depth < len(match[1])), (len(match[1]), match[2])]
             if " # " in line:
-                found.add(".".join(name for _, name in names))
-    return found
+                commented_names.add(".".join(name for _, name in names))
+    return commented_names
 
 
 @pytest.mark.parametrize("kind", {kind for kind, _ in GROUPS}, ids=lambda kind: kind.__name__)

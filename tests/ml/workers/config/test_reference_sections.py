@@ -69,14 +69,14 @@ def table() -> Iterator[tuple[str, dict[str, str]]]:
 
 def default_section(section: str) -> dict[str, Any]:
     """The reference's defaults of a section; those that it derives from others are left out."""
-    found: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(GIVEN.get(section, {})))  # type: ignore[assignment]
+    group: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(GIVEN.get(section, {})))  # type: ignore[assignment]
     for name, row in table():
         inner = name.removeprefix(f"{section}.")
         if inner == name or row["default"] in ("", "-", "???") or "$" in row["default"]:
             continue
         if name not in FILES:
-            put(found, inner, parsed(row["default"]))
-    return found
+            put(group, inner, parsed(row["default"]))
+    return group
 
 
 def put(found: dict[str, Any], name: str, value: Any) -> None:
@@ -197,16 +197,16 @@ def test_other_names_set_what_they_mean() -> None:
     ],
 )
 def test_copies_must_agree_with_the_rollout(model: dict[str, Any], actor: dict[str, Any], said: str | None) -> None:
-    made = (
+    copies = (
         config.DiffusionModelConfig(path=str(MODEL), **model),
         config.DiffusionActorConfig(diffusion_loss={}, **actor),
         config.DiffusionRolloutConfig(n=8, pipeline={"guidance_scale": 1.0}, algo={"sde_window_range": [0, 5]}),
     )
     if said is None:
-        check_copies(*made)
+        check_copies(*copies)
         return
     with pytest.raises(ValueError, match="differs") as caught:
-        check_copies(*made)
+        check_copies(*copies)
     assert said in str(caught.value)
 
 
@@ -237,10 +237,10 @@ def test_a_section_becomes_the_class_that_a_program_names(kind: Any, section: di
     converted = omega_conf_to_dataclass(OmegaConf.create(section), kind)
     assert type(converted) is kind
     for name, value in section.items():
-        given = value if isinstance(value, dict) else {None: value}
-        for inner, wanted in given.items():
-            found = converted[name] if inner is None else converted[name][inner]
-            assert found == wanted
+        values = value if isinstance(value, dict) else {None: value}
+        for inner, wanted in values.items():
+            read = converted[name] if inner is None else converted[name][inner]
+            assert read == wanted
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ class Call:
         self.call = call
 
     async def _made(self, *args: Any, **kwargs: Any) -> Any:
-        made = self.call(*args, **kwargs)
-        if isinstance(made, Exception):
-            raise made
-        return made
+        answer = self.call(*args, **kwargs)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         return self._made(*args, **kwargs)
@@ -70,10 +70,10 @@ class ActorCalls:
     def remote(self, function: Callable[..., Any], *args: Any) -> Any:
         self.called.append(function.__name__)
         try:
-            made = function(self.router, *args)
+            answer = function(self.router, *args)
         except Exception as error:
-            made = error
-        return asyncio.ensure_future(self._answer(made))
+            answer = error
+        return asyncio.ensure_future(self._answer(answer))
 
     async def _answer(self, made: Any) -> Any:
         await self.answers.wait()

@@ -10,18 +10,18 @@ from verl_omni.workers.rollout import cpu_settings
 
 
 def test_the_defaults_become_what_one_process_on_a_cpu_can_run() -> None:
-    given = DiffusionRolloutConfig()
-    assert cpu_settings.changes(given) == {
+    defaults = DiffusionRolloutConfig()
+    assert cpu_settings.changes(defaults) == {
         "tensor_model_parallel_size": 1,
         "rollout_attn_backend": "TORCH_SDPA",
         "enable_sleep_mode": False,
         "engine_kwargs": {"vllm_omni": {"distributed_executor_backend": "uni"}},
     }
-    fitted = cpu_settings.fit(given)
+    fitted = cpu_settings.fit(defaults)
     assert cpu_settings.changes(fitted) == {} and cpu_settings.fit(fitted) is fitted
-    before = asdict(given)
+    before = asdict(defaults)
     after = asdict(fitted)
-    assert {name for name in before if before[name] != after[name]} == set(cpu_settings.changes(given))
+    assert {name for name in before if before[name] != after[name]} == set(cpu_settings.changes(defaults))
 
 
 def test_an_executor_that_is_given_and_other_engine_settings_stay() -> None:

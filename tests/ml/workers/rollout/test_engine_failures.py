@@ -51,11 +51,11 @@ async def test_an_engine_that_has_ended_is_told_apart_from_one_that_failed_a_req
     server = made(Engine())
     await server.check_engine()
     server.engine.fault = server.engine.ended = OmniEngineDeadError("Stage-0 has no live replica")
-    said = "rollout replica 1, with weights of version 3: OmniEngineDeadError: Stage-0 has no live replica"
+    message = "rollout replica 1, with weights of version 3: OmniEngineDeadError: Stage-0 has no live replica"
     for asked in (server.generate([1], PARAMS, "a"), server.check_engine()):
         with pytest.raises(EngineDead) as caught:
             await asked
-        assert str(caught.value) == said
+        assert str(caught.value) == message
 
 
 async def test_a_request_that_fails_because_its_worker_dies_says_that_the_engine_has_ended() -> None:

@@ -20,8 +20,8 @@ class Wrapper(nn.Module):
         self.base_layer = base_layer
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.base_layer(x) + 1
-        return found
+        output: Tensor = self.base_layer(x) + 1
+        return output
 
 
 class Prepares(nn.Module):
@@ -33,8 +33,8 @@ class Prepares(nn.Module):
         self.parts = nn.ModuleList([shared])
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.parts[0](self.shared(x))
-        return found
+        output: Tensor = self.parts[0](self.shared(x))
+        return output
 
 
 def test_a_layer_that_two_modules_have_gets_its_adapter_in_both() -> None:

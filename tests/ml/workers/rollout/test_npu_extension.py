@@ -90,15 +90,15 @@ def worker() -> Any:
 
     from verl_omni.workers.rollout.vllm_rollout.npu_utils import vLLMOmniNPUColocateWorkerExtension
 
-    made: Any = object.__new__(type("Worker", (vLLMOmniNPUColocateWorkerExtension, DiffusionWorker), {}))
-    made.od_config = SimpleNamespace(enable_sleep_mode=True)
-    made.rank = 0
-    made.stage_id = 0
-    made.device = torch.device("cpu")
-    made._sleep_saved_buffers = {}
+    npu_worker: Any = object.__new__(type("Worker", (vLLMOmniNPUColocateWorkerExtension, DiffusionWorker), {}))
+    npu_worker.od_config = SimpleNamespace(enable_sleep_mode=True)
+    npu_worker.rank = 0
+    npu_worker.stage_id = 0
+    npu_worker.device = torch.device("cpu")
+    npu_worker._sleep_saved_buffers = {}
     refresh = SimpleNamespace(refresh_diffusion_kv_block_table_layout=lambda: events.append("kv layout"))
-    made.model_runner = SimpleNamespace(pipeline=Pipeline(), **vars(refresh))
-    return made
+    npu_worker.model_runner = SimpleNamespace(pipeline=Pipeline(), **vars(refresh))
+    return npu_worker
 
 
 @pytest.mark.usefixtures("ascend")
@@ -183,10 +183,10 @@ def test_other_devices_use_the_engines_own_worker() -> None:
         def wake_up(self, tags: list[str] | None = None) -> Any:
             return ("wake_up", tags)
 
-    made: Any = object.__new__(type("Worker", (vLLMOmniNPUColocateWorkerExtension, Own), {}))
-    assert made._maybe_get_memory_pool_context("weights") == ("pool", "weights")
-    assert made.sleep(2) == ("sleep", 2)
-    assert made.wake_up(["weights"]) == ("wake_up", ["weights"])
+    other_worker: Any = object.__new__(type("Worker", (vLLMOmniNPUColocateWorkerExtension, Own), {}))
+    assert other_worker._maybe_get_memory_pool_context("weights") == ("pool", "weights")
+    assert other_worker.sleep(2) == ("sleep", 2)
+    assert other_worker.wake_up(["weights"]) == ("wake_up", ["weights"])
 
 
 def test_diffusers_does_not_empty_the_cache_inside_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,10 @@ def pipelines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """vLLM-Omni's registered pipelines, restored after the test."""
     from vllm_omni.config import config_factory, pipeline_registry
 
-    own: dict[str, Any] = dict(pipeline_registry.OMNI_PIPELINES)
-    monkeypatch.setattr(pipeline_registry, "OMNI_PIPELINES", own)
-    monkeypatch.setattr(config_factory, "OMNI_PIPELINES", own)
-    return own
+    registered: dict[str, Any] = dict(pipeline_registry.OMNI_PIPELINES)
+    monkeypatch.setattr(pipeline_registry, "OMNI_PIPELINES", registered)
+    monkeypatch.setattr(config_factory, "OMNI_PIPELINES", registered)
+    return registered
 
 
 def test_a_model_with_its_own_pipeline_keeps_it(tmp_path: Path, pipelines: dict[str, Any]) -> None:

@@ -16,11 +16,11 @@ CONFIG = {"r": 4}
 def worker(pipeline: Any = "pipeline", device: Any = "cpu") -> Any:
     from verl_omni.workers.rollout.vllm_rollout.utils import vLLMOmniColocateWorkerExtension
 
-    made: Any = object.__new__(vLLMOmniColocateWorkerExtension)
-    made.device = device
-    made.local_rank = 2
-    made.model_runner = SimpleNamespace(pipeline=SimpleNamespace() if pipeline else None)
-    return made
+    extension: Any = object.__new__(vLLMOmniColocateWorkerExtension)
+    extension.device = device
+    extension.local_rank = 2
+    extension.model_runner = SimpleNamespace(pipeline=SimpleNamespace() if pipeline else None)
+    return extension
 
 
 def test_the_socket_handle_names_job_replica_and_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,30 +42,30 @@ def test_an_adapter_update_needs_config_and_base_and_a_pending_config_is_used_on
     taken: list[Any] = []
 
     def made() -> Any:
-        own = worker()
-        own._receive_adapter = lambda handle, config, deadline: taken.append(("adapter", config)) or {}
-        own.commit_adapter = lambda global_steps: {}
-        own._receive_full = lambda handle, deadline: taken.append("full")
-        return own
+        extension = worker()
+        extension._receive_adapter = lambda handle, config, deadline: taken.append(("adapter", config)) or {}
+        extension.commit_adapter = lambda global_steps: {}
+        extension._receive_full = lambda handle, deadline: taken.append("full")
+        return extension
 
-    own = made()
-    own.update_weights_from_ipc()
-    own.update_weights_from_ipc(base_sync_done=True)
-    own.update_weights_from_ipc(peft_config=CONFIG)
+    extension = made()
+    extension.update_weights_from_ipc()
+    extension.update_weights_from_ipc(base_sync_done=True)
+    extension.update_weights_from_ipc(peft_config=CONFIG)
     assert taken == ["full"] * 3
     taken.clear()
-    own.update_weights_from_ipc(peft_config=CONFIG, base_sync_done=True)
-    for given in ({}, {"base_sync_done": True}):
-        own.set_pending_lora_peft_config({"r": 8})
+    extension.update_weights_from_ipc(peft_config=CONFIG, base_sync_done=True)
+    for arguments in ({}, {"base_sync_done": True}):
+        extension.set_pending_lora_peft_config({"r": 8})
         for _ in range(2):
-            own.update_weights_from_ipc(**given)
+            extension.update_weights_from_ipc(**arguments)
     assert taken == [("adapter", CONFIG), ("adapter", {"r": 8}), "full", ("adapter", {"r": 8}), "full"]
 
 
 def receiving(rank: int, fault: Exception | None = None) -> Any:
     """A worker that receives one tensor, or fails to; `served` is the adapter that it serves."""
-    made = worker()
-    made.served = "old"
+    extension = worker()
+    extension.served = "old"
 
     def receive(consume: Any, handle: str, deadline: float) -> Any:
         if fault is not None:
@@ -74,12 +74,12 @@ def receiving(rank: int, fault: Exception | None = None) -> Any:
         return ["a"], {"buckets": 1, "bytes": 8}
 
     def swap(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
-        made.served = int(tensors["a"])
+        extension.served = int(tensors["a"])
         return 1
 
-    made._receive_buckets = receive
-    made._swap_adapter = swap
-    return made
+    extension._receive_buckets = receive
+    extension._swap_adapter = swap
+    return extension
 
 
 def server_of(*workers: Any) -> Any:
@@ -94,7 +94,7 @@ def server_of(*workers: Any) -> Any:
             return {"supported": False, "error": str(error)}
 
     async def call(*, method: str, timeout: Any, args: Any = (), kwargs: Any = None) -> list[Any]:
-        return [[reply(each, method, args, kwargs) for each in workers]]
+        return [[reply(extension, method, args, kwargs) for extension in workers]]
 
     server: Any = object.__new__(vLLMOmniHttpServer)
     server._post_init("")
@@ -113,15 +113,15 @@ async def collective_update(server: Any) -> Any:
 
 async def test_every_worker_receives_an_adapter_before_one_serves_it() -> None:
     both = [receiving(0), receiving(1)]
-    found = await collective_update(server_of(*both))
-    assert found == [{"tensors": 1, "buckets": 1, "bytes": 8, "lora": True, "bound": 1}] * 2
-    assert [each.served for each in both] == [0, 1]
-    assert [each.model_runner.pipeline.weights_version for each in both] == [4, 4]
-    one = receiving(0)
-    other = receiving(1, OSError("the sender of rank 1 is gone"))
+    reports = await collective_update(server_of(*both))
+    assert reports == [{"tensors": 1, "buckets": 1, "bytes": 8, "lora": True, "bound": 1}] * 2
+    assert [extension.served for extension in both] == [0, 1]
+    assert [extension.model_runner.pipeline.weights_version for extension in both] == [4, 4]
+    first = receiving(0)
+    second = receiving(1, OSError("the sender of rank 1 is gone"))
     with pytest.raises(RuntimeError, match="failed in 1 of 2 workers: the sender of rank 1 is gone"):
-        await collective_update(server_of(one, other))
-    assert (one.served, other.served) == ("old", "old"), "the ranks have different adapters"
+        await collective_update(server_of(first, second))
+    assert (first.served, second.served) == ("old", "old"), "the ranks have different adapters"
 
 
 async def test_requests_fail_while_workers_have_different_adapters() -> None:
@@ -130,20 +130,20 @@ async def test_requests_fail_while_workers_have_different_adapters() -> None:
     def out_of_memory(*_: Any) -> int:
         raise MemoryError("no memory")
 
-    one = receiving(0)
-    other = receiving(1)
-    server = server_of(one, other)
-    swap = other._swap_adapter
-    other._swap_adapter = out_of_memory
+    first = receiving(0)
+    second = receiving(1)
+    server = server_of(first, second)
+    swap = second._swap_adapter
+    second._swap_adapter = out_of_memory
     server.model_config = SimpleNamespace(lora_rank=0, lora={})
     with pytest.raises(RuntimeError, match="failed in 1 of 2 workers: no memory"):
         await collective_update(server)
-    assert (one.served, other.served) == (0, "old")
+    assert (first.served, second.served) == (0, "old")
     with pytest.raises(PartialWeights, match=r"different adapters, until a weight update succeeds: .* no memory"):
         await server._lora_request()
-    other._swap_adapter = swap
+    second._swap_adapter = swap
     await collective_update(server)
-    assert await server._lora_request() is None and (one.served, other.served) == (0, 1)
+    assert await server._lora_request() is None and (first.served, second.served) == (0, 1)
     alone = server_of(receiving(0))
     alone.model_config = server.model_config
     call = alone.engine.collective_rpc
@@ -160,14 +160,14 @@ async def test_requests_fail_while_workers_have_different_adapters() -> None:
 def test_an_adapter_of_an_earlier_update_is_not_committed() -> None:
     from verl_omni.weight_sync.errors import WeightSyncError
 
-    made = receiving(0)
-    made.update_weights_from_ipc(peft_config=CONFIG, base_sync_done=True, stage_adapter=True)
-    assert made.served == "old"
-    made._receive_full = lambda handle, deadline: {}
-    made.update_weights_from_ipc()
+    extension = receiving(0)
+    extension.update_weights_from_ipc(peft_config=CONFIG, base_sync_done=True, stage_adapter=True)
+    assert extension.served == "old"
+    extension._receive_full = lambda handle, deadline: {}
+    extension.update_weights_from_ipc()
     with pytest.raises(WeightSyncError, match="no adapter is staged"):
-        made.commit_adapter()
-    assert made.served == "old"
+        extension.commit_adapter()
+    assert extension.served == "old"
 
 
 def test_a_pipeline_without_lora_layers_is_refused() -> None:
@@ -210,5 +210,5 @@ def test_verls_tensor_requests_for_language_models_are_loaded() -> None:
     tensors = {f"{module}.lora_A.weight": torch.ones(4, 6), f"{module}.lora_B.weight": torch.ones(5, 4)}
     config = {**CONFIG, "lora_alpha": 4, "target_modules": ["q_proj"]}
     request = TensorLoRARequest("7", 7, "nowhere", peft_config=config, lora_tensors=tensors)
-    (found,) = manager._load_adapter(request).loras.values()
-    assert found.lora_a.shape == (4, 6) and found.lora_b.shape == (5, 4)
+    (adapter,) = manager._load_adapter(request).loras.values()
+    assert adapter.lora_a.shape == (4, 6) and adapter.lora_b.shape == (5, 4)

@@ -51,13 +51,13 @@ def of_pool(pool: Pool, least: int | None, deadline: float = 30.0, **more: Any) 
 async def test_a_standalone_replica_whose_engine_has_ended_is_lost(crossed: bool) -> None:
     from ray.exceptions import RayTaskError
 
-    own: Exception = EngineDead(0, 4, "OmniEngineDeadError: Stage-0 has no live replica")
+    ended: Exception = EngineDead(0, 4, "OmniEngineDeadError: Stage-0 has no live replica")
     if crossed:
-        own = RayTaskError("generate", "Traceback: a page of it", own, ip="10.0.0.1").as_instanceof_cause()
-    pool = Pool(a=own, b=sample(4))
+        ended = RayTaskError("generate", "Traceback: a page of it", ended, ip="10.0.0.1").as_instanceof_cause()
+    pool = Pool(a=ended, b=sample(4))
     assert (await ask(of_pool(pool, least=1))).extra_fields["global_steps"] == 4
     assert (list(pool.servers), pool.asked) == (["b"], ["a", "b"])
-    pool = Pool(a=own, b=sample(4))
+    pool = Pool(a=ended, b=sample(4))
     with pytest.raises(EngineDead, match="rollout replica 0, with weights of version 4: OmniEngineDeadError"):
         await ask(of_pool(pool, least=None))
     assert pool.asked == ["a"], "on the trainer's accelerators, the run ends"

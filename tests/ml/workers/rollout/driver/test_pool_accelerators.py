@@ -26,23 +26,23 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_pool_with_the_drivers_accelerators_gets_no_variables(found: Any) -> None:
     for driver, resource in (("nvidia", "GPU"), ("huawei", "NPU"), ("cpu", "GPU")):
-        for given in (None, resource):
-            made = found(driver, given)
-            assert (made.resource, made.environment, made.server_environment) == (resource, {}, {})
+        for resource_of_pool in (None, resource):
+            pool = found(driver, resource_of_pool)
+            assert (pool.resource, pool.environment, pool.server_environment) == (resource, {}, {})
 
 
 def test_processes_of_another_vendor_get_its_platform_and_servers_see_all_devices(found: Any) -> None:
-    made = found("nvidia", "NPU")
-    assert (made.resource, made.environment) == ("NPU", {"VERL_PLATFORM": "huawei"})
-    assert made.server_environment["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"] == "1"
-    made = found("huawei", "GPU")
-    assert (made.resource, made.environment) == ("GPU", {"VERL_PLATFORM": "nvidia"})
-    assert made.server_environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "1"
+    pool = found("nvidia", "NPU")
+    assert (pool.resource, pool.environment) == ("NPU", {"VERL_PLATFORM": "huawei"})
+    assert pool.server_environment["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"] == "1"
+    pool = found("huawei", "GPU")
+    assert (pool.resource, pool.environment) == ("GPU", {"VERL_PLATFORM": "nvidia"})
+    assert pool.server_environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "1"
 
 
 def test_a_pool_of_a_driver_on_the_cpu_computes_on_the_cpu(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = found("cpu", "NPU")
-    assert made.environment == made.server_environment == {"VERL_PLATFORM": "cpu", "VERL_OMNI_RAY_RESOURCE": "NPU"}
+    pool = found("cpu", "NPU")
+    assert pool.environment == pool.server_environment == {"VERL_PLATFORM": "cpu", "VERL_OMNI_RAY_RESOURCE": "NPU"}
     monkeypatch.setenv("VERL_OMNI_RAY_RESOURCE", "NPU")
     assert found("cpu", "GPU").environment["VERL_OMNI_RAY_RESOURCE"] == "GPU"
 
@@ -52,7 +52,7 @@ def test_variables_of_a_pool_replace_those_that_verl_gives_its_servers() -> None
         def options(self, **options: Any) -> dict[str, Any]:
             return options
 
-    made = WithEnvironment(ActorClass(), {"B": "pool"}).options(
+    options = WithEnvironment(ActorClass(), {"B": "pool"}).options(
         runtime_env={"env_vars": {"A": "1", "B": "2"}}, name="n"
     )
-    assert made == {"runtime_env": {"env_vars": {"A": "1", "B": "pool"}}, "name": "n"}
+    assert options == {"runtime_env": {"env_vars": {"A": "1", "B": "pool"}}, "name": "n"}

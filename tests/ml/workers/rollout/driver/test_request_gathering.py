@@ -38,9 +38,9 @@ class Replicas:
             await asyncio.sleep(0)
             if request["prompt_ids"] == [13]:
                 raise ValueError("no such prompt")
-            made = sample(number)
-            made.extra_fields["prompt"] = request["prompt_ids"]
-            return made
+            output = sample(number)
+            output.extra_fields["prompt"] = request["prompt_ids"]
+            return output
 
         return generate
 
@@ -63,8 +63,8 @@ async def within_seconds(*rows: Any) -> list[Any]:
 async def test_a_batch_is_one_call_to_each_replica(replicas: int, calls: list[list[int]]) -> None:
     router = Replicas(replicas)
     client = DiffusionLLMServerClient(CONFIG, router)
-    found = await within_seconds(*(row(client, 100 + number) for number in range(128)))
-    assert found == [[[100 + number]] for number in range(128)]
+    outputs = await within_seconds(*(row(client, 100 + number) for number in range(128)))
+    assert outputs == [[[100 + number]] for number in range(128)]
     assert [server.calls for server in router.servers.values()] == calls
     assert router.__ray_call__.called == ["acquire_servers", *["release_servers"] * replicas]
     assert set(router.loads.values()) == {0}, "every request is released"
@@ -111,9 +111,9 @@ async def test_each_turn_of_a_loop_is_gathered() -> None:
 
 async def test_a_request_that_fails_fails_no_other() -> None:
     client = DiffusionLLMServerClient(CONFIG, Replicas(1))
-    found = await within_seconds(*(row(client, number) for number in (12, 13, 14)))
-    assert (found[0], found[2]) == ([[12]], [[14]])
-    assert str(found[1]) == "replica 0: ValueError: no such prompt"
+    results = await within_seconds(*(row(client, number) for number in (12, 13, 14)))
+    assert (results[0], results[2]) == ([[12]], [[14]])
+    assert str(results[1]) == "replica 0: ValueError: no such prompt"
 
 
 async def test_a_router_gets_the_fields_that_it_declares() -> None:
@@ -139,5 +139,5 @@ async def test_a_stream_that_ends_early_is_the_loss_of_its_replica() -> None:
 
     router = Replicas(1)
     router.servers[0].generate_batch = SimpleNamespace(remote=nothing)
-    (found,) = await within_seconds(row(DiffusionLLMServerClient(CONFIG, router), 1))
-    assert str(found) == "replica 0: its call ended without 1 outputs"
+    (error,) = await within_seconds(row(DiffusionLLMServerClient(CONFIG, router), 1))
+    assert str(error) == "replica 0: its call ended without 1 outputs"

@@ -19,8 +19,8 @@ from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import (
 
 async def test_a_sample_is_returned_and_its_server_released() -> None:
     router = Router(sample(4))
-    made = await ask(DiffusionLLMServerClient(CONFIG, router))
-    assert made.extra_fields == {"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4}
+    output = await ask(DiffusionLLMServerClient(CONFIG, router))
+    assert output.extra_fields == {"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4}
     assert router.requests[0]["negative_prompt_ids"] == [2]
     assert router.released == ["10.0.0.1:81"]
 
@@ -40,9 +40,9 @@ async def test_an_error_from_ray_names_the_replica_in_its_last_line() -> None:
 async def test_an_error_that_names_the_replica_is_not_wrapped(crossed: bool) -> None:
     from ray.exceptions import RayTaskError
 
-    own = ReplicaError(1, 4, "ValueError: no room")
-    sent = RayTaskError("generate", "Traceback: a page of it", own, ip="10.0.0.1").as_instanceof_cause()
-    router = Router(sent if crossed else own)
+    error = ReplicaError(1, 4, "ValueError: no room")
+    sent = RayTaskError("generate", "Traceback: a page of it", error, ip="10.0.0.1").as_instanceof_cause()
+    router = Router(sent if crossed else error)
     with pytest.raises(ReplicaError) as failure:
         await ask(DiffusionLLMServerClient(CONFIG, router))
     assert str(failure.value) == "rollout replica 1, with weights of version 4: ValueError: no room"
@@ -109,7 +109,7 @@ async def test_each_sample_restarts_the_deadline(clock: Clock) -> None:
         await clock.advance(0.15)
         server.asked[number].set_result(sample(number))
         await clock.advance(0)
-    assert [made.extra_fields["global_steps"] for made in await asyncio.gather(*waiting)] == list(range(turns))
+    assert [output.extra_fields["global_steps"] for output in await asyncio.gather(*waiting)] == list(range(turns))
 
 
 async def test_waiting_for_the_router_does_not_start_the_deadline(clock: Clock) -> None:
@@ -148,10 +148,10 @@ def retrying(router: Router, **options: Any) -> DiffusionWholeSampleRetryLLMServ
 
 async def test_an_aborted_sample_is_retried_and_reports_all_its_versions() -> None:
     router = Router(sample(None, "aborted"), sample(4, "aborted"), sample(6), sample(7))
-    made = await ask(retrying(router))
-    assert made.stop_reason == "completed"
-    assert made.extra_fields.items() >= {"global_steps": 6, "min_global_steps": 4, "max_global_steps": 6}.items()
-    assert (made.extra_fields["times_aborted"], made.extra_fields["times_lost"]) == (2, 0)
+    output = await ask(retrying(router))
+    assert output.stop_reason == "completed"
+    assert output.extra_fields.items() >= {"global_steps": 6, "min_global_steps": 4, "max_global_steps": 6}.items()
+    assert (output.extra_fields["times_aborted"], output.extra_fields["times_lost"]) == (2, 0)
     assert len(router.requests) == len(router.released) == 3
     assert all(request["prompt_ids"] == [1] for request in router.requests), "the whole sample, not a rest of it"
 
@@ -172,5 +172,5 @@ async def test_a_failure_is_not_retried() -> None:
 def test_a_negative_number_of_retries_is_refused() -> None:
     with pytest.raises(ValueError, match="max_retries must not be negative: -1"):
         retrying(Router(), max_retries=-1)
-    made = DiffusionWholeSampleRetryLLMServerClient(CONFIG, Router())
-    assert (made.max_retries, made.retry_wait_s) == (50, 1.0)
+    client = DiffusionWholeSampleRetryLLMServerClient(CONFIG, Router())
+    assert (client.max_retries, client.retry_wait_s) == (50, 1.0)

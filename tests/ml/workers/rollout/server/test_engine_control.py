@@ -235,12 +235,14 @@ async def test_an_http_request_uses_the_policys_adapter(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     named = SimpleNamespace(lora_int_id=1, lora_path=str(tmp_path))
     asked = [SimpleNamespace(lora_request=None), SimpleNamespace(lora_request=named)]
-    drawn = [each async for each in engine.generate("a lawn", request_id="1", sampling_params_list=asked)]
+    drawn = [output async for output in engine.generate("a lawn", request_id="1", sampling_params_list=asked)]
     assert drawn == ["picture"] and seen == ["policy", named, None] and engine.name == "inner"
     seen.clear()
     # The parameters of a language model name no adapter.
-    for own in (None, "own"):
-        assert [each async for each in engine.generate("a lawn", object(), "1", lora_request=own)] == ["picture"]
+    for adapter in (None, "own"):
+        assert [output async for output in engine.generate("a lawn", object(), "1", lora_request=adapter)] == [
+            "picture"
+        ]
     assert seen == ["policy", "own"]
 
 

@@ -99,12 +99,12 @@ def stage(model: Path, **engine: Any) -> Any:
     from vllm_omni.engine import stage_init_utils
     from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
 
-    given = arguments(model, **engine)
+    engine_args = arguments(model, **engine)
     of_the_start = ("model", "trust_remote_code", "init_timeout")  # AsyncOmni and its engine take them
-    given = {name: value for name, value in given.items() if name not in of_the_start}
+    engine_args = {name: value for name, value in engine_args.items() if name not in of_the_start}
     unstarted: Any = object.__new__(AsyncOmniEngine)
     unstarted._omni_lb_policy = "random"
-    _, (config,) = unstarted._resolve_stage_configs(str(model), given, trust_remote_code=False)
+    _, (config,) = unstarted._resolve_stage_configs(str(model), engine_args, trust_remote_code=False)
     metadata = stage_init_utils.extract_stage_metadata_from_omni_stage_config(config)
     return stage_init_utils.build_diffusion_config(str(model), config, metadata)
 

@@ -82,16 +82,16 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
     engine = Engine()
     gate = HttpGate(0.1, nullcontext)
     app = await build_http_app(PolicyEngine(engine, policy, gate), args)
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://replica") as made:
-        yield SimpleNamespace(engine=engine, gate=gate, get=made.get, post=made.post)
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://replica") as http_client:
+        yield SimpleNamespace(engine=engine, gate=gate, get=http_client.get, post=http_client.post)
 
 
 async def test_several_images_of_a_prompt_are_one_request_each(client: Any) -> None:
     asked = {"prompt": "a lawn", "size": "16x16", "seed": 7, "n": 3}
     answer = await client.post("/v1/images/generations", json=asked)
     assert answer.status_code == 200 and len(answer.json()["data"]) == 3
-    found = [(params.seed, params.num_outputs_per_prompt, params.lora_request) for _, params in client.engine.asked]
-    assert found == [(7, 1, "policy"), (8, 1, "policy"), (9, 1, "policy")]
+    requests = [(params.seed, params.num_outputs_per_prompt, params.lora_request) for _, params in client.engine.asked]
+    assert requests == [(7, 1, "policy"), (8, 1, "policy"), (9, 1, "policy")]
     assert len(set(client.engine.names)) == 3
     refused = await client.post("/v1/images/generations", json={**asked, "prompt": "nonsense"})
     assert refused.status_code == 400 and "cannot draw that" in refused.text

@@ -38,7 +38,7 @@ def gate(deadline: float = 30.0) -> HttpGate:
 
 
 async def collect(outputs: AsyncIterator[Any]) -> list[Any]:
-    return [each async for each in outputs]
+    return [output async for output in outputs]
 
 
 async def turn() -> None:
@@ -47,26 +47,26 @@ async def turn() -> None:
 
 
 async def test_a_request_is_held_while_the_gate_is_closed_for_any_reason() -> None:
-    made = gate()
+    http_gate = gate()
     request = Request()
-    await made.close("sleep", WHY)
-    await made.close("pause", "it was told to")
-    answer = asyncio.create_task(collect(made.run(request)))
+    await http_gate.close("sleep", WHY)
+    await http_gate.close("pause", "it was told to")
+    answer = asyncio.create_task(collect(http_gate.run(request)))
     await turn()
-    made.open("sleep")
+    http_gate.open("sleep")
     await turn()
     assert request.started == 0
-    made.open("pause")
+    http_gate.open("pause")
     request.go.release()
     assert await answer == [0] and request.started == 1
 
 
 async def test_a_request_that_has_not_reached_the_engine_is_held_too() -> None:
-    made = gate()
+    http_gate = gate()
     request = Request()
-    answer = asyncio.create_task(collect(made.run(request)))
+    answer = asyncio.create_task(collect(http_gate.run(request)))
     await asyncio.sleep(0)  # its task is created, and has not run
-    async with made.closed(WHY):
+    async with http_gate.closed(WHY):
         assert request.started == 0
     request.go.release()
     assert await answer == [0]
@@ -74,43 +74,43 @@ async def test_a_request_that_has_not_reached_the_engine_is_held_too() -> None:
 
 @pytest.mark.parametrize(("repeatable", "outputs"), [(True, 1), (False, 0)])
 async def test_a_request_that_cannot_start_again_is_ended(repeatable: bool, outputs: int) -> None:
-    made = gate()
+    http_gate = gate()
     request = Request(outputs=2)
-    stream = made.run(request, repeatable=repeatable)
+    stream = http_gate.run(request, repeatable=repeatable)
     if outputs:
         request.go.release()
         assert await anext(stream) == 0
     answer = asyncio.create_task(collect(stream))
     await turn()
-    await made.close("sleep", WHY)
+    await http_gate.close("sleep", WHY)
     with pytest.raises(NotServed, match=f"the request was ended, because {WHY}: send it again"):
         await answer
     assert request.started == request.dropped == 1
 
 
 async def test_the_gate_does_not_wait_for_a_client_that_reads_slowly() -> None:
-    made = gate()
+    http_gate = gate()
     request = Request(outputs=2)
-    stream = made.run(request)
+    stream = http_gate.run(request)
     request.go.release()
     assert await anext(stream) == 0
     async with asyncio.timeout(5):
-        await made.close("sleep", WHY)
+        await http_gate.close("sleep", WHY)
     assert request.dropped == 1
 
 
 async def test_an_error_of_the_engine_is_raised_and_a_client_that_leaves_is_forgotten() -> None:
-    made = gate()
+    http_gate = gate()
 
     async def failing() -> AsyncIterator[int]:
         raise OSError("no device")
         yield 0
 
     with pytest.raises(OSError, match="no device"):
-        await collect(made.run(failing))
+        await collect(http_gate.run(failing))
     request = Request()
-    answer = asyncio.create_task(collect(made.run(request)))
+    answer = asyncio.create_task(collect(http_gate.run(request)))
     await turn()
     answer.cancel()
     await asyncio.wait({answer})
-    assert request.dropped == 1 and not made._in_flight
+    assert request.dropped == 1 and not http_gate._in_flight

@@ -32,10 +32,10 @@ class LoraEngine(fake_engine.Engine):
 
 @pytest.fixture
 def server() -> Any:
-    made = fake_engine.made(LoraEngine())
-    made.model_config.lora_rank = 4
-    made._asleep = {"weights"}
-    return made
+    rollout_server = fake_engine.made(LoraEngine())
+    rollout_server.model_config.lora_rank = 4
+    rollout_server._asleep = {"weights"}
+    return rollout_server
 
 
 async def update(server: Any) -> None:
@@ -56,8 +56,8 @@ async def wake(server: Any) -> None:
 
 async def test_requests_of_a_batch_list_adapters_once(server: Any) -> None:
     """After each update all of them ask at the same time."""
-    made = await asyncio.gather(*(server._lora_request() for _ in range(5)))
-    assert [request.lora_int_id for request in made] == [123] * 5
+    requests = await asyncio.gather(*(server._lora_request() for _ in range(5)))
+    assert [request.lora_int_id for request in requests] == [123] * 5
     assert server.engine.list_calls == 1
 
 

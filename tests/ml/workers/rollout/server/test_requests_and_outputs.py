@@ -47,9 +47,9 @@ def sample(result: Any, **params: Any) -> Any:
     ids=["batched", "tensor", "dict", "output", "first of a dict", "PIL", "array"],
 )
 def test_an_image_is_converted(image: Any) -> None:
-    made = sample(engine_output(image))
-    assert torch.equal(made.diffusion_output, PICTURE[0]) and made.stop_reason == "completed"
-    assert made.extra_fields == {"global_steps": 4} and made.log_probs is None
+    output = sample(engine_output(image))
+    assert torch.equal(output.diffusion_output, PICTURE[0]) and output.stop_reason == "completed"
+    assert output.extra_fields == {"global_steps": 4} and output.log_probs is None
 
 
 @pytest.mark.parametrize("name", ["image", "video", "pt", "np"])
@@ -72,8 +72,8 @@ def test_the_reference_s_names_of_pixels_mean_pixels(name: str) -> None:
     ids=["batched", "tensor", "dict", "array", "PIL frames"],
 )
 def test_a_video_is_converted(images: list[Any]) -> None:
-    made = sample(engine_output(*images, final_output_type="video"))
-    assert torch.equal(made.diffusion_output, VIDEO[0])
+    output = sample(engine_output(*images, final_output_type="video"))
+    assert torch.equal(output.diffusion_output, VIDEO[0])
 
 
 def test_a_video_of_one_frame_keeps_its_frame_dimension() -> None:
@@ -96,17 +96,17 @@ def test_a_video_of_one_frame_keeps_its_frame_dimension() -> None:
     ids=["pair", "dict", "multimodal"],
 )
 def test_the_audio_of_a_video_is_an_extra_field(result: Any, rate: int) -> None:
-    made = sample(result())
-    assert torch.equal(made.diffusion_output, VIDEO[0])
-    assert torch.equal(made.extra_fields["audio"], AUDIO) and made.extra_fields["audio_sample_rate"] == rate
+    output = sample(result())
+    assert torch.equal(output.diffusion_output, VIDEO[0])
+    assert torch.equal(output.extra_fields["audio"], AUDIO) and output.extra_fields["audio_sample_rate"] == rate
 
 
 @pytest.mark.parametrize(
     "result", [lambda: engine_output({"audio": AUDIO}), lambda: engine_output(multimodal_output={"audio": AUDIO})]
 )
 def test_audio_alone_is_the_sample(result: Any) -> None:
-    made = sample(result())
-    assert torch.equal(made.diffusion_output, AUDIO) and "audio" not in made.extra_fields
+    output = sample(result())
+    assert torch.equal(output.diffusion_output, AUDIO) and "audio" not in output.extra_fields
 
 
 def test_a_trajectory_loses_the_batch_dimension() -> None:
@@ -118,9 +118,9 @@ def test_a_trajectory_loses_the_batch_dimension() -> None:
         trajectory_log_probs=torch.zeros(1, 2),
         multimodal_output={"metadata": {"rl": rl, "prompt_embeddings": {"prompt_embeds": torch.ones(1, 5, 6)}}},
     )
-    made = sample(result, logprobs=True)
-    assert made.log_probs.shape == (2,)
-    shapes = {name: tuple(getattr(value, "shape", ())) for name, value in made.extra_fields.items()}
+    output = sample(result, logprobs=True)
+    assert output.log_probs.shape == (2,)
+    shapes = {name: tuple(getattr(value, "shape", ())) for name, value in output.extra_fields.items()}
     assert shapes == {
         "all_latents": (3, 4),
         "all_timesteps": (2,),
@@ -132,7 +132,7 @@ def test_a_trajectory_loses_the_batch_dimension() -> None:
         "prompt_embeds": (5, 6),
         "global_steps": (),
     }
-    assert made.extra_fields["listed"] == 5 and made.extra_fields["empty"] == []
+    assert output.extra_fields["listed"] == 5 and output.extra_fields["empty"] == []
     assert sample(result).log_probs is None
     rl["all_latents"] = torch.ones(1)
     with pytest.raises(ValueError, match="Duplicate rollout metadata field: all_latents"):
@@ -152,10 +152,10 @@ def test_a_request_without_an_image_gives_an_empty_sample_with_its_stop_reason(
     result = engine_output()
     if finish is not None:
         result.outputs = [CompletionOutput(0, "", [], None, None, finish_reason=finish)]
-    for made in (sample(result, **params), sample(None, **params) if finish is None else sample(result, **params)):
-        assert made.diffusion_output.numel() == 0 and made.stop_reason == reason
-        assert made.diffusion_output.dtype == (torch.float32 if params else torch.uint8)
-        assert made.extra_fields == {"global_steps": 4}
+    for output in (sample(result, **params), sample(None, **params) if finish is None else sample(result, **params)):
+        assert output.diffusion_output.numel() == 0 and output.stop_reason == reason
+        assert output.diffusion_output.dtype == (torch.float32 if params else torch.uint8)
+        assert output.extra_fields == {"global_steps": 4}
 
 
 # --- requests ------------------------------------------------------------------------------------------
@@ -182,10 +182,10 @@ def test_parameters_are_split_between_engine_and_pipeline() -> None:
         "extra_args": {"own": 1},
     }
     before = copy.deepcopy(params)
-    made = requests.engine_sampling_params(params)
+    sampling_params = requests.engine_sampling_params(params)
     assert params == before
-    assert (made.height, made.seed, made.output_type) == (64, None, "pt")
-    assert made.extra_args == {
+    assert (sampling_params.height, sampling_params.seed, sampling_params.output_type) == (64, None, "pt")
+    assert sampling_params.extra_args == {
         "own": 1,
         "noise_level": 0.7,
         "global_steps": 3,

@@ -25,14 +25,14 @@ time.sleep(600)
 
 
 def test_shared_memory_of_a_killed_child_is_removed_but_not_own_semaphores() -> None:
-    own = python.SharedMemory(create=True, size=16)
+    own_segment = python.SharedMemory(create=True, size=16)
     lock = multiprocessing.get_context("spawn").Lock()
-    child = subprocess.Popen([sys.executable, "-c", CHILD, own.name], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([sys.executable, "-c", CHILD, own_segment.name], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
         segment = Path("/dev/shm") / child.stdout.readline().strip()
         files = shared_memory.child_segments()
-        assert {segment, Path("/dev/shm") / own.name} <= files
+        assert {segment, Path("/dev/shm") / own_segment.name} <= files
         (semaphore,) = (file for file in files if file.name.startswith(shared_memory.SEMAPHORE))
     finally:
         child.kill()
@@ -40,7 +40,7 @@ def test_shared_memory_of_a_killed_child_is_removed_but_not_own_semaphores() -> 
     assert segment.exists() and semaphore.exists(), "still present before the removal"
     held = Path("/dev/shm/sem." + lock._semlock.name.removeprefix("/"))  # type: ignore[attr-defined]
     shared_memory.remove_segments(files | {held})
-    assert not segment.exists() and not semaphore.exists() and not Path("/dev/shm", own.name).exists()
+    assert not segment.exists() and not semaphore.exists() and not Path("/dev/shm", own_segment.name).exists()
     assert held.exists(), "own semaphores stay"
-    own.close()
-    resource_tracker.unregister(f"/{own.name}", "shared_memory")
+    own_segment.close()
+    resource_tracker.unregister(f"/{own_segment.name}", "shared_memory")
