@@ -101,8 +101,8 @@ def check_extra_ids(request: RolloutRequest, reader: str, *, reads: bool) -> Non
     Raises:
         ValueError: there are some.
     """
-    given = request.extra_prompt_ids is not None or request.negative_extra_prompt_ids is not None
-    if given and not reads:
+    has_extra_ids = request.extra_prompt_ids is not None or request.negative_extra_prompt_ids is not None
+    if has_extra_ids and not reads:
         raise ValueError(
             f"extra_prompt_ids are not read: {reader} tokenizes the prompt for each of its text encoders itself; send "
             "prompt_ids alone, with prompt_text where they lose something of the text"
