@@ -71,14 +71,14 @@ def adapter(rank: int) -> Adapter:
     """Tensors of an adapter, with the engine's names."""
     import torch
 
-    made = {}
+    tensors = {}
     for block, layer in itertools.product(range(BLOCKS), LAYERS):
         if block == BLOCKS - 1 and layer == "to_add_out":  # the last block has none
             continue
         module = f"transformer.transformer_blocks.{block}.attn.{layer}"
-        made[f"{module}.lora_A.weight"] = torch.randn(rank, WIDTH) / WIDTH**0.5
-        made[f"{module}.lora_B.weight"] = torch.randn(WIDTH, rank) / rank**0.5
-    return made
+        tensors[f"{module}.lora_A.weight"] = torch.randn(rank, WIDTH) / WIDTH**0.5
+        tensors[f"{module}.lora_B.weight"] = torch.randn(WIDTH, rank) / rank**0.5
+    return tensors
 
 
 def split(tensors: Adapter, number: int) -> list[Adapter]:
@@ -216,7 +216,7 @@ def against_files(trainer: Trainer, disk: Path, tmpfs: Path, repeats: int) -> li
             took["swap"].append(trainer.swap_alone(tmpfs))
             took["disk"].append(trainer.through_files(tensors, rank, disk))
             took["forced"].append(trainer.through_files(tensors, rank, disk, forced=True))
-        counted = {way: each[1:] for way, each in took.items()}
+        counted = {way: seconds[1:] for way, seconds in took.items()}
         row = {"rank": rank, "megabytes": sum(tensor.nbytes for tensor in tensors.values()) / 1e6}
         row |= spread("memory_s", counted["memory"]) | spread("swap_s", counted["swap"])
         bound = [files / swap for files, swap in zip(counted["tmpfs"], counted["swap"], strict=True)]
@@ -232,15 +232,15 @@ def by_parts(trainer: Trainer, repeats: int) -> list[dict[str, Any]]:
     """A row per number of parts: time relative to one update, and whether the image is the same."""
     import torch
 
-    whole = adapter(PARTS_RANK)
-    trainer.in_memory(whole, PARTS_RANK)
+    tensors = adapter(PARTS_RANK)
+    trainer.in_memory(tensors, PARTS_RANK)
     expected = trainer.picture()
     rows = []
     for number in PARTS:
-        pieces = split(whole, number)
+        pieces = split(tensors, number)
         ratios = []
         for _ in range(repeats + 1):
-            once = trainer.in_memory(whole, PARTS_RANK)
+            once = trainer.in_memory(tensors, PARTS_RANK)
             ratios.append(sum(trainer.in_memory(part, PARTS_RANK) for part in pieces) / once)
         same = bool(torch.equal(trainer.picture(), expected))
         rows.append({"buckets": number, **spread("ratio", ratios[1:]), "same_picture": same})

@@ -81,12 +81,12 @@ def worker(folder: Path) -> Any:
 async def measure_turn(made: Any, size: int) -> tuple[float, float]:
     """CPU milliseconds per sample: mean of a turn, and of its first batch."""
     batches = [batch(size) for _ in range(max(1, SAMPLES // size))]
-    found = []
+    milliseconds = []
     for prompts in batches:
         began = time.process_time()
         await made.generate_sequences(prompts)
-        found.append((time.process_time() - began) * 1e3 / size)
-    return sum(found) / len(found), found[0]
+        milliseconds.append((time.process_time() - began) * 1e3 / size)
+    return sum(milliseconds) / len(milliseconds), milliseconds[0]
 
 
 async def measure(made: Any, repeats: int) -> list[dict[str, Any]]:

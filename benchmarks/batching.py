@@ -35,12 +35,12 @@ def measure(on: Running, repeats: int) -> list[dict[str, Any]]:
         pictures: dict[int, Any] = {}
         for _ in range(repeats + 1):
             for size, worker in workers.items():
-                took, made = timed_generation(worker, PICTURES)
+                took, samples = timed_generation(worker, PICTURES)
                 seconds[size].append(took)
-                pictures[size] = made.batch["responses"]
+                pictures[size] = samples.batch["responses"]
         for size in BATCH_SIZES:
             counted = list(zip(seconds[1][1:], seconds[size][1:], strict=True))
-            speedup = spread("speedup", [one / several for one, several in counted])
+            speedup = spread("speedup", [alone / several for alone, several in counted])
             took_all = spread("seconds", seconds[size][1:])
             same = compare(pictures[1], pictures[size])
             rows.append({"pixels": pixels, "max_num_seqs": size, **speedup, **same, **took_all})

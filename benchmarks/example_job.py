@@ -35,17 +35,17 @@ def write_variant(job: Path, to: Path, *, control: bool, ahead: int | None = Non
         ahead: batches that replicas of their own generate ahead; None: as the job says.
     """
     yaml = YAML()
-    made = yaml.load(job)
-    made["metadata"]["name"] = to.stem
-    spec = made["spec"]
+    document = yaml.load(job)
+    document["metadata"]["name"] = to.stem
+    spec = document["spec"]
     spec["model"]["base"] = str(job.parent / spec["model"]["base"])
     for files in ("train", "validation"):
-        spec["data"][files] = [str(job.parent / each) for each in spec["data"][files]]
+        spec["data"][files] = [str(job.parent / path) for path in spec["data"][files]]
     if control:
         spec["trainer"]["learningRate"] = 0
     if ahead is not None:
         spec["rollout"] |= {"placement": "Separate", "batchesAhead": ahead}
-    yaml.dump(made, to)
+    yaml.dump(document, to)
 
 
 def measure(
@@ -82,7 +82,7 @@ def measure(
             raise
         if code != 0:
             raise SystemExit(f"{' '.join(command)} failed")
-    whole = time.time() - began
+    seconds = time.time() - began
     lines = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
     measured = [line for line in lines if "val/reward/mean" in line]
     stepped = [line for line in lines if "reward/mean" in line]
@@ -90,7 +90,7 @@ def measure(
         "seed": seed,
         "control": control,
         "steps": len(stepped),
-        "seconds": whole,
+        "seconds": seconds,
         "seconds_in_steps": sum(line["timing_s/step"] for line in stepped),
         "phases": {p: sum(line[f"timing_s/{p}"] for line in stepped) for p in ("generate", "update", "sync")},
         "peak_bytes": peak.bytes,
@@ -103,8 +103,8 @@ def measure(
 
 def overrides(job: Path, settings: Sequence[str]) -> str:
     """The assignment of `drl run --set` that adds settings to the job's own overrides."""
-    given = YAML(typ="safe").load(job)["spec"]["algorithm"].get("overrides", [])
-    return f"spec.algorithm.overrides={json.dumps([*given, *settings])}"
+    own_overrides = YAML(typ="safe").load(job)["spec"]["algorithm"].get("overrides", [])
+    return f"spec.algorithm.overrides={json.dumps([*own_overrides, *settings])}"
 
 
 def gain(run: dict[str, Any], metric: str) -> tuple[float, float]:
@@ -115,7 +115,7 @@ def gain(run: dict[str, Any], metric: str) -> tuple[float, float]:
     """
     first = run["held_out"][0]
     last = run["held_out"][-1]
-    error = math.hypot(*(each.get(f"{metric}/stderr", 0.0) for each in (first, last)))
+    error = math.hypot(*(evaluation.get(f"{metric}/stderr", 0.0) for evaluation in (first, last)))
     return last[f"{metric}/mean"] - first[f"{metric}/mean"], error
 
 
@@ -132,28 +132,30 @@ def main() -> int:
     job = chosen.job.resolve()
     out = chosen.out or FIGURES / f"{job.stem}.json"
     chosen.runs.mkdir(parents=True, exist_ok=True)
-    found = [measure(job, seed, chosen.steps, chosen.runs, control=False) for seed in chosen.seeds]
+    runs = [measure(job, seed, chosen.steps, chosen.runs, control=False) for seed in chosen.seeds]
     if not chosen.no_control:
-        found.append(measure(job, chosen.seeds[0], chosen.steps, chosen.runs, control=True))
-    write(out, found)
-    metrics = [m for m in ("reward", "correct") if f"{m}/mean" in found[0]["held_out"][0]]
-    for each in found:
-        said = []
+        runs.append(measure(job, chosen.seeds[0], chosen.steps, chosen.runs, control=True))
+    write(out, runs)
+    metrics = [m for m in ("reward", "correct") if f"{m}/mean" in runs[0]["held_out"][0]]
+    for run in runs:
+        changes = []
         for metric in metrics:
-            first = each["held_out"][0]
-            last = each["held_out"][-1]
-            rise, error = gain(each, metric)
+            first = run["held_out"][0]
+            last = run["held_out"][-1]
+            rise, error = gain(run, metric)
             errors = f", {rise / error:.1f} standard errors" if error else ""
-            said.append(f"{metric} {first[f'{metric}/mean']:.3f} -> {last[f'{metric}/mean']:.3f} ({rise:+.3f}{errors})")
+            changes.append(
+                f"{metric} {first[f'{metric}/mean']:.3f} -> {last[f'{metric}/mean']:.3f} ({rise:+.3f}{errors})"
+            )
         print(
-            f"seed {each['seed']}{' control' if each['control'] else ''}: {', '.join(said)}, "
-            f"{each['seconds']:.0f} s, {each['seconds_in_steps']:.0f} s in steps, "
-            f"peak {each['peak_bytes'] / 2**30:.1f} GiB"
+            f"seed {run['seed']}{' control' if run['control'] else ''}: {', '.join(changes)}, "
+            f"{run['seconds']:.0f} s, {run['seconds_in_steps']:.0f} s in steps, "
+            f"peak {run['peak_bytes'] / 2**30:.1f} GiB"
         )
-    trained = [each for each in found if not each["control"]]
+    trained = [run for run in runs if not run["control"]]
     if len(trained) > 1:
         for metric in metrics:
-            rises = [gain(each, metric)[0] for each in trained]
+            rises = [gain(run, metric)[0] for run in trained]
             mean = statistics.mean(rises)
             error = statistics.stdev(rises) / math.sqrt(len(rises))
             print(f"{metric} over {len(rises)} seeds: {mean:+.3f} ± {error:.3f}")

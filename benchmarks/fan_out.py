@@ -59,9 +59,9 @@ def work(orders: Connection) -> None:
 def receive_raw(port: int, buffer: memoryview) -> None:
     """Read the baseline's connection to its end, over and over into one buffer."""
     with socket.create_connection((HOST, port)) as connection:
-        place = 0
-        while count := connection.recv_into(buffer[place:]):
-            place = (place + count) % len(buffer)
+        position = 0
+        while count := connection.recv_into(buffer[position:]):
+            position = (position + count) % len(buffer)
 
 
 def receive_update(address: StreamAddress, number: int) -> None:
@@ -118,19 +118,19 @@ def measure(receivers: list[Connection], repeats: int) -> list[dict[str, Any]]:
     gib = SOURCE * ROUNDS / 1024
     turns: dict[int, list[tuple[Transfer, Transfer]]] = {count: [] for count in RECEIVERS}
     for _ in range(repeats + 1):
-        for count, found in turns.items():
-            found.append((send_raw(content, receivers[0]), send_update(weights, receivers[:count])))
+        for count, transfers in turns.items():
+            transfers.append((send_raw(content, receivers[0]), send_update(weights, receivers[:count])))
     return [
         {
             "receivers": count,
             "update_mib": SOURCE * ROUNDS,
-            **spread("share_of_bound", [count * raw.seconds[0] / max(sent.seconds) for raw, sent in found[1:]]),
-            **spread("slowest_over_fastest", [max(sent.seconds) / min(sent.seconds) for _, sent in found[1:]]),
-            **spread("gib_per_s", [count * gib / max(sent.seconds) for _, sent in found[1:]]),
-            **spread("bound_gib_per_s", [gib / raw.seconds[0] for raw, _ in found[1:]]),
-            **spread("cpu_over_bound", [sent.cpu / count / raw.cpu for raw, sent in found[1:]]),
+            **spread("share_of_bound", [count * raw.seconds[0] / max(sent.seconds) for raw, sent in transfers[1:]]),
+            **spread("slowest_over_fastest", [max(sent.seconds) / min(sent.seconds) for _, sent in transfers[1:]]),
+            **spread("gib_per_s", [count * gib / max(sent.seconds) for _, sent in transfers[1:]]),
+            **spread("bound_gib_per_s", [gib / raw.seconds[0] for raw, _ in transfers[1:]]),
+            **spread("cpu_over_bound", [sent.cpu / count / raw.cpu for raw, sent in transfers[1:]]),
         }
-        for count, found in turns.items()
+        for count, transfers in turns.items()
     ]
 
 

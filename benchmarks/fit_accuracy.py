@@ -51,7 +51,7 @@ def variants(family: str) -> list[list[tuple[str, str]]]:
         [FULL, BFLOAT16],
     )
     dpo = ALGORITHMS[-1]
-    return [*([each, LORA] for each in ALGORITHMS), [dpo, FULL], *([grpo, *each] for each in settings)]
+    return [*([setting, LORA] for setting in ALGORITHMS), [dpo, FULL], *([grpo, *setting] for setting in settings)]
 
 
 def measure(*, gpu: bool) -> list[dict[str, Any]]:
@@ -63,9 +63,9 @@ def measure(*, gpu: bool) -> list[dict[str, Any]]:
         frames = [FRAMES] if FOLDERS[family].videos else []
         for variant in variants(family):
             settings = [setting for _, setting in variant] + frames + sizes
-            found = compare(family, settings, device, wide)
-            rows.append({**found, "variant": ", ".join(name for name, _ in variant)})
-            print(f"{family}, {rows[-1]['variant']}: {found['ratio']:.3f}", flush=True)
+            comparison = compare(family, settings, device, wide)
+            rows.append({**comparison, "variant": ", ".join(name for name, _ in variant)})
+            print(f"{family}, {rows[-1]['variant']}: {comparison['ratio']:.3f}", flush=True)
     return rows
 
 

@@ -56,21 +56,21 @@ def estimates() -> list[dict[str, Any]]:
             overrides = [f"{MODEL}.path={model}", *USUAL, *size, f"trainer.n_gpus_per_node={devices}"]
             with tempfile.TemporaryDirectory() as folder:
                 config = program.load_settings(overrides, Path(folder), accelerator=True)
-                found = program.describe(config, None, accelerator=True)
-            phases = {phase["name"]: phase["bytes"] for phase in found["device"]}
+                estimate = program.describe(config, None, accelerator=True)
+            phases = {phase["name"]: phase["bytes"] for phase in estimate["device"]}
             rows.append(
                 {
                     "model": model,
                     "devices": devices,
-                    "parameters": found["parameters"],
-                    "peak": found["peak"],
+                    "parameters": estimate["parameters"],
+                    "peak": estimate["peak"],
                     "generation": phases["generation"],
                     "update": phases["update"],
-                    "host": max(phase["bytes"] for phase in found["host"]),
-                    "sample": found["sample_bytes"],
+                    "host": max(phase["bytes"] for phase in estimate["host"]),
+                    "sample": estimate["sample_bytes"],
                 }
             )
-            print(f"{model} on {devices}: {found['peak'] / 2**30:.1f} GiB", flush=True)
+            print(f"{model} on {devices}: {estimate['peak'] / 2**30:.1f} GiB", flush=True)
     return rows
 
 

@@ -39,19 +39,19 @@ def models(rows: list[Row]) -> str:
     cells = [
         [
             model,
-            f"{found[0]['parameters'] / 1e9:.1f}",
-            *("/".join(_gib(row[peak]) for row in found) for peak in ("generation", "update", "host")),
-            "/".join(_smallest(row["peak"]) for row in found),
+            f"{rows_of_model[0]['parameters'] / 1e9:.1f}",
+            *("/".join(_gib(row[peak]) for row in rows_of_model) for peak in ("generation", "update", "host")),
+            "/".join(_smallest(row["peak"]) for row in rows_of_model),
         ]
-        for model, found in by_model.items()
+        for model, rows_of_model in by_model.items()
     ]
     return formatting.table(["model", "billion parameters", "generation", "update", "host", "smallest device"], cells)
 
 
 def _smallest(peak: int) -> str:
     """The device with the least memory that holds the peak."""
-    found = sorted((each for each in devices.Device if fits(peak, devices.memory(each))), key=devices.memory)
-    return found[0].value if found else "none"
+    holding = sorted((device for device in devices.Device if fits(peak, devices.memory(device))), key=devices.memory)
+    return holding[0].value if holding else "none"
 
 
 def _gib(size: int) -> str:

@@ -95,11 +95,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         for kind in chosen.kinds:
             for size, changes in KINDS[kind].items():
-                given = {
+                assignments = {
                     field: f"[{write_prompts(value, Path(name))}]" if field == "spec.data.train" else value
                     for field, value in changes.items()
                 }
-                runs = [measure(given, chosen.steps, Path(name)) for _ in range(chosen.repeats)]
+                runs = [measure(assignments, chosen.steps, Path(name)) for _ in range(chosen.repeats)]
                 images = changes.get(PROMPTS, 8) * SAMPLES
                 seconds = [step / images for steps, _ in runs for step in steps]
                 peak = max(driver for _, driver in runs)

@@ -115,17 +115,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=FIGURES / "learning.json")
     chosen = parser.parse_args()
     chosen.runs.mkdir(parents=True, exist_ok=True)
-    found: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
     failed = False
     for seed in chosen.seeds:
         for name in chosen.variants:
             variant = VARIANTS[name]
             run = measure(JOB, seed, chosen.steps, chosen.runs, control=False, variant=name, changes=changes(variant))
-            found.append({"variant": name, **run})
-            write(chosen.out, found)
+            runs.append({"variant": name, **run})
+            write(chosen.out, runs)
             rises = {score: gain(run, score) for score in scores(run)}
-            said = ", ".join(f"{score} {rise:+.3f} ± {error:.3f}" for score, (rise, error) in rises.items())
-            print(f"seed {seed}, {name}: {said}, {run['seconds']:.0f} s", flush=True)
+            texts = ", ".join(f"{score} {rise:+.3f} ± {error:.3f}" for score, (rise, error) in rises.items())
+            print(f"seed {seed}, {name}: {texts}, {run['seconds']:.0f} s", flush=True)
             failed |= not variant.as_expected(run)
     return int(failed)
 

@@ -70,10 +70,10 @@ class PeakMemory(_Sampled):
 
     def measure(self) -> int:
         """Bytes without mapped files."""
-        whole, files = _proportional_set_size(self.root)
-        self.bytes = max(self.bytes, whole)
-        self.without_files = max(self.without_files, whole - files)
-        return whole - files
+        total, files = _proportional_set_size(self.root)
+        self.bytes = max(self.bytes, total)
+        self.without_files = max(self.without_files, total - files)
+        return total - files
 
     def highest(self) -> dict[str, int]:
         """Both peaks."""
@@ -90,9 +90,9 @@ class PeakDeviceMemory(_Sampled):
 
     def measure(self) -> int:
         """Bytes beyond those at the start."""
-        found = _device_memory_used() - self._before
-        self.bytes = max(self.bytes, found)
-        return found
+        used = _device_memory_used() - self._before
+        self.bytes = max(self.bytes, used)
+        return used
 
     def highest(self) -> dict[str, int]:
         """The peak."""

@@ -179,20 +179,20 @@ def apply_by_force(plane: ControlPlane, client: httpx2.Client, names: list[str],
         client.patch(path, content=json.dumps(body), headers=APPLY, params=query).raise_for_status()
 
     def one(name: str) -> None:
-        found = client.get(f"{JOBS}/{name}").raise_for_status().json()
-        job = DiffusionRLJob.model_validate({**found, "status": {}})
-        own = {name: found[name] for name in ("apiVersion", "kind")}
+        job_body = client.get(f"{JOBS}/{name}").raise_for_status().json()
+        job = DiffusionRLJob.model_validate({**job_body, "status": {}})
+        identity = {name: job_body[name] for name in ("apiVersion", "kind")}
         meta = {"name": name, "namespace": "default"}
-        apply(f"{JOBS}/{name}", {**own, "metadata": {**meta, "finalizers": ["example.com/naive"]}})
+        apply(f"{JOBS}/{name}", {**identity, "metadata": {**meta, "finalizers": ["example.com/naive"]}})
         rendered = plan.render_objects(job, 1, settings)
         owner = {"name": name, "ownerReferences": rendered[0]["metadata"]["ownerReferences"]}
         config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**meta, **owner}}
-        text = {"job.yaml": json.dumps(found["spec"])}
+        text = {"job.yaml": json.dumps(job_body["spec"])}
         apply(f"/api/v1/namespaces/default/configmaps/{name}", {**config, "data": text})
         apply(f"/api/v1/namespaces/default/services/{name}-head", head_service(name, owner))
         for body in rendered:
             apply(kind_of(body).path("default", body["metadata"]["name"]), body)
-        apply(f"{JOBS}/{name}/status", {**own, "metadata": meta, "status": status})
+        apply(f"{JOBS}/{name}/status", {**identity, "metadata": meta, "status": status})
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, names))
@@ -204,17 +204,21 @@ def turns(
     plane: ControlPlane, client: httpx2.Client, running: RunningOperator, jobs: int, repeats: int, profile: Path | None
 ) -> tuple[dict[str, Any], Idle]:
     """Figures of jobs that are created `repeats` times; a turn before is not counted."""
-    made: list[dict[str, float]] = []
+    creations: list[dict[str, float]] = []
     settled(running)
     idle = idle_use(plane, client)
     for turn in range(repeats + 1):
         names = [f"job-{turn}-{number}" for number in range(jobs)]
         with profiled(plane, profile if turn == repeats else None):
-            made.append(create(plane, client, running, names, idle))
+            creations.append(create(plane, client, running, names, idle))
         if turn < repeats:
             delete(client, names)
             wait_for("the deletion", lambda: not count(client, RAYJOBS), PATIENCE)
-    figures = {key: value for name in made[0] for key, value in spread(name, [turn[name] for turn in made[1:]]).items()}
+    figures = {
+        key: value
+        for name in creations[0]
+        for key, value in spread(name, [turn[name] for turn in creations[1:]]).items()
+    }
     return figures, idle
 
 
@@ -230,10 +234,15 @@ def measure(jobs: int, repeats: int, profile: Path | None) -> dict[str, Any]:
     """All figures of this operator, and of forced applies."""
     with empty_plane() as (plane, client, folder):
         with operator(plane, folder, **QUIET, CANARY_SECONDS="600") as running:
-            made, idle = turns(plane, client, running, jobs, repeats, profile)
+            creation, idle = turns(plane, client, running, jobs, repeats, profile)
         naive = apply_by_force(plane, client, [f"naive-{number}" for number in range(jobs)], idle)
-        own = submission(plane, client, jobs, idle)
-    return {"case": "creation of a job", **made, **own, **{f"naive_{name}": value for name, value in naive.items()}}
+        submissions = submission(plane, client, jobs, idle)
+    return {
+        "case": "creation of a job",
+        **creation,
+        **submissions,
+        **{f"naive_{name}": value for name, value in naive.items()},
+    }
 
 
 def main() -> int:
@@ -242,10 +251,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=300)
     parser.add_argument("--profile", type=Path, help="file for the CPU profile of the API server")
     chosen = parser.parse_args()
-    made = [measure(chosen.jobs, chosen.repeats, chosen.profile)]
-    write(chosen.out, made, jobs=chosen.jobs)
+    figures = [measure(chosen.jobs, chosen.repeats, chosen.profile)]
+    write(chosen.out, figures, jobs=chosen.jobs)
     page_tables.update(budgets_page.PAGE, budgets_page.TABLES, chosen.out)
-    table(made, ["case", "jobs_per_minute", "operator_cpu_ms", "writes", "server_cpu_ms", "server_mib"])
+    table(figures, ["case", "jobs_per_minute", "operator_cpu_ms", "writes", "server_cpu_ms", "server_mib"])
     return 0
 
 

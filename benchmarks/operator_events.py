@@ -174,7 +174,7 @@ def measure(jobs: int, profile: Path | None) -> dict[str, float]:
     ports: multiprocessing.Queue[int] = multiprocessing.Queue()
     server = multiprocessing.Process(target=serve, args=(jobs, ports), daemon=True)
     server.start()
-    found = {"jobs": float(jobs)}
+    figures = {"jobs": float(jobs)}
     try:
         with tempfile.TemporaryDirectory() as folder:
             credentials = asyncio.run(credentials_of(ports.get(), Path(folder)))
@@ -186,12 +186,12 @@ def measure(jobs: int, profile: Path | None) -> dict[str, float]:
                     daemon=True,
                 )
                 part.start()
-                found |= {f"{name}_{figure}": value for figure, value in results.get(timeout=300).items()}
+                figures |= {f"{name}_{figure}": value for figure, value in results.get(timeout=300).items()}
                 part.join()
     finally:
         server.kill()
         server.join()
-    return found
+    return figures
 
 
 def main() -> None:
@@ -199,11 +199,11 @@ def main() -> None:
     parser = arguments(__doc__, "operator_events", 3)
     parser.add_argument("--jobs", type=int, default=5000)
     parser.add_argument("--profile", type=Path, help="file for cProfile's statistics of kopf's part")
-    given = parser.parse_args()
-    runs = [measure(given.jobs, given.profile) for _ in range(given.repeats)]
+    chosen = parser.parse_args()
+    runs = [measure(chosen.jobs, chosen.profile) for _ in range(chosen.repeats)]
     table([{"figure": name, "value": value} for name, value in runs[0].items()], ["figure", "value"])
-    write(given.out, runs)
-    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, given.out)
+    write(chosen.out, runs)
+    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, chosen.out)
 
 
 if __name__ == "__main__":

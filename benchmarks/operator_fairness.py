@@ -121,10 +121,10 @@ def measure(jobs: int, seconds: int) -> dict[str, Any]:
 
 def medians(name: str, found: list[Suspension]) -> dict[str, float]:
     """Medians and the largest values."""
-    values = {part: [getattr(each, part) for each in found] for part in ("request", "served", "suspended")}
+    values = {part: [getattr(suspension, part) for suspension in found] for part in ("request", "served", "suspended")}
     return {
-        **{f"{name}_{part}_s": statistics.median(given) for part, given in values.items()},
-        **{f"{name}_{part}_max_s": max(given) for part, given in values.items()},
+        **{f"{name}_{part}_s": statistics.median(seconds) for part, seconds in values.items()},
+        **{f"{name}_{part}_max_s": max(seconds) for part, seconds in values.items()},
     }
 
 
@@ -156,8 +156,8 @@ async def measure_queue(jobs: int) -> dict[str, float]:
     )
     workers = JobWorkers(
         reconciler.reconcile,
-        rank=lambda key: found.rank if (found := cache.summary(key)) else 1,
-        revision=lambda key: found.revision if (found := cache.summary(key)) else None,
+        rank=lambda key: summary.rank if (summary := cache.summary(key)) else 1,
+        revision=lambda key: summary.revision if (summary := cache.summary(key)) else None,
         resync=lambda: 3600.0,
         measured=lambda result, seconds: None,
         clock=utc_now,
@@ -191,20 +191,20 @@ async def measure_queue(jobs: int) -> dict[str, float]:
     create("other", 20)
     await until(lambda: len(cluster.all(KINDS_RAYJOBS)) == 20 and not workers.tasks)
     create("default", jobs)
-    found = []
+    seconds = []
     for number in range(20):
         body = cluster.change(KINDS_JOBS, "other", f"job-{number}", spec={"suspend": True})
         generation = body["metadata"]["generation"]
-        place = ("other", f"job-{number}")
+        key_of_job = ("other", f"job-{number}")
 
         def served() -> bool:
-            job = cluster.get(KINDS_JOBS, *place)  # noqa: B023 - called before the next one
+            job = cluster.get(KINDS_JOBS, *key_of_job)  # noqa: B023 - called before the next one
             return job is not None and (job.get("status") or {}).get("observedGeneration") == generation  # noqa: B023
 
-        found.append(await until(served))
+        seconds.append(await until(served))
     left = workers.depth
     await workers.stop(10)
-    return {"queue_served_s": statistics.median(found), "queue_served_max_s": max(found), "queue_left": float(left)}
+    return {"queue_served_s": statistics.median(seconds), "queue_served_max_s": max(seconds), "queue_left": float(left)}
 
 
 def main() -> None:
@@ -212,14 +212,15 @@ def main() -> None:
     parser = arguments(__doc__, "operator_fairness", 1)
     parser.add_argument("--jobs", type=int, default=800, help="new jobs")
     parser.add_argument("--seconds", type=int, default=120, help="in which they are created")
-    given = parser.parse_args()
+    chosen = parser.parse_args()
     runs = [
-        {**measure(given.jobs, given.seconds), **asyncio.run(measure_queue(given.jobs))} for _ in range(given.repeats)
+        {**measure(chosen.jobs, chosen.seconds), **asyncio.run(measure_queue(chosen.jobs))}
+        for _ in range(chosen.repeats)
     ]
     columns = ["queue_served_max_s", "queue_left", "taken_s", "during_request_s", "during_served_s"]
-    write(given.out, runs)
+    write(chosen.out, runs)
     table(runs, columns)
-    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, given.out)
+    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, chosen.out)
 
 
 if __name__ == "__main__":

@@ -81,13 +81,13 @@ def measure(jobs: int) -> dict[str, float]:
 
     cache = ObjectCache()
     texts = objects()
-    found = {"jobs": float(jobs), "empty_mib": resident()}
+    figures = {"jobs": float(jobs), "empty_mib": resident()}
     for kind, body in copies(texts, jobs):
         cache.put(kind, body)
-    found |= {"full_mib": resident(), "kib_per_job": (resident() - found["empty_mib"]) * 1024 / jobs}
+    figures |= {"full_mib": resident(), "kib_per_job": (resident() - figures["empty_mib"]) * 1024 / jobs}
     for kind, body in copies(texts, jobs):
         cache.remove(kind, body)
-    return {**found, "deleted_mib": resident()}
+    return {**figures, "deleted_mib": resident()}
 
 
 def main() -> None:
@@ -95,11 +95,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=5000)
     parser.add_argument("--out", type=Path, default=FIGURES / "operator_memory.json")
-    given = parser.parse_args()
-    found = measure(given.jobs)
-    table([{"figure": name, "value": value} for name, value in found.items()], ["figure", "value"])
-    write(given.out, [found])
-    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, given.out)
+    chosen = parser.parse_args()
+    figures = measure(chosen.jobs)
+    table([{"figure": name, "value": value} for name, value in figures.items()], ["figure", "value"])
+    write(chosen.out, [figures])
+    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, chosen.out)
 
 
 if __name__ == "__main__":

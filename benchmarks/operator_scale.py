@@ -79,15 +79,15 @@ def scrape(running: RunningOperator) -> dict[str, float]:
 
 def stream(plane: ControlPlane, client: httpx2.Client) -> dict[str, float]:
     """Latency from the creation of a job to its RayJob, at a fixed rate."""
-    made: dict[str, float] = {}
+    created: dict[str, float] = {}
     with Arrivals(plane).recorded() as arrivals:
         began = time.monotonic()
         for number in range(int(RATE * STREAM_SECONDS)):
             time.sleep(max(0.0, began + number / RATE - time.monotonic()))
-            made[f"new-{number}"] = time.monotonic()
+            created[f"new-{number}"] = time.monotonic()
             submit(client, [f"new-{number}"])
-        wait_for("RayJobs of new jobs", lambda: set(made) <= set(arrivals.at), 120.0)
-        seconds = [arrivals.at[name] - at for name, at in made.items()]
+        wait_for("RayJobs of new jobs", lambda: set(created) <= set(arrivals.at), 120.0)
+        seconds = [arrivals.at[name] - at for name, at in created.items()]
     return {"latency_p50_s": statistics.median(seconds), "latency_p99_s": percentile(seconds, 0.99)}
 
 
@@ -110,13 +110,13 @@ def fill(plane: ControlPlane, client: httpx2.Client, jobs: int, folder: Path) ->
         wait_for("all RayJobs", lambda: count(client, RAYJOBS) >= jobs, PATIENCE)
         minutes = (time.monotonic() - began) / 60
         settled(running)
-        found = {
+        figures = {
             "memory_empty_mib": empty,
             "created_per_minute": jobs / minutes,
             "cpu_per_created_job_ms": (processor_seconds(running) - used) * 1000 / jobs,
             "memory_full_mib": idle_memory(running),
         }
-        return {**found, **scrape(running), **stream(plane, client)}
+        return {**figures, **scrape(running), **stream(plane, client)}
 
 
 def restart(plane: ControlPlane, client: httpx2.Client, deleted: int, empty: float, folder: Path) -> dict[str, float]:
@@ -125,38 +125,38 @@ def restart(plane: ControlPlane, client: httpx2.Client, deleted: int, empty: flo
     with operator(plane, folder, **QUIET) as running:
         ready = time.monotonic() - began
         used = processor_seconds(running)
-        found = {"ready_s": ready, "ready_cpu_s": used, "new_job_s": served(plane, client, "after-restart")}
+        figures = {"ready_s": ready, "ready_cpu_s": used, "new_job_s": served(plane, client, "after-restart")}
         settled(running)
-        found["passes_cpu_s"] = processor_seconds(running) - used
+        figures["passes_cpu_s"] = processor_seconds(running) - used
         before = idle_memory(running)
         jobs = count(client, JOBS)
-        found |= {"memory_restarted_mib": before, "memory_per_job_kib": (before - empty) * 1024 / jobs}
+        figures |= {"memory_restarted_mib": before, "memory_per_job_kib": (before - empty) * 1024 / jobs}
         began = time.monotonic()
         used = processor_seconds(running)
         delete(client, [f"job-{number}" for number in range(deleted)])
-        found["deletion_requests_s"] = time.monotonic() - began
+        figures["deletion_requests_s"] = time.monotonic() - began
         wait_for(
             "deleted jobs and their RayJobs to be gone",
             lambda: max(count(client, JOBS), count(client, RAYJOBS)) <= jobs - deleted,
             PATIENCE,
         )
-        found["deletion_s"] = time.monotonic() - began
+        figures["deletion_s"] = time.monotonic() - began
         settled(running)
-        found["cpu_per_deleted_job_ms"] = (processor_seconds(running) - used) * 1000 / deleted
+        figures["cpu_per_deleted_job_ms"] = (processor_seconds(running) - used) * 1000 / deleted
         # One request for the whole collection would exceed the API server's limit of 60 seconds.
         delete(client, names(client))
         wait_for(
             "all jobs and RayJobs to be gone", lambda: not (count(client, JOBS) or count(client, RAYJOBS)), PATIENCE
         )
-        return {**found, "memory_after_deletion_mib": idle_memory(running)}
+        return {**figures, "memory_after_deletion_mib": idle_memory(running)}
 
 
 def measure(jobs: int, deleted: int) -> dict[str, Any]:
     """All figures."""
     with empty_plane() as (plane, client, folder):
-        found = fill(plane, client, jobs, folder)
-        again = restart(plane, client, deleted, found["memory_empty_mib"], folder)
-        return {"jobs": jobs, "deleted": deleted, **found, **again}
+        first = fill(plane, client, jobs, folder)
+        again = restart(plane, client, deleted, first["memory_empty_mib"], folder)
+        return {"jobs": jobs, "deleted": deleted, **first, **again}
 
 
 def main() -> None:
@@ -166,11 +166,11 @@ def main() -> None:
     parser.add_argument(
         "--deleted", type=int, default=1000, help="jobs whose deletion is timed; afterwards the rest is deleted"
     )
-    given = parser.parse_args()
-    runs = [measure(given.jobs, min(given.deleted, given.jobs)) for _ in range(given.repeats)]
+    chosen = parser.parse_args()
+    runs = [measure(chosen.jobs, min(chosen.deleted, chosen.jobs)) for _ in range(chosen.repeats)]
     table([{"figure": name, "value": value} for name, value in runs[0].items()], ["figure", "value"])
-    write(given.out, runs)
-    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, given.out)
+    write(chosen.out, runs)
+    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, chosen.out)
 
 
 if __name__ == "__main__":

@@ -112,19 +112,19 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--jobs", type=int, default=200, help="jobs that exist at the same time")
     parser.add_argument("--out", type=Path, default=FIGURES / "operator_soak.json")
-    given = parser.parse_args()
-    found: list[Sample] = []
+    chosen = parser.parse_args()
+    taken: list[Sample] = []
     with empty_plane() as (plane, client, folder):
         with operator(plane, folder) as running:
-            for sample in samples(running, client, given.minutes, given.jobs):
-                found.append(sample)
+            for sample in samples(running, client, chosen.minutes, chosen.jobs):
+                taken.append(sample)
                 print("  ".join(f"{key} {value:.0f}" for key, value in asdict(sample).items()), flush=True)
             healthy = running.page("/healthz").status_code == httpx2.codes.OK
-    if len(found) < 9:
-        print(f"{len(found)} samples are too few; run longer", file=sys.stderr)
+    if len(taken) < 9:
+        print(f"{len(taken)} samples are too few; run longer", file=sys.stderr)
         return 1
-    problems = grown(found) + ([] if healthy else ["/healthz fails"])
-    write(given.out, [asdict(sample) for sample in found], minutes=given.minutes, jobs=given.jobs)
+    problems = grown(taken) + ([] if healthy else ["/healthz fails"])
+    write(chosen.out, [asdict(sample) for sample in taken], minutes=chosen.minutes, jobs=chosen.jobs)
     print("\n".join(problems) or "nothing grew")
     return 1 if problems else 0
 

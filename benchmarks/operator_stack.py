@@ -67,14 +67,14 @@ def delete(client: httpx2.Client, names: Iterable[str]) -> None:
 
 def names(client: httpx2.Client) -> list[str]:
     """Names of all jobs."""
-    found: list[str] = []
-    rest = ""
+    names_read: list[str] = []
+    following = ""
     while True:
-        page = client.get(JOBS, params={"limit": "500", "continue": rest}).raise_for_status().json()
-        found += [item["metadata"]["name"] for item in page["items"]]
-        rest = page["metadata"].get("continue", "")
-        if not rest:
-            return found
+        page = client.get(JOBS, params={"limit": "500", "continue": following}).raise_for_status().json()
+        names_read += [item["metadata"]["name"] for item in page["items"]]
+        following = page["metadata"].get("continue", "")
+        if not following:
+            return names_read
 
 
 def count(client: httpx2.Client, path: str) -> int:
@@ -143,7 +143,9 @@ def processor_seconds(running: RunningOperator) -> float:
 
 def server_seconds(plane: ControlPlane) -> float:
     """CPU time of the API server so far."""
-    return _processor_seconds(next(found.pid for found in plane.daemons.recorded() if found.name == "kube-apiserver"))
+    return _processor_seconds(
+        next(daemon.pid for daemon in plane.daemons.recorded() if daemon.name == "kube-apiserver")
+    )
 
 
 def _processor_seconds(pid: int) -> float:

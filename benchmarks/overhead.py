@@ -57,7 +57,9 @@ def raw_seconds(server: Any, requests: list[dict[str, Any]]) -> float:
 
     async def draw() -> float:
         began = time.perf_counter()
-        await asyncio.gather(*(last_output(server.engine.generate(request_id=uuid4().hex, **each)) for each in ready))
+        await asyncio.gather(
+            *(last_output(server.engine.generate(request_id=uuid4().hex, **request)) for request in ready)
+        )
         return time.perf_counter() - began
 
     return asyncio.run_coroutine_threadsafe(draw(), server._server_task.get_loop()).result()
@@ -81,7 +83,7 @@ def measure_turn(draw: Callable[[], float], actors: list[Any]) -> list[float]:
     before = cpu_seconds()
     seconds = draw()
     spent = [after - first for after, first in zip(cpu_seconds(), before, strict=True)]
-    return [each * 1e3 / PICTURES for each in (seconds, *spent)]
+    return [value * 1e3 / PICTURES for value in (seconds, *spent)]
 
 
 def measure(on: Running, repeats: int) -> dict[str, Any]:

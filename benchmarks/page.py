@@ -108,12 +108,12 @@ def _section(file: Path, entry: Entry, usual: str) -> Section:
     if not file.is_file():
         return Section([f"### {title}", f"Not measured yet (`python benchmarks/{command}`)."])
     data = json.loads(file.read_text(encoding="utf-8"))
-    found = write(data)
+    section = write(data)
     machine = "" if data["machine"] == usual else f", on {data['machine']}"
     blocks = [f"### {title}", f"`python benchmarks/{command}`{machine}"]
-    blocks += [wrapped(block) for block in found.blocks]
-    blocks += [f"![{title}](../figures/{name}.svg)" for name in found.plots]
-    return Section(blocks, found.plots, found.missed)
+    blocks += [wrapped(block) for block in section.blocks]
+    blocks += [f"![{title}](../figures/{name}.svg)" for name in section.plots]
+    return Section(blocks, section.plots, section.missed)
 
 
 def main() -> int:

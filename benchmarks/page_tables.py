@@ -24,8 +24,8 @@ def with_tables(page: str, tables: Tables, figures: Path) -> str:
     """The page with the tables of the data files, each between the comments `<!-- NAME -->` and `<!-- end -->`."""
     for name, render in tables.items():
         data = figures / f"{name}.json"
-        before, marker, rest = page.partition(f"<!-- {name} -->\n")
+        before, marker, following = page.partition(f"<!-- {name} -->\n")
         if marker and data.is_file():
-            _, end, after = rest.partition("<!-- end -->")
+            _, end, after = following.partition("<!-- end -->")
             page = f"{before}{marker}\n{render(json.loads(data.read_text(encoding='utf-8'))['runs'])}\n\n{end}{after}"
     return page

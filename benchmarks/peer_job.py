@@ -52,8 +52,8 @@ class PeerJob:
 def scores_of(job: PeerJob, pixels: Tensor, prompts: Sequence[str]) -> list[float]:
     """A score for each image of `pixels`, uint8 [B, 3, H, W]."""
     compute_score = importlib.import_module(f"verl_omni.reward_loop.rewards.{job.scorer}").compute_score
-    found = [compute_score(job.scorer, image, prompt, {}) for image, prompt in zip(pixels, prompts, strict=True)]
-    return [score["score"] if isinstance(score, dict) else score for score in found]
+    scores = [compute_score(job.scorer, image, prompt, {}) for image, prompt in zip(pixels, prompts, strict=True)]
+    return [score["score"] if isinstance(score, dict) else score for score in scores]
 
 
 def read_job(file: str) -> PeerJob:

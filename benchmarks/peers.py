@@ -91,9 +91,9 @@ def commands(job: PeerJob, folder: Path, flow_grpo: Path | None) -> dict[str, li
     file = folder / "job.json"
     write_job(job, file)
     here = Path(__file__).parent
-    found = {"plain loop": [sys.executable, str(here / "plain_loop.py"), str(file)]}
+    by_program = {"plain loop": [sys.executable, str(here / "plain_loop.py"), str(file)]}
     if flow_grpo is not None:
-        found["flow_grpo"] = [sys.executable, str(here / "flow_grpo_job.py"), str(flow_grpo), str(file)]
+        by_program["flow_grpo"] = [sys.executable, str(here / "flow_grpo_job.py"), str(flow_grpo), str(file)]
     held_out = folder / "held_out.jsonl"
     held_out.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in job.held_out_prompts))
     changes = {
@@ -106,8 +106,8 @@ def commands(job: PeerJob, folder: Path, flow_grpo: Path | None) -> dict[str, li
         "spec.data.validation": f"[{held_out}]",
         "spec.reward.scorers": f"[{{name: {job.scorer}}}]",
     }
-    found["here"] = run_command(folder, changes)
-    return found
+    by_program["here"] = run_command(folder, changes)
+    return by_program
 
 
 def run_command(folder: Path, settings: Mapping[str, Any]) -> list[str]:

@@ -123,11 +123,11 @@ class PlainLoop:
     def evaluate(self) -> float:
         """Mean reward of the held-out prompts, without noise."""
         prompts = self.job.held_out_prompts
-        found: list[float] = []
+        rewards: list[float] = []
         for first in range(0, len(prompts), self.job.images):
             part = prompts[first : first + self.job.images]
-            found += self.scores(self.generate(self.encode(part, 1), 0.0), part).tolist()
-        return sum(found) / len(found)
+            rewards += self.scores(self.generate(self.encode(part, 1), 0.0), part).tolist()
+        return sum(rewards) / len(rewards)
 
     def train(self) -> None:
         """Run the job; prints a line when a step is done."""

@@ -50,18 +50,25 @@ def plot(series: Sequence[Series], x: str, y: str, *, log_x: bool = False, log_y
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.2), layout="constrained")
         axes = figure.add_subplot()
-        for color, one in zip(COLORS, series, strict=False):
-            if one.low:
-                below = [middle - low for middle, low in zip(one.y, one.low, strict=True)]
-                above = [high - middle for middle, high in zip(one.y, one.high, strict=True)]
+        for color, curve in zip(COLORS, series, strict=False):
+            if curve.low:
+                below = [middle - low for middle, low in zip(curve.y, curve.low, strict=True)]
+                above = [high - middle for middle, high in zip(curve.y, curve.high, strict=True)]
                 axes.errorbar(
-                    one.x, one.y, (below, above), color=color, marker="o", markersize=4, capsize=3, label=one.label
+                    curve.x,
+                    curve.y,
+                    (below, above),
+                    color=color,
+                    marker="o",
+                    markersize=4,
+                    capsize=3,
+                    label=curve.label,
                 )
             else:
-                axes.plot(one.x, one.y, color=color, linestyle="--", label=one.label)
-        places = sorted({place for one in series for place in one.x})
+                axes.plot(curve.x, curve.y, color=color, linestyle="--", label=curve.label)
+        places = sorted({tick for curve in series for tick in curve.x})
         axes.set(xlabel=x, ylabel=y, xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
-        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.set_xticks(places, [f"{tick:g}" for tick in places])
         axes.xaxis.set_minor_locator(NullLocator())
         if not log_y:
             axes.set_ylim(bottom=0)

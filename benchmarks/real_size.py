@@ -182,8 +182,8 @@ def _encoder(name: str, settings: Mapping[str, Any]) -> Any:
     """A random text encoder with a public model's configuration."""
     import transformers
 
-    made = getattr(transformers, name)
-    return made(made.config_class(**settings)).eval()
+    encoder_class = getattr(transformers, name)
+    return encoder_class(encoder_class.config_class(**settings)).eval()
 
 
 class Timed:
@@ -194,8 +194,8 @@ class Timed:
         self._calls = calls
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._target, name)
-        return self._timed(PHASES[name], found) if name in PHASES else found
+        attribute = getattr(self._target, name)
+        return self._timed(PHASES[name], attribute) if name in PHASES else attribute
 
     def _timed(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -237,19 +237,19 @@ def train(model: Path, out: Path, scale: Scale) -> None:
         from verl_omni.trainer.run.step_checkpoints import RunRequests
 
         parts = {name: Timed(getattr(run.stack, name), calls) for name in ("workers", "agent_loop", "weights")}
-        made = RunFolder(Path(folder), lambda event: print(format_event(event), flush=True))
-        made.start(run.config, resumed_from=None)
+        run_folder = RunFolder(Path(folder), lambda event: print(format_event(event), flush=True))
+        run_folder.start(run.config, resumed_from=None)
         prompts, _ = prompt_dataset.load_checked(run.config)
         stack = dataclasses.replace(run.stack, **parts)
         requests = RunRequests(lambda: False)
-        main_diffusion.build_loop(run.config, stack, made, prompts, None, requests).fit(None)
+        main_diffusion.build_loop(run.config, stack, run_folder, prompts, None, requests).fit(None)
         bound = None
         if scale is CPU:  # elsewhere, the worker has its own process
             (server,) = run.stack.servers.server_handles
             ray.get(server.__ray_call__.remote(add_worker_method))
             (bound,) = ray.get(server.collective_rpc.remote("bound_modules"))
-        lines = [line for line in made.metrics() if "actor/loss" in line]
-        adapter = max(made.path.glob("checkpoints/*/lora/*.safetensors"))
+        lines = [line for line in run_folder.metrics() if "actor/loss" in line]
+        adapter = max(run_folder.path.glob("checkpoints/*/lora/*.safetensors"))
         out.write_text(json.dumps({"calls": calls, "bound": bound, "trained": _modules(adapter), "lines": lines}))
 
 
@@ -263,12 +263,12 @@ def _modules(adapter: Path) -> int:
 
 def estimated(model: Path, scale: Scale) -> dict[str, Any]:
     """What `drl fit` prints about the run as JSON."""
-    place = [] if scale is GPU else ["--cpu"]
+    device = [] if scale is GPU else ["--cpu"]
     settings = ["reward.scorer=brightness", *overrides(model, scale)]
-    command = [sys.executable, "-m", "verl_omni.trainer.memory_estimate", *place, *settings]
+    command = [sys.executable, "-m", "verl_omni.trainer.memory_estimate", *device, *settings]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(answer.stdout)
-    return found
+    estimate: dict[str, Any] = json.loads(answer.stdout)
+    return estimate
 
 
 def measure(layers: int, cache: Path, scale: Scale) -> dict[str, Any]:
@@ -293,8 +293,8 @@ def measure(layers: int, cache: Path, scale: Scale) -> dict[str, Any]:
             "phase": phase["name"],
             "estimated": phase["bytes"],
             "parts": phase["parts"],
-            "measured": (found := peak.between(spans := _spans(run["calls"], phase["name"]))),
-            "ratio": phase["bytes"] / found,
+            "measured": (measured := peak.between(spans := _spans(run["calls"], phase["name"]))),
+            "ratio": phase["bytes"] / measured,
             "seconds": sum(end - start for start, end in spans),
         }
         for phase in expected["device" if scale is GPU else "host"]
@@ -319,15 +319,15 @@ def _spans(calls: list[tuple[str, float, float]], phase: str) -> list[tuple[floa
 
 def problems(run: Mapping[str, Any]) -> list[str]:
     """What is not as it should be."""
-    found = []
+    texts = []
     if run["bound_modules"] not in (None, run["modules"]):
-        found.append(f"the adapter has {run['modules']} modules, and {run['bound_modules']} are bound")
+        texts.append(f"the adapter has {run['modules']} modules, and {run['bound_modules']} are bound")
     highest = max(row["estimated"] for row in run["phases"]) / max(row["measured"] for row in run["phases"])
     if not 0.85 < highest < 1.15:
-        found.append(f"the estimate is {highest:.2f} of the measured peak")
+        texts.append(f"the estimate is {highest:.2f} of the measured peak")
     if run["metrics"]["actor/optimizer_steps"] != 1:
-        found.append("no optimizer step was taken")
-    return found
+        texts.append("no optimizer step was taken")
+    return texts
 
 
 def main() -> int:
@@ -348,11 +348,11 @@ def main() -> int:
         model, results = chosen.train
         train(model, results, scale)
         return 0
-    found = measure(chosen.layers, chosen.cache, scale)
-    write(results_file(parser, chosen), [found], **(dataclasses.asdict(scale) if chosen.gpu else {}))
-    table(found["phases"], ["phase", "estimated", "measured", "ratio", "seconds"])
-    print(f"{found['bound_modules']} of {found['modules']} modules bound; {found['metrics']}")
-    for problem in (wrong := problems(found)):
+    run = measure(chosen.layers, chosen.cache, scale)
+    write(results_file(parser, chosen), [run], **(dataclasses.asdict(scale) if chosen.gpu else {}))
+    table(run["phases"], ["phase", "estimated", "measured", "ratio", "seconds"])
+    print(f"{run['bound_modules']} of {run['modules']} modules bound; {run['metrics']}")
+    for problem in (wrong := problems(run)):
         print(problem, file=sys.stderr)
     return int(bool(wrong))
 

@@ -63,8 +63,8 @@ class Loss:
     def parts(self) -> dict[str, float]:
         """Seconds of each of `PARTS`, which add up to the whole time."""
         scheduling = self.joined - self.lost - self.start_s - self.sync_s
-        found = (scheduling, self.start_s, self.sync_s, self.sample - self.joined)
-        return dict(zip(PARTS, found, strict=True))
+        seconds = (scheduling, self.start_s, self.sync_s, self.sample - self.joined)
+        return dict(zip(PARTS, seconds, strict=True))
 
 
 @dataclass
@@ -124,9 +124,9 @@ def summary(losses: list[Loss]) -> dict[str, Any]:
         **spread("node_s", [loss.node_s for loss in losses]),
     }
     for part in PARTS:
-        seconds = [each[part] for each in parts]
+        seconds = [seconds_by_part[part] for seconds_by_part in parts]
         row |= spread(f"{part}_s", seconds)
-        row |= spread(f"{part}_share", [each / total for each, total in zip(seconds, totals, strict=True)])
+        row |= spread(f"{part}_share", [share / total for share, total in zip(seconds, totals, strict=True)])
     return row
 
 
@@ -163,14 +163,14 @@ def measure(folder: Path, losses: int, done: Callable[[list[Loss]], None]) -> No
     def starting(config: Any, cluster: Cluster, report_phase: Callable[[str], None]) -> Stack:
         stack = start(config, cluster, report_phase)
         generate = stack.agent_loop.generate_sequences
-        each = Losses(replace, lambda: stack.agent_loop.queued_samples(DEADLINE), lambda: events_of(run))
-        measured.append(each)
+        losses = Losses(replace, lambda: stack.agent_loop.queued_samples(DEADLINE), lambda: events_of(run))
+        measured.append(losses)
 
         def generating(made_of: Any) -> Any:
             with ThreadPoolExecutor(1) as pool:
-                made = pool.submit(generate, made_of)
-                each.lose()  # in the main thread: Ray's servers die with the thread that started them
-                return made.result()
+                generation = pool.submit(generate, made_of)
+                losses.lose()  # in the main thread: Ray's servers die with the thread that started them
+                return generation.result()
 
         stack.agent_loop.generate_sequences = generating
         return stack

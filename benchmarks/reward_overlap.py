@@ -43,9 +43,9 @@ def exact_ideal(drawing: float, scoring: float, batches: int) -> float:
     Args:
         drawing, scoring: seconds of all images, and of all rewards.
     """
-    one = drawing / batches
-    other = scoring / batches
-    return (one + (batches - 1) * max(one, other) + other) / (drawing + scoring)
+    drawing_batch = drawing / batches
+    scoring_batch = scoring / batches
+    return (drawing_batch + (batches - 1) * max(drawing_batch, scoring_batch) + scoring_batch) / (drawing + scoring)
 
 
 def sequence(unscored: Any, scorer: Any, seconds: float) -> tuple[float, float]:
@@ -54,9 +54,9 @@ def sequence(unscored: Any, scorer: Any, seconds: float) -> tuple[float, float]:
     from stack import batch
 
     began = time.perf_counter()
-    made = unscored.generate_sequences(batch(PICTURES, seconds))
+    samples = unscored.generate_sequences(batch(PICTURES, seconds))
     between = time.perf_counter()
-    ray.get(scorer.compute_score_batch.remote(made.select(batch_keys=["prompts", "responses"])))
+    ray.get(scorer.compute_score_batch.remote(samples.select(batch_keys=["prompts", "responses"])))
     return between - began, time.perf_counter() - between
 
 

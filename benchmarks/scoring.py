@@ -88,9 +88,9 @@ async def seconds_of(config: Any, workers: int) -> float:
     await loop.generate_sequences(batch(1))  # the first one reads settings
     prompts = batch(SAMPLES)
     began = time.perf_counter()
-    made = await loop.generate_sequences(prompts)
+    samples = await loop.generate_sequences(prompts)
     seconds = time.perf_counter() - began
-    if made.batch["rm_scores"].shape != (SAMPLES, 1):
+    if samples.batch["rm_scores"].shape != (SAMPLES, 1):
         raise RuntimeError("samples have no score")
     return seconds
 

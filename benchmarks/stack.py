@@ -128,5 +128,5 @@ def timed_generation(worker: Any, size: int) -> tuple[float, Any]:
     """Seconds of a worker for a batch, and the samples."""
     rows = batch(size)
     began = time.perf_counter()
-    made = asyncio.run(worker.generate_sequences(rows))
-    return time.perf_counter() - began, made
+    samples = asyncio.run(worker.generate_sequences(rows))
+    return time.perf_counter() - began, samples

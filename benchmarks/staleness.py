@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=FIGURES / "staleness.json")
     chosen = parser.parse_args()
     chosen.runs.mkdir(parents=True, exist_ok=True)
-    found = json.loads(chosen.out.read_text(encoding="utf-8"))["runs"] if chosen.add else []
+    runs = json.loads(chosen.out.read_text(encoding="utf-8"))["runs"] if chosen.add else []
     for seed in chosen.seeds:
         for ahead in chosen.ahead:
             run = measure(
@@ -53,8 +53,8 @@ def main() -> int:
                 variant=variant(chosen.override),
                 changes=[overrides(chosen.job, chosen.override)],
             )
-            found.append({"ahead": ahead, "changes": chosen.override, **run})
-            write(chosen.out, found)
+            runs.append({"ahead": ahead, "changes": chosen.override, **run})
+            write(chosen.out, runs)
             rise, error = gain(run, "reward")
             print(f"seed {seed}, {ahead} ahead: {rise:+.3f} ± {error:.3f}, {run['seconds']:.0f} s", flush=True)
     return 0

@@ -38,27 +38,29 @@ def measure(fork: bool, runs: Path) -> dict[str, Any]:
     try:
         began = time.monotonic()
         process = subprocess.Popen([*command, "--fresh", "--plain", "--steps", "1"], stdout=subprocess.PIPE, text=True)
-        found: dict[str, Any] = {"fork": fork}
+        figures: dict[str, Any] = {"fork": fork}
         with PeakMemory(process.pid) as peak:
             for line in process.stdout or ():
                 for name, mark in MARKS.items():
                     if line.startswith(mark):
-                        found[name] = time.monotonic() - began
-        if process.wait() != 0 or MARKS.keys() - found.keys():
+                        figures[name] = time.monotonic() - began
+        if process.wait() != 0 or MARKS.keys() - figures.keys():
             raise SystemExit(f"{' '.join(command)} failed")
     finally:
         job.unlink()
-    return {**found, "peak_bytes": peak.bytes}
+    return {**figures, "peak_bytes": peak.bytes}
 
 
 def main() -> int:
     """Measure, write and print."""
     chosen = arguments(__doc__, "start_up", repeats=3).parse_args()
     with tempfile.TemporaryDirectory() as runs:
-        made = [measure(fork, Path(runs)) for _ in range(chosen.repeats + 1) for fork in (False, True)][2:]
-    write(chosen.out, made)
+        measured = [measure(fork, Path(runs)) for _ in range(chosen.repeats + 1) for fork in (False, True)][2:]
+    write(chosen.out, measured)
     for name in ("weights", "step", "peak_bytes"):
-        plain, forked = (statistics.median(run[name] for run in made if run["fork"] == fork) for fork in (False, True))
+        plain, forked = (
+            statistics.median(run[name] for run in measured if run["fork"] == fork) for fork in (False, True)
+        )
         scale, unit = (2**30, "GiB") if name == "peak_bytes" else (1, "s")
         print(
             f"{name}: plain {plain / scale:.1f} {unit}, forked {forked / scale:.1f} {unit}, ratio {plain / forked:.2f}"

@@ -43,7 +43,7 @@ def main_example(data: Data) -> Section:
     table_of_runs = table(
         [
             "seed",
-            *(f"right at step {each['step']}" for each in rows[0]["held_out"]),
+            *(f"right at step {evaluation['step']}" for evaluation in rows[0]["held_out"]),
             "gain",
             "reward",
             "minutes",
@@ -52,7 +52,7 @@ def main_example(data: Data) -> Section:
         [
             [
                 f"{row['seed']}{', learning rate 0' if row['control'] else ''}",
-                *(f"{each['correct/mean']:.1%}" for each in row["held_out"]),
+                *(f"{evaluation['correct/mean']:.1%}" for evaluation in row["held_out"]),
                 f"{100 * gain(row, 'correct')[0]:+.1f} points",
                 f"{row['held_out'][0]['reward/mean']:.2f} to {row['held_out'][-1]['reward/mean']:.2f}",
                 f"{row['seconds'] / 60:.1f}",
@@ -85,7 +85,7 @@ def smallest_example(data: Data) -> Section:
     """examples/red-grpo.yaml over several seeds, and a control that learns nothing."""
     rows: Rows = data["runs"]
     trained = [row for row in rows if not row["control"]]
-    steps = [each["step"] for each in rows[0]["held_out"]]
+    steps = [evaluation["step"] for evaluation in rows[0]["held_out"]]
     gains = [gain(row, "reward")[0] for row in trained]
     error = standard_error(gains)
     phases = {name: sum(row["phases"][name] for row in trained) for name in ("generate", "update", "sync")}
@@ -118,7 +118,7 @@ def _run(row: dict[str, Any]) -> list[str]:
     return [
         f"{row['seed']}{', learning rate 0' if row['control'] else ''}",
         f"{first['reward/mean']:.3f} ± {first['reward/stderr']:.3f}",
-        *(f"{each['reward/mean']:.3f}" for each in others),
+        *(f"{evaluation['reward/mean']:.3f}" for evaluation in others),
         f"{rise:+.3f}" if rise else "0.000",
         f"{row['seconds']:.0f} s",
         f"{row['seconds_in_steps']:.0f} s",
@@ -209,12 +209,12 @@ def missed_peers(data: Data) -> list[str]:
     """A sentence for each target that is missed, of the programs that ran."""
     rows: Rows = data["runs"]
     columns = {heading: (metric, mode) for heading, metric, mode, _ in PEER_ROWS}
-    found = []
+    sentences = []
     for heading, peer, target in PEER_TARGETS:
         here, theirs = (peer_values(rows, program, *columns[heading]) for program in ("here", peer))
         if here and theirs and (ratio := statistics.median(here) / statistics.median(theirs)) > target:
-            found.append(f"Next to {peer}, {heading}: {number(ratio)} times its value; the target is {target:g}.")
-    return found
+            sentences.append(f"Next to {peer}, {heading}: {number(ratio)} times its value; the target is {target:g}.")
+    return sentences
 
 
 def peers_table(data: Data) -> tuple[list[str], list[list[str]]]:
@@ -287,7 +287,7 @@ def growth(data: Data) -> Section:
 def real_size(data: Data) -> Section:
     """A step of Flow-GRPO with the transformer of a public model."""
     (run,) = data["runs"]
-    found = run["metrics"]
+    metrics = run["metrics"]
     highest = max(run["phases"], key=lambda row: row["measured"])
     ratio = max(row["estimated"] for row in run["phases"]) / highest["measured"]
     met = abs(ratio - 1) <= FIT_TARGET and run["bound_modules"] == run["modules"]
@@ -311,8 +311,8 @@ def real_size(data: Data) -> Section:
                 ],
             ),
             f"The engine bound {run['bound_modules']} of the adapter's {run['modules']} modules. Velocities of engine "
-            f"and trainer differ by {percent_of(found['rollout_corr/velocity_rel_diff'])}, log-probabilities by "
-            f"{found['rollout_corr/mean_abs_diff']:.1g}.",
+            f"and trainer differ by {percent_of(metrics['rollout_corr/velocity_rel_diff'])}, log-probabilities by "
+            f"{metrics['rollout_corr/mean_abs_diff']:.1g}.",
             verdict(met, "the estimate is within 15% of the measured peak, and every module is bound"),
         ],
         missed=[]
@@ -387,7 +387,7 @@ def learning(data: Data) -> Section:
 
     def scores(row: dict[str, Any]) -> list[str]:
         name = f"{VARIANTS[row['variant']].score}/mean"
-        return [f"{each[name]:.3f}" for each in row["held_out"][1:]]
+        return [f"{evaluation[name]:.3f}" for evaluation in row["held_out"][1:]]
 
     first, *later = rows[0]["held_out"]
     wrong = [row["variant"] for row in rows if not VARIANTS[row["variant"]].as_expected(row)]
@@ -396,7 +396,7 @@ def learning(data: Data) -> Section:
             f"The smallest example, {later[-1]['step']} steps, each row with one change. The score is the held-out "
             f"mean of `color` over 200 images, {first['reward/mean']:.3f} before training.",
             table(
-                ["variant", "seed", *(f"step {each['step']}" for each in later)],
+                ["variant", "seed", *(f"step {evaluation['step']}" for evaluation in later)],
                 [[VARIANTS[row["variant"]].text, row["seed"], *scores(row)] for row in rows],
             ),
             "`jpeg` has a larger range than `color` and dominates the weighted mean, not the normalized sum. A strong "
@@ -446,9 +446,9 @@ def sde_window(data: Data) -> Section:
     rows = []
     gains = {}
     for variant, text in WINDOW_VARIANTS.items():
-        own = sorted((run for run in runs if run["variant"] == variant), key=lambda run: run["seed"])
-        gains[variant] = [gain(run, "reward")[0] for run in own]
-        rows.append([text, *(f"{run['held_out'][-1]['reward/mean']:.3f}" for run in own)])
+        runs_of_variant = sorted((run for run in runs if run["variant"] == variant), key=lambda run: run["seed"])
+        gains[variant] = [gain(run, "reward")[0] for run in runs_of_variant]
+        rows.append([text, *(f"{run['held_out'][-1]['reward/mean']:.3f}" for run in runs_of_variant)])
     means = {variant: statistics.mean(values) for variant, values in gains.items()}
     compared = (
         f"The reward rises by {means['prompt']:.3f} with a shared window, and by {means['sample']:.3f} with one for "
@@ -459,13 +459,13 @@ def sde_window(data: Data) -> Section:
     else:
         error = math.hypot(*(standard_error(values) for values in gains.values()))
         difference = means["prompt"] - means["sample"]
-        found = "no difference was found" if abs(difference) <= 2 * error else "that is more than twice as much"
-        compared += f": {difference:+.3f}, with a standard error over the seeds of {error:.3f}, so {found}."
+        finding = "no difference was found" if abs(difference) <= 2 * error else "that is more than twice as much"
+        compared += f": {difference:+.3f}, with a standard error over the seeds of {error:.3f}, so {finding}."
     return Section(
         [
             f"The main example with noise in {window['size']} consecutive steps of the first {window['end']}, after "
             f"{runs[0]['steps']} training steps.",
-            table(["window", *(f"reward, seed {run['seed']}" for run in own)], rows),
+            table(["window", *(f"reward, seed {run['seed']}" for run in runs_of_variant)], rows),
             compared,
         ],
     )

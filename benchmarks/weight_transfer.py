@@ -56,10 +56,10 @@ def receive_all(orders: Connection) -> None:
 
     def load(bucket: Bucket) -> None:
         for name, tensor in bucket:
-            own = name.partition(".")[2]
-            if own not in model or model[own].shape != tensor.shape:
-                model[own] = torch.zeros_like(tensor)
-            model[own].copy_(tensor)
+            name_here = name.partition(".")[2]
+            if name_here not in model or model[name_here].shape != tensor.shape:
+                model[name_here] = torch.zeros_like(tensor)
+            model[name_here].copy_(tensor)
 
     while handle := orders.recv():
         orders.send(len(ipc.receive(load, handle=handle, device=torch.device("cpu"), deadline=DEADLINE)))

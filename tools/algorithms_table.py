@@ -65,16 +65,16 @@ def _settings(algorithm: str) -> Iterator[tuple[str, str, str]]:
     """
     group = ""
     for line in (FILES / f"{algorithm}.yaml").read_text(encoding="utf-8").splitlines():
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             continue
-        if found["default"] is None:
-            group = found["name"]
-        elif group in _GROUPS and found["name"] not in _NAMES:
-            if found["meaning"] is None:
-                raise LookupError(f"loss/{algorithm}.yaml: {found['name']} has no comment, which documents it")
-            name = found["name"] if group == _GROUPS[0] else f"{group}.{found['name']}"
-            yield name, found["default"], found["meaning"]
+        if match["default"] is None:
+            group = match["name"]
+        elif group in _GROUPS and match["name"] not in _NAMES:
+            if match["meaning"] is None:
+                raise LookupError(f"loss/{algorithm}.yaml: {match['name']} has no comment, which documents it")
+            name = match["name"] if group == _GROUPS[0] else f"{group}.{match['name']}"
+            yield name, match["default"], match["meaning"]
 
 
 def generated() -> dict[Path, str]:

@@ -26,8 +26,8 @@ def _table() -> Iterator[str]:
     yield "| family | models | `_class_name` in `model_index.json` | generates | tiny models |"
     yield "| --- | --- | --- | --- | --- |"
     for name, family in FOLDERS.items():
-        architectures = ", ".join(f"`{each}`" for each in family.architectures)
-        tiny = ", ".join(f"`{each}`" for each in family.tiny_models)
+        architectures = ", ".join(f"`{architecture}`" for architecture in family.architectures)
+        tiny = ", ".join(f"`{model}`" for model in family.tiny_models)
         yield f"| `{name}` | {family.models} | {architectures} | {family.generates} | {tiny} |"
 
 

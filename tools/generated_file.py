@@ -12,8 +12,8 @@ def with_part(page: Path, begin: str, end: str, part: str) -> dict[Path, str]:
 
 def replace_part(text: str, begin: str, end: str, part: str) -> str:
     """The text with `part` between the lines `begin` and `end`."""
-    head, _, rest = text.partition(begin)
-    return f"{head}{begin}\n\n{part}\n\n{end}{rest.partition(end)[2]}"
+    head, _, after = text.partition(begin)
+    return f"{head}{begin}\n\n{part}\n\n{end}{after.partition(end)[2]}"
 
 
 def write(files: dict[Path, str]) -> None:

@@ -48,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.check:
         write(files)
         return 0
-    found = stale(files)
-    for path in found:
+    stale_paths = stale(files)
+    for path in stale_paths:
         sys.stderr.write(f"{path} is not what the code says: run `make crds` and commit it\n")
-    return 1 if found else 0
+    return 1 if stale_paths else 0
 
 
 if __name__ == "__main__":

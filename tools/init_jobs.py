@@ -12,8 +12,8 @@ FOLDER = Path("verl_omni/pipelines")
 
 def text(example: str) -> str:
     """The job of an example."""
-    _comment, begin, rest = Path(f"examples/{example}.yaml").read_text(encoding="utf-8").partition("apiVersion:")
-    return begin + rest
+    _comment, begin, body = Path(f"examples/{example}.yaml").read_text(encoding="utf-8").partition("apiVersion:")
+    return begin + body
 
 
 def generated() -> dict[Path, str]:

@@ -36,10 +36,10 @@ if the trainer does not run yet. `managedBy` and `model.base` cannot change. Aft
 
 def text() -> str:
     """Text of the page."""
-    made = schema()
+    job_schema = schema()
     parts = [INTRODUCTION]
     for name in ("spec", "status"):
-        groups = list(_groups(made["properties"][name], name))
+        groups = list(_groups(job_schema["properties"][name], name))
         places: dict[str, list[str]] = {}
         same: list[str] = []
         for path, body in groups:

@@ -73,15 +73,15 @@ class Row:
 
 def operator_rows() -> list[Row]:
     """Every metric of the operator, from a page of metrics on which each has a sample."""
-    found = []
+    rows = []
     for family in text_string_to_metric_families(asyncio.run(_operator_page())):
         if family.name.endswith("_created"):
             continue  # the time at which a counter or histogram began
         labels = {label: None for sample in family.samples for label in sample.labels if label != "le"}
         name = f"{family.name}_total" if family.type == "counter" else family.name
         unit = "seconds" if "_seconds" in name else ""
-        found.append(Row(name, family.type, unit, tuple(labels), family.documentation))
-    return found
+        rows.append(Row(name, family.type, unit, tuple(labels), family.documentation))
+    return rows
 
 
 async def _operator_page() -> str:
@@ -100,7 +100,7 @@ async def _operator_page() -> str:
 
 def _example(model: type[Status]) -> dict[str, Any]:
     """A status in which every number that is a metric has a value."""
-    made = {
+    values = {
         "state": "Running",
         "attempts": 1,
         "progress": {"globalStep": 1, "totalSteps": 2, "reward": 0.5, "validationReward": 0.5},
@@ -112,7 +112,7 @@ def _example(model: type[Status]) -> dict[str, Any]:
             "lastSyncSeconds": 1.0,
         },
     }
-    return model.model_validate(made).model_dump(by_alias=True, exclude_none=True)
+    return model.model_validate(values).model_dump(by_alias=True, exclude_none=True)
 
 
 def trainer_rows(metrics: Sequence[exported_metrics.ExportedMetric]) -> list[Row]:
@@ -141,12 +141,12 @@ def unknown_names(query: str) -> set[str]:
 
 def text() -> str:
     """The page."""
-    made = operator_rows()
-    jobs = [row for row in made if not row.name.startswith("diffusionrl_operator_")]
+    rows = operator_rows()
+    jobs = [row for row in rows if not row.name.startswith("diffusionrl_operator_")]
     parts = [
         INTRODUCTION,
         OPERATOR,
-        *_table([row for row in made if row not in jobs]),
+        *_table([row for row in rows if row not in jobs]),
         "\n### Jobs\n",
         *_table(jobs),
         TRAINER,

@@ -40,24 +40,24 @@ class OtherDefault:
 def find() -> list[OtherDefault]:
     """All settings whose defaults differ. Those that the reference derives from other settings are not compared."""
     configs = settings_page.configurations()
-    found = []
+    differing = []
     for line in settings_page.reference_settings():
         name = line["setting"]
         there = line["default"]
         texts = [text for config in configs if (text := _here(config, name, there)) is not None]
         here = tuple(dict.fromkeys(text.strip("`") for text in texts))
         if not there.startswith(DERIVED) and any(_value(text) != _value(there) for text in here):
-            found.append(OtherDefault(name, there, here))
-    return found
+            differing.append(OtherDefault(name, there, here))
+    return differing
 
 
 def _here(config: DictConfig, name: str, there: str) -> str | None:
     """The default here, as code; None if the setting does not exist, or has none in both."""
     rule = find_rule(name)
-    own = rule.name if isinstance(rule, Renamed) else name
-    text = settings_page.default_here(config, own)
-    if text is None and rule is None and own.startswith(EVALUATIONS) and there not in NO_VALUE:
-        return f"${{{own.replace(EVALUATIONS, SAMPLES)}}}"  # the group itself has no defaults
+    name_here = rule.name if isinstance(rule, Renamed) else name
+    text = settings_page.default_here(config, name_here)
+    if text is None and rule is None and name_here.startswith(EVALUATIONS) and there not in NO_VALUE:
+        return f"${{{name_here.replace(EVALUATIONS, SAMPLES)}}}"  # the group itself has no defaults
     return text
 
 
@@ -68,13 +68,13 @@ def reasons() -> dict[str, str]:
         ValueError: a setting has two.
     """
     source = files("verl_omni.trainer.config").joinpath("other_defaults.yaml").read_text(encoding="utf-8")
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for entry in yaml.safe_load(source):
         for name in entry["settings"]:
-            if name in found:
+            if name in by_name:
                 raise ValueError(f"{name} is twice in other_defaults.yaml")
-            found[name] = entry["reason"]
-    return found
+            by_name[name] = entry["reason"]
+    return by_name
 
 
 def check(defaults: Sequence[OtherDefault], why: Mapping[str, str]) -> None:
@@ -83,8 +83,8 @@ def check(defaults: Sequence[OtherDefault], why: Mapping[str, str]) -> None:
     Raises:
         LookupError: a default without a reason, or a reason without a default that differs.
     """
-    names = {each.name for each in defaults}
-    if missing := [each.name for each in defaults if each.name not in why]:
+    names = {default.name for default in defaults}
+    if missing := [default.name for default in defaults if default.name not in why]:
         raise LookupError(f"other_defaults.yaml has no reason for the default of {', '.join(missing)}")
     if stale := [name for name in why if name not in names]:
         raise LookupError(f"other_defaults.yaml has a reason for {', '.join(stale)}, of which the default is the same")

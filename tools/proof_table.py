@@ -20,9 +20,9 @@ END = "<!-- end of levels -->"
 CPU = "2 cores"
 # When each test passed last, as `make test-times` writes it.
 PASSED: dict[str, dict[str, Any]] = {
-    name: found
+    name: passed
     for file in ("tests/suite/long_tests.json", "e2e/turns.json")
-    for name, found in json.loads((ROOT / file).read_text(encoding="utf-8")).items()
+    for name, passed in json.loads((ROOT / file).read_text(encoding="utf-8")).items()
 }
 # Examples whose benchmark met its target, and the one whose benchmark did not: docs/contribute/benchmarks.md.
 CONVERGED = ("colors-grpo", "red-grpo")
@@ -59,7 +59,7 @@ def render() -> str:
 
 def _test_row(level: str, of: str, path: str, hardware: str = CPU) -> Iterator[str]:
     """A row, dated by the least recent pass among the tests at this path."""
-    dates = [found["at"][:10] for name, found in PASSED.items() if name.startswith(path)]
+    dates = [passed["at"][:10] for name, passed in PASSED.items() if name.startswith(path)]
     yield f"| {level} | {of} | `pytest {path}` | {hardware} | {min(dates)} |"
 
 

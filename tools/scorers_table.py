@@ -22,9 +22,9 @@ _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less tha
 
 def render() -> str:
     """The scorers with score and settings, and the reference's scorers that do not exist here."""
-    found = [f"- **`{name}`**: {_score(name)}.{_settings(name)}" for name in SCORERS]
+    lines = [f"- **`{name}`**: {_score(name)}.{_settings(name)}" for name in SCORERS]
     missing = ["", "Scorers of the reference that do not exist here:", ""]
-    return "\n".join([*found, *missing, *(f"- `{name}`: {why}" for name, why in UNAVAILABLE.items())])
+    return "\n".join([*lines, *missing, *(f"- `{name}`: {why}" for name, why in UNAVAILABLE.items())])
 
 
 def _settings(name: str) -> str:

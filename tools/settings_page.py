@@ -96,8 +96,8 @@ def configurations() -> list[DictConfig]:
 
 def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None:
     """(kind, what becomes of the setting); None if the trainer does not know it."""
-    if found := [(config, text) for config in configs if (text := default_here(config, name)) is not None]:
-        text = f"{_used(found, len(configs))}; default {' or '.join(dict.fromkeys(text for _, text in found))}"
+    if defaults := [(config, text) for config in configs if (text := default_here(config, name)) is not None]:
+        text = f"{_used(defaults, len(configs))}; default {' or '.join(dict.fromkeys(text for _, text in defaults))}"
         if name in SETTINGS and SETTINGS[name].values:
             text += f"; only {_listed(SETTINGS[name].values)}: {SETTINGS[name].advice}"
         return KINDS[0], text
@@ -172,13 +172,13 @@ def rows() -> list[Row]:
         LookupError: the trainer neither has a setting nor a rule for it.
     """
     configs = configurations()
-    found = []
+    described_rows = []
     for line in reference_settings():
         described = describe(line["setting"], configs)
         if described is None:
             raise LookupError(f"{line['setting']}: neither a setting nor in reference_settings.yaml")
-        found.append(Row(line["setting"], line["recipes"], line["default"], *described))
-    return found
+        described_rows.append(Row(line["setting"], line["recipes"], line["default"], *described))
+    return described_rows
 
 
 def render() -> str:
@@ -220,7 +220,7 @@ def _group(row: Row, found: Sequence[Row]) -> str:
     parts = row.name.split(".")
     for count in range(2, len(parts)):
         group = ".".join(parts[:count])
-        fates = [other.here for other in found if other.name.startswith(f"{group}.")]
+        fates = [compared.here for compared in found if compared.name.startswith(f"{group}.")]
         if len(fates) > 1 and set(fates) == {row.here}:
             return f"{group}.*"
     return row.name

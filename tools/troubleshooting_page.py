@@ -108,7 +108,7 @@ def _on_one_machine() -> str:
 
 
 def _shown(reason: Reason) -> str:
-    return ", ".join(PLACES.get(place, f"`{place}`") for place in reason.shown)
+    return ", ".join(PLACES.get(shown_in, f"`{shown_in}`") for shown_in in reason.shown)
 
 
 def generated() -> dict[Path, str]:

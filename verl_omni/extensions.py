@@ -143,8 +143,8 @@ def _add_algorithm(name: str, like: str, implementation: str | None = None, loss
 
     from verl_omni.workers.algorithms.registered import ALGORITHMS
 
-    built_in = [each for each in ALGORITHMS if ALGORITHMS[each].like is None]
-    possible = [each for each in built_in if ALGORITHMS[each].on_recorded_steps] if loss else built_in
+    built_in = [algorithm for algorithm in ALGORITHMS if ALGORITHMS[algorithm].like is None]
+    possible = [algorithm for algorithm in built_in if ALGORITHMS[algorithm].on_recorded_steps] if loss else built_in
     if like not in possible:
         raise ValueError(f"like={like!r}: write one of {', '.join(possible)}")
     base = ALGORITHMS[like]

@@ -54,11 +54,11 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Raises `ModuleNotFoundError` for a module of the table, or a package of one; finds nothing."""
-        known = [MODULES[each] for each in MODULES if each == fullname or each.startswith(f"{fullname}.")]
+        known = [MODULES[module] for module in MODULES if module == fullname or module.startswith(f"{fullname}.")]
         if not known:
             return None
-        names = ", ".join(name for each, _ in known for name in each)
-        advice = "; ".join(dict.fromkeys(each for _, each in known))
+        names = ", ".join(name for listed, _ in known for name in listed)
+        advice = "; ".join(dict.fromkeys(hint for _, hint in known))
         raise ModuleNotFoundError(f"{fullname} of the reference ({names}) does not exist here: {advice}", name=fullname)
 
 

@@ -121,7 +121,7 @@ class Recording:
 
 
 NOTHING_RECORDED = Recording()
-RECORDED = tuple(each.name for each in fields(Recording))
+RECORDED = tuple(field.name for field in fields(Recording))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,4 +242,4 @@ class TrainingBatch:
     def stored_in_rows(self) -> list[tuple[StoredSample, ...]]:
         """The stored samples of each row, [R] tuples of S."""
         places = self.rows[SAMPLE]
-        return [tuple(self.stored[place] for place in row) for row in places.view(len(places), -1)]
+        return [tuple(self.stored[number] for number in row) for row in places.view(len(places), -1)]

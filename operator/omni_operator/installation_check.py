@@ -46,17 +46,17 @@ def check(url: str, deadline: float, clock: Callable[[], float], sleep: Callable
 
 def main(arguments: Sequence[str] | None = None, deadline_s: float = DEADLINE_S) -> int:
     """Test one URL. Returns the exit code."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if len(given) != 1:
+    urls = sys.argv[1:] if arguments is None else list(arguments)
+    if len(urls) != 1:
         sys.stderr.write("usage: python -m omni_operator.installation_check URL\n")
         return 2
-    problems = check(given[0].rstrip("/"), time.monotonic() + deadline_s, time.monotonic, time.sleep)
+    problems = check(urls[0].rstrip("/"), time.monotonic() + deadline_s, time.monotonic, time.sleep)
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
     if problems:
         sys.stderr.write("the operator does not serve: read the log of its pod, and its events\n")
         return 1
-    sys.stdout.write(f"the operator at {given[0]} is alive and ready, and serves metrics\n")
+    sys.stdout.write(f"the operator at {urls[0]} is alive and ready, and serves metrics\n")
     return 0
 
 

@@ -192,7 +192,7 @@ class _Shown:
     @classmethod
     def of(cls, key: Key, body: Body) -> _Shown:
         status = _status_of(body)
-        found = (status.condition(kind) for kind in CONDITION_TYPES)
+        conditions = (status.condition(kind) for kind in CONDITION_TYPES)
         weights = status.weights
         roles = {
             "trainer": weights.trainer_version,
@@ -202,7 +202,7 @@ class _Shown:
         return cls(
             key=key,
             uid=str(body["metadata"].get("uid", "")),
-            conditions=tuple(condition.status if condition else "Unknown" for condition in found),
+            conditions=tuple(condition.status if condition else "Unknown" for condition in conditions),
             versions=tuple((role, version) for role, version in roles.items() if version is not None),
             figures=tuple(read(status) for _, _, read in (*_FIGURES, *_SUMS)),
         )
@@ -223,9 +223,9 @@ def _series(jobs: Sequence[_Shown]) -> Iterator[Metric]:
     yield _metric("gauge", "info", "1 for every job, with its uid.", ["uid"], jobs, lambda job: [((job.uid,), 1.0)])
     yield _metric("gauge", "condition", "1 if the condition has this status.", ["type", "status"], jobs, _conditions)
     yield _metric("gauge", "weight_version", text, ["role"], jobs, lambda job: (((at,), v) for at, v in job.versions))
-    for place, (name, text, _) in enumerate((*_FIGURES, *_SUMS)):
-        kind = "gauge" if place < len(_FIGURES) else "counter"
-        yield _metric(kind, name, text, [], jobs, functools.partial(_figure, place))
+    for index, (name, text, _) in enumerate((*_FIGURES, *_SUMS)):
+        kind = "gauge" if index < len(_FIGURES) else "counter"
+        yield _metric(kind, name, text, [], jobs, functools.partial(_figure, index))
 
 
 def _metric(

@@ -88,10 +88,10 @@ def from_environ(environ: Mapping[str, str], namespace: str, process: int = 1) -
     Raises:
         SettingsError: a variable is unknown or invalid.
     """
-    given = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
+    variables = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
     problems: list[str] = []
     read: dict[str, Any] = {}
-    for name, value in sorted(given.items()):
+    for name, value in sorted(variables.items()):
         reader = _READERS.get(name)
         if reader is None:
             problems.append(
@@ -104,19 +104,19 @@ def from_environ(environ: Mapping[str, str], namespace: str, process: int = 1) -
             problems.append(f"{PREFIX}{name}={value!r}: {error}")
     if problems:
         raise SettingsError("\n".join(problems))
-    own = str(read.get("NAMESPACE", namespace))
+    own_namespace = str(read.get("NAMESPACE", namespace))
     return Settings(
         cluster=ClusterSettings(
             image=read.get("IMAGE") or None,
             report_url=read.get("REPORT_URL") or None,
             resource_names=read.get("RESOURCE_NAMES", {}),
-            operator_namespace=own,
+            operator_namespace=own_namespace,
             kuberay_namespace=read.get("KUBERAY_NAMESPACE") or None,
             pod_policy=read.get("POD_POLICY", PodPolicy()),
             **({"ray_version": read["RAY_VERSION"]} if "RAY_VERSION" in read else {}),
         ),
         timeouts=Timeouts(**{name: read[key] for key, name in _TIMEOUTS.items() if key in read}),
-        namespace=own,
+        namespace=own_namespace,
         # Processes on one machine differ by number; in a pod it is the same after a restart.
         instance=f"{environ.get('HOSTNAME', 'omni-operator')}_{process}",
         **{name: read[name.upper()] for name in _PLAIN if name.upper() in read},
@@ -165,7 +165,7 @@ def _parse_cluster_setting(name: str, value: object) -> Any:
         return getattr(ClusterSettings.model_validate({name: value}), name)
     except ValidationError as error:
         errors = describe_errors(error, ClusterSettings)
-        raise ValueError("; ".join(f"{format_path(at)}: {said}" if at else said for at, said in errors)) from error
+        raise ValueError("; ".join(f"{format_path(at)}: {text}" if at else text for at, text in errors)) from error
 
 
 def _parse_bool(text: str) -> bool:

@@ -47,14 +47,14 @@ def _pad_prompt_extra_field(key: str, value: Tensor, target_length: int) -> Tens
 
 def pad_fields(fields: Mapping[str, Any], embed_length: int) -> dict[str, Any]:
     """Fields with a batch dimension of 1 for tensors, and the common length for embeddings and their masks."""
-    made = {}
+    padded = {}
     for key, value in fields.items():
         if isinstance(value, Tensor):
             if key in PADDED_FIELDS:
                 value = _pad_prompt_extra_field(key, value, embed_length)
             value = value.unsqueeze(0)
-        made[key] = value
-    return made
+        padded[key] = value
+    return padded
 
 
 def pad_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tensor, Tensor]:
@@ -68,15 +68,15 @@ def pad_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tens
             f"the agent loop returned {len(prompt_ids)} prompt_ids, and actor_rollout_ref.rollout.prompt_length is "
             f"{length}: shorten them there, or raise data.max_prompt_length"
         )
-    made = tokenizer.pad(
+    padded = tokenizer.pad(
         {"input_ids": prompt_ids},
         padding="max_length",
         max_length=length,
         return_tensors="pt",
         return_attention_mask=True,
     )
-    ids = made["input_ids"]
-    mask = made["attention_mask"]
+    ids = padded["input_ids"]
+    mask = padded["attention_mask"]
     return (ids, mask) if ids.ndim == 2 else (ids.unsqueeze(0), mask.unsqueeze(0))
 
 
@@ -118,8 +118,8 @@ def check_reward_fields(fields: Collection[str], source: str = "scorer") -> None
 
 def reward_columns(fields: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """The scorers' fields of each sample as columns [B], by name; None where a sample lacks one."""
-    names = sorted({name for each in fields for name in each})
-    return {name: _reward_column([each.get(name) for each in fields]) for name in names}
+    names = sorted({name for row in fields for name in row})
+    return {name: _reward_column([row.get(name) for row in fields]) for name in names}
 
 
 def _reward_column(values: Sequence[Any]) -> np.ndarray:
@@ -176,22 +176,23 @@ def align(parts: Sequence[DataProto]) -> list[DataProto]:
     keys_of_all = set().union(*reported)
     dropped = set() if scored else keys_of_all
     names = [name for name in dict.fromkeys(n for part in parts for n in part.non_tensor_batch) if name not in dropped]
-    made = []
-    for part, own in zip(parts, reported, strict=True):
+    aligned = []
+    for part, own_keys in zip(parts, reported, strict=True):
         batch = part.batch if scored else part.batch.exclude("rm_scores")
         lacked = objects([None] * len(part))
         columns = {
-            name: lacked if name in keys_of_all - own else part.non_tensor_batch.get(name, lacked) for name in names
+            name: lacked if name in keys_of_all - own_keys else part.non_tensor_batch.get(name, lacked)
+            for name in names
         }
         keys = {"reward_extra_keys": sorted(keys_of_all)} if scored else {}
         others = {name: value for name, value in part.meta_info.items() if name != "reward_extra_keys"}
-        made.append(DataProto(batch=batch, non_tensor_batch=columns, meta_info={**others, **keys}))
-    return made
+        aligned.append(DataProto(batch=batch, non_tensor_batch=columns, meta_info={**others, **keys}))
+    return aligned
 
 
 def _joined(key: str, values: Sequence[Tensor | None]) -> Tensor:
-    found = [value for value in values if isinstance(value, Tensor)]
-    if len(found) != len(values):
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if len(tensors) != len(values):
         missing = [row for row, value in enumerate(values) if not isinstance(value, Tensor)]
         raise KeyError(f"{key} is missing in rows {missing}, row 0 has it")
-    return torch.cat(found)
+    return torch.cat(tensors)

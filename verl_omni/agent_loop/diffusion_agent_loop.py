@@ -200,13 +200,13 @@ class DiffusionAgentLoopWorker:
         rows = [{name: column[row] for name, column in columns.items()} for row in range(size)]
         version = batch.meta_info.get("global_steps")
         this_batch = BatchRun.of(batch.meta_info, self.put)
-        for each in rows:
-            each[BATCH] = this_batch
+        for entry in rows:
+            entry[BATCH] = this_batch
 
         async def run(row: int) -> _InternalDiffusionAgentLoopOutput:
-            made = await self._run_agent_loop(params[row], **rows[row])
-            this_batch.count_failure(made.extra_fields[GENERATED].failure)
-            return made if this_batch.carry_responses else self._drop_response(made, this_batch)
+            sampled = await self._run_agent_loop(params[row], **rows[row])
+            this_batch.count_failure(sampled.extra_fields[GENERATED].failure)
+            return sampled if this_batch.carry_responses else self._drop_response(sampled, this_batch)
 
         outputs = await run_rows(
             size,
@@ -218,9 +218,9 @@ class DiffusionAgentLoopWorker:
         if this_batch.writer is None:
             return self._postprocess(outputs, columns)
         stored = this_batch.writer.finish()
-        for made in outputs:
-            number = made.extra_fields.pop(STORED_NUMBER)
-            made.extra_fields[GENERATED] = replace(made.extra_fields[GENERATED], stored=stored[number])
+        for sampled in outputs:
+            number = sampled.extra_fields.pop(STORED_NUMBER)
+            sampled.extra_fields[GENERATED] = replace(sampled.extra_fields[GENERATED], stored=stored[number])
         output = self._postprocess(outputs, {})
         if not this_batch.score_later:
             output.non_tensor_batch.pop("reward_extra_info", None)  # each of its fields has a column
@@ -257,8 +257,8 @@ class DiffusionAgentLoopWorker:
                     f"agent loop {name} is verl's for text; name one of images or videos in the column agent_name, or "
                     f"leave it empty for {self.rollout_config.agent.default_agent_loop}"
                 )
-            made = hydra.utils.instantiate(_agent_loop_registry[name], _partial_=True)
-            self._makers[name] = partial(made.func, *made.args, **made.keywords, **self._for_loops())
+            maker = hydra.utils.instantiate(_agent_loop_registry[name], _partial_=True)
+            self._makers[name] = partial(maker.func, *maker.args, **maker.keywords, **self._for_loops())
         return self._makers[name]()
 
     async def _agent_loop_postprocess(
@@ -304,8 +304,8 @@ class DiffusionAgentLoopWorker:
     async def _measure(self, output: DiffusionAgentLoopOutput, batch: BatchRun) -> ImageStatistics | None:
         """The statistics of a sample's pixels, computed in a thread; None of latents."""
         settings = self.rollout_config
-        own = settings.val_kwargs.pipeline.get("output_type") if batch.validate else None
-        if (own or settings.pipeline.output_type) == "latent":
+        output_type = settings.val_kwargs.pipeline.get("output_type") if batch.validate else None
+        if (output_type or settings.pipeline.output_type) == "latent":
             return None
         return await asyncio.to_thread(measure, output.response_diffusion_output)
 
@@ -393,7 +393,7 @@ def load_agent_loops(path: str) -> dict[str, Any]:
     """
     entries = OmegaConf.load(path)
     named = OmegaConf.is_list(entries) and all(
-        OmegaConf.is_dict(each) and {"name", "_target_"} <= each.keys() for each in entries
+        OmegaConf.is_dict(entry) and {"name", "_target_"} <= entry.keys() for entry in entries
     )
     if not named:
         raise ValueError(f"{path} must be a list of agent loops, each with `name` and `_target_`")

@@ -57,8 +57,8 @@ def sample_of(output: DiffusionAgentLoopOutput, conditions: Collection[str]) -> 
     Args:
         conditions: names in the family's `CONDITIONS`.
     """
-    given = output.extra_fields
-    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    fields = output.extra_fields
+    tensors = {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
     if output.response_logprobs is not None:
         tensors["rollout_log_probs"] = output.response_logprobs
     typed = {*RECORDED, *conditions, *PADDED_FIELDS, FAILURE, TIMES_LOST, TIMES_ABORTED}
@@ -66,10 +66,10 @@ def sample_of(output: DiffusionAgentLoopOutput, conditions: Collection[str]) -> 
         media=output.response_diffusion_output,
         recording=Recording(**{name: tensors[name] for name in RECORDED if name in tensors}),
         conditions={name: tensors[name] for name in conditions if name in tensors},
-        scorer_fields={name: value for name, value in given.items() if name not in typed},
-        version=given.get("global_steps"),
+        scorer_fields={name: value for name, value in fields.items() if name not in typed},
+        version=fields.get("global_steps"),
         score=output.reward_score,
-        failure=given.get(FAILURE),
-        times_lost=given.get(TIMES_LOST, 0),
-        times_aborted=given.get(TIMES_ABORTED, 0),
+        failure=fields.get(FAILURE),
+        times_lost=fields.get(TIMES_LOST, 0),
+        times_aborted=fields.get(TIMES_ABORTED, 0),
     )

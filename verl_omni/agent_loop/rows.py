@@ -52,8 +52,8 @@ async def run_rows(size: int, run: Callable[[int], Awaitable[Result]], describe:
 
 def short_prompt(messages: Any) -> str:
     """The text of a prompt, at most 80 characters."""
-    listed = isinstance(messages, Sequence) and all(isinstance(each, Mapping) for each in messages)
-    text = repr(" ".join(_text(each.get("content")) for each in messages) if listed else messages)
+    listed = isinstance(messages, Sequence) and all(isinstance(message, Mapping) for message in messages)
+    text = repr(" ".join(_text(message.get("content")) for message in messages) if listed else messages)
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 

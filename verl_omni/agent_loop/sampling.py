@@ -53,12 +53,12 @@ def row_params(
     seed = meta_info.get("rollout_seed")
     params = []
     for row in _whole_batch_rows(size, columns.get("_rollout_seed_global_idx")):
-        own = {}
+        row_seeds = {}
         if seed is not None:
-            own = sample_seeds(int(seed), row, rollout.n, same_noise=rollout.algo.init_same_noise)
+            row_seeds = sample_seeds(int(seed), row, rollout.n, same_noise=rollout.algo.init_same_noise)
         if rollout.algo.sde_window_seed is None:
-            own["sde_window_seed"] = window_seed(int(seed or 0), row, rollout.n)
-        params.append(base | own)
+            row_seeds["sde_window_seed"] = window_seed(int(seed or 0), row, rollout.n)
+        params.append(base | row_seeds)
     return params
 
 

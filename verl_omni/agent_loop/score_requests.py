@@ -119,14 +119,14 @@ class ScoreRequests:
         for waiting in chunk:
             waiting.score.add_done_callback(stop_if_unwanted)
         try:
-            found = await self._found(number, chunk)
+            scores = await self._found(number, chunk)
         except Exception as error:  # noqa: BLE001  raised where each score is awaited
-            found = [error] * len(chunk)
+            scores = [error] * len(chunk)
         finally:
             self.sent[number] -= len(chunk)
             if self._waiting:
                 self._send()
-        for waiting, score in zip(chunk, found, strict=True):
+        for waiting, score in zip(chunk, scores, strict=True):
             if waiting.score.done():
                 continue
             if isinstance(score, BaseException):
@@ -143,8 +143,8 @@ class ScoreRequests:
                 [waiting.columns for waiting in chunk],
                 [waiting.validate for waiting in chunk],
             )
-            found: Sequence[Any] = await self._reply(number, worker.score_samples.remote(samples))
-            return found
+            scores: Sequence[Any] = await self._reply(number, worker.score_samples.remote(samples))
+            return scores
         rows = [scored_row(waiting.tensors, waiting.columns, waiting.validate) for waiting in chunk]
         replies = [self._reply(number, worker.compute_score.remote(row)) for row in rows]
         return await asyncio.gather(*replies, return_exceptions=True)

@@ -97,8 +97,8 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """Images and videos of the prompt; without a processor the images only, unchanged."""
         if self.processor is None:
             return {"images": _images(messages) or None}
-        found: dict[str, Any] = await super().process_vision_info(messages)
-        return found
+        media: dict[str, Any] = await super().process_vision_info(messages)
+        return media
 
     async def _token_ids(self, messages: list[dict[str, Any]], images: Any, videos: Any) -> list[int]:
         if self._template_owner() is not None:
@@ -154,8 +154,8 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         # For plain text the tokenizer adds the special tokens; a chat template has them in its text.
         if first and self.tokenizer.decode(ids, skip_special_tokens=plain) == text:
             return {}
-        whole = self.tokenizer(text, add_special_tokens=plain, truncation=False)["input_ids"]
-        if len(normalize_token_ids(whole)) <= len(ids):
+        untruncated = self.tokenizer(text, add_special_tokens=plain, truncation=False)["input_ids"]
+        if len(normalize_token_ids(untruncated)) <= len(ids):
             return {name: text}
         return {} if first else {name: self.tokenizer.decode(ids, skip_special_tokens=True)}
 
@@ -177,12 +177,12 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """Unpadded ids of the text from each encoder's tokenizer, with special tokens."""
         assert self.extra_tokenizer_map is not None
         text = self._encoder_text(messages)
-        made = {}
+        ids = {}
         for name, entry in self.extra_tokenizer_map.items():
             length = entry["max_length"]
             read = entry["tokenizer"](text, add_special_tokens=True, truncation=length is not None, max_length=length)
-            made[name] = list(normalize_token_ids(read["input_ids"]))
-        return made
+            ids[name] = list(normalize_token_ids(read["input_ids"]))
+        return ids
 
     def _encoder_text(self, messages: list[dict[str, Any]]) -> str:
         """The text that text encoders read: the chat template's, or the user's."""
@@ -210,12 +210,12 @@ def _has_parts(messages: list[dict[str, Any]]) -> bool:
 
 def _has_media(messages: list[dict[str, Any]]) -> bool:
     parts = [message["content"] for message in messages if not isinstance(message["content"], str)]
-    return any("text" not in part for each in parts for part in each)
+    return any("text" not in part for content in parts for part in content)
 
 
 def _images(messages: list[dict[str, Any]]) -> list[Any]:
     parts = [message["content"] for message in messages if not isinstance(message["content"], str)]
-    return [part["image"] for each in parts for part in each if part.get("type") == "image"]
+    return [part["image"] for content in parts for part in content if part.get("type") == "image"]
 
 
 def _with_images(messages: list[dict[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:

@@ -57,10 +57,10 @@ def velocity_projections(velocity: Tensor) -> Tensor:
 
 def _signs(count: int, device: torch.device) -> Tensor:
     """A sign for each place, float32 [count]: a bit of its hash, with factors below 2^31 so that nothing overflows."""
-    place = torch.arange(1, count + 1, device=device, dtype=torch.int64)
+    hashed = torch.arange(1, count + 1, device=device, dtype=torch.int64)
     for shift, factor in ((16, 0x7FEB352D), (15, 0x2C1B3C6D), (13, 0x297A2D39)):
-        place = ((place ^ (place >> shift)) * factor) & 0xFFFFFFFF
-    return ((place >> 16 & 1) * 2 - 1).float()
+        hashed = ((hashed ^ (hashed >> shift)) * factor) & 0xFFFFFFFF
+    return ((hashed >> 16 & 1) * 2 - 1).float()
 
 
 def velocity_difference(trainer: Tensor, engine: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class RoundingErrors:
     def at(self, timesteps: Tensor) -> Tensor:
         """The errors at timesteps [B], float32 [B]; those not measured have the mean of the others, or 0."""
         others = sum(self._means.values()) / len(self._means) if self._means else 0.0
-        return timesteps.new_tensor([self._means.get(each, others) for each in timesteps.tolist()])
+        return timesteps.new_tensor([self._means.get(timestep, others) for timestep in timesteps.tolist()])
 
 
 def _relative(difference: Tensor, size: Tensor) -> Tensor:

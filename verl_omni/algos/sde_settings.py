@@ -50,7 +50,7 @@ class SdeSettings:
                 or a progressive window is not contiguous or never moves.
             LookupError, TypeError: a value is of a wrong type.
         """
-        found = cls(
+        settings = cls(
             noise_level=float(algo.get("noise_level") or 0.0),
             kind=str(algo.get("sde_type") or "sde"),
             window_size=_whole(algo.get("sde_window_size")),
@@ -60,19 +60,21 @@ class SdeSettings:
             window_seed=None if (seed := algo.get("sde_window_seed")) is None else int(seed),
             contiguous=algo.get("sde_contiguous") is not False,
         )
-        if not abs(found.noise_level) <= MOST_NOISE:
-            raise ValueError(f"noise_level must be a finite number, at most {MOST_NOISE:g}, not {found.noise_level:g}")
-        if found.kind not in SDE_TYPES:
-            raise ValueError(f"Unknown sde_type {found.kind!r}; one of {SDE_TYPES}")
-        if found.strategy not in SAMPLE_STRATEGIES:
-            raise ValueError(f"Unknown sample_strategy {found.strategy!r}; one of {SAMPLE_STRATEGIES}")
-        if found.strategy == "progressive" and found.iters_per_group <= 0:
+        if not abs(settings.noise_level) <= MOST_NOISE:
             raise ValueError(
-                f"iters_per_group must be positive when sample_strategy is progressive: {found.iters_per_group}"
+                f"noise_level must be a finite number, at most {MOST_NOISE:g}, not {settings.noise_level:g}"
             )
-        if found.strategy == "progressive" and not found.contiguous:
+        if settings.kind not in SDE_TYPES:
+            raise ValueError(f"Unknown sde_type {settings.kind!r}; one of {SDE_TYPES}")
+        if settings.strategy not in SAMPLE_STRATEGIES:
+            raise ValueError(f"Unknown sample_strategy {settings.strategy!r}; one of {SAMPLE_STRATEGIES}")
+        if settings.strategy == "progressive" and settings.iters_per_group <= 0:
+            raise ValueError(
+                f"iters_per_group must be positive when sample_strategy is progressive: {settings.iters_per_group}"
+            )
+        if settings.strategy == "progressive" and not settings.contiguous:
             raise ValueError(SCATTERED_PROGRESSIVE)
-        return found
+        return settings
 
     def bounds(self, steps: int) -> tuple[int, int, int]:
         """Steps [low, high) of `steps` denoising steps that the window lies in, and its size.

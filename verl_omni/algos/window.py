@@ -29,4 +29,4 @@ def place(settings: SdeSettings, *, steps: int, seed: int, training_step: int) -
         start = low + int(torch.randint(places, (), generator=generator))
         return tuple(range(start, start + size))
     chosen = torch.randperm(high - low, generator=generator)[:size]
-    return tuple(sorted(low + place for place in chosen.tolist()))
+    return tuple(sorted(low + offset for offset in chosen.tolist()))

@@ -51,7 +51,7 @@ def apply() -> None:
     def can_schedule_with_part(self: Any, state: Any) -> bool:
         part = part_of(state.req.sampling_params.extra_args)
         running = _extra_arguments(self, self._running[:1])
-        return can_schedule(self, state) and all(part_of(each) == part for each in running)
+        return can_schedule(self, state) and all(part_of(arguments) == part for arguments in running)
 
     BaseScheduler._can_schedule_waiting = can_schedule_with_part
 

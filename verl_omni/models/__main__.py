@@ -60,14 +60,14 @@ def _shapes(path: Path, steps: int, seed: int, wrong_colors: float) -> None:
         pipe = pretrain.pretrain(pretrain.Recipe(steps=steps, seed=seed, wrong_colors=wrong_colors), report)
     pipe.save_pretrained(path)
     wanted = prompts.held_out()
-    found, images, right = pretrain.accuracy(pipe, wanted)
+    accuracy, images, right = pretrain.accuracy(pipe, wanted)
     sample = slice(None, None, len(wanted) // 30)
     captions = [scene.text for scene in wanted]
     pretrain.grid(images[sample][:30], captions[sample][:30], right[sample][:30], path / "samples.png")
     (path / "accuracy.json").write_text(
-        json.dumps({"steps": steps, "seed": seed, "wrong_colors": wrong_colors, **found}, indent=2) + "\n"
+        json.dumps({"steps": steps, "seed": seed, "wrong_colors": wrong_colors, **accuracy}, indent=2) + "\n"
     )
-    print("held-out accuracy:", ", ".join(f"{name} {value:.1%}" for name, value in found.items()))
+    print("held-out accuracy:", ", ".join(f"{name} {value:.1%}" for name, value in accuracy.items()))
 
 
 if __name__ == "__main__":

@@ -145,12 +145,12 @@ class FamilyDescription:
     @property
     def videos(self) -> bool:
         """Whether its samples are videos."""
-        return any(each.videos for each in self.architectures.values())
+        return any(architecture.videos for architecture in self.architectures.values())
 
     @property
     def input_images(self) -> bool:
         """Whether its prompts have images."""
-        return any(each.images for each in self.architectures.values())
+        return any(architecture.images for architecture in self.architectures.values())
 
 
 def family_in(

@@ -74,12 +74,12 @@ def decode_token_ids(prompt: Any, tokenizer: Any) -> Any:
     if isinstance(prompt, str) or prompt.get("prompt"):
         return prompt
     decoded = dict(prompt)
-    for ids, text, given in (
+    for ids, text, written in (
         ("prompt_token_ids", "prompt", "prompt_text"),
         ("negative_prompt_ids", "negative_prompt", "negative_prompt_text"),
     ):
-        if prompt.get(given) is not None:
-            decoded[text] = prompt[given]
+        if prompt.get(written) is not None:
+            decoded[text] = prompt[written]
         elif prompt.get(ids) is not None:
             decoded[text] = tokenizer.decode(list(prompt[ids]), skip_special_tokens=True)
     return decoded
@@ -111,5 +111,5 @@ def request_generator(params: Any, device: torch.device) -> torch.Generator:
     if not isinstance(params.generator, torch.Generator):
         params.generator = torch.Generator(device=device)
         params.generator.seed()
-    found: torch.Generator = params.generator
-    return found
+    generator: torch.Generator = params.generator
+    return generator

@@ -22,8 +22,8 @@ def with_padded_negative(batch: Mapping[str, Tensor], name: str) -> Tensor:
     negative = batch[f"negative_{name}"]
     longest = max(positive.shape[1], negative.shape[1])
     padded = [rows.new_zeros(len(rows), longest, *rows.shape[2:]) for rows in (positive, negative)]
-    for whole, rows in zip(padded, (positive, negative), strict=True):
-        whole[:, : rows.shape[1]] = rows
+    for target, rows in zip(padded, (positive, negative), strict=True):
+        target[:, : rows.shape[1]] = rows
     return torch.cat(padded)
 
 

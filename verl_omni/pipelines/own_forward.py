@@ -64,7 +64,7 @@ class OwnForward:
         )
         prompts = [_texts(decode_token_ids(request.prompt, self.tokenizer)) for request in req.requests]
         conditions = self.encode(prompts, params, height, width)
-        generators = [request_generator(each, self.device) for each in req.sampling_params_list]
+        generators = [request_generator(request_params, self.device) for request_params in req.sampling_params_list]
         latents = self.initial_latents(generators, height, width)
         timesteps, sigmas = self.noise_levels(steps, latents)
         guidance = float(params.guidance_scale or 1.0)

@@ -90,13 +90,13 @@ class PromptCache:
         """
         paths = [self._path(prompt, options) for prompt in prompts]
         rows = [self._read(path) for path in paths]
-        missing = [place for place, found in enumerate(rows) if found is None]
+        missing = [index for index, row in enumerate(rows) if row is None]
         if missing:
             with self._awake():
-                encoded = [tuple(tensor[0] for tensor in encode([prompts[place]])) for place in missing]
-            for place, row in zip(missing, encoded, strict=True):
-                self._write(paths[place], row)
-                rows[place] = row
+                encoded = [tuple(tensor[0] for tensor in encode([prompts[index]])) for index in missing]
+            for index, row in zip(missing, encoded, strict=True):
+                self._write(paths[index], row)
+                rows[index] = row
         columns = zip(*(row for row in rows if row is not None), strict=True)
         return tuple(pad_sequence([row.to(device) for row in column], batch_first=True) for column in columns)
 
@@ -146,8 +146,8 @@ def _remove(path: Path) -> None:
 def _header(content: bytes) -> Mapping[str, str]:
     """Metadata of a safetensors file."""
     end = _HEADER_SIZE + int.from_bytes(content[:_HEADER_SIZE], "little")
-    found: Mapping[str, str] = json.loads(content[_HEADER_SIZE:end])["__metadata__"]
-    return found
+    metadata: Mapping[str, str] = json.loads(content[_HEADER_SIZE:end])["__metadata__"]
+    return metadata
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

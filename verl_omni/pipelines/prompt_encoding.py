@@ -50,8 +50,8 @@ class PromptEncoding:
 
     @property
     def _encoder_device(self) -> torch.device:
-        found: torch.device = getattr(self, "_execution_device", None) or self.device
-        return found
+        device: torch.device = getattr(self, "_execution_device", None) or self.device
+        return device
 
     def encode_prompts(
         self, prompts: Sequence[Prompt], encode: Callable[[list[Prompt]], tuple[Tensor, ...]], options: Options

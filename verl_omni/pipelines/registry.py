@@ -39,13 +39,13 @@ def _folders() -> dict[str, FamilyDescription]:
 
 FOLDERS = _folders()
 FAMILIES = Registry(
-    "model family", {name: each for folder in FOLDERS.values() for name, each in folder.architectures.items()}
+    "model family", {name: entry for folder in FOLDERS.values() for name, entry in folder.architectures.items()}
 )
 
 
 def lent_folder(*, videos: bool = False) -> str:
     """Folder of the family that stands for others with such samples: its example is lent (`description.Example`)."""
-    lent = (name for name, each in FOLDERS.items() if each.example and each.example.lent and each.videos == videos)
+    lent = (name for name, entry in FOLDERS.items() if entry.example and entry.example.lent and entry.videos == videos)
     return next(lent)
 
 
@@ -204,7 +204,7 @@ def check_encoder(architecture: str | None) -> None:
         ValueError: the message lists the architectures that have one.
     """
     if family(architecture).encoder is None:
-        known = ", ".join(name for name, each in FAMILIES.items() if each.encoder is not None)
+        known = ", ".join(name for name, registered in FAMILIES.items() if registered.encoder is not None)
         raise ValueError(f"algorithm.sample_source: offline is supported for {known}, not for {architecture}")
 
 

@@ -48,9 +48,9 @@ def scheduler_config(folder: Path, supported: Collection[str], *, dynamic: bool)
     config: dict[str, Any] = {**json.loads(file.read_text(encoding="utf-8")), "_class_name": name}
     wanted = RELIED_ON[name] | ({} if dynamic else {"use_dynamic_shifting": False})
     for setting, value in wanted.items():
-        if (found := config.get(setting, None if setting in NEEDED else value)) != value:
+        if (configured := config.get(setting, None if setting in NEEDED else value)) != value:
             raise ValueError(
-                f"{file}: {setting} of {name} must be {json.dumps(value)} for this model, not {json.dumps(found)}"
+                f"{file}: {setting} of {name} must be {json.dumps(value)} for this model, not {json.dumps(configured)}"
             )
     return config
 

@@ -105,13 +105,13 @@ class Sampler:
             score = sde.log_prob(kind, drawn, mean, std)
             projections = agreement.velocity_projections(v[index])
             moved[index] = drawn
-            for place, row in enumerate(members):
+            for position, row in enumerate(members):
                 window = self._windows[row]
                 if not self._latents[row] or (window is not None and not window.contiguous):
-                    self._latents[row].append(before[place].to(self._dtype))
-                self._latents[row].append(drawn[place].to(self._dtype))
-                self._scores[row].append(score[place])
-                self._projections[row].append(projections[place])
+                    self._latents[row].append(before[position].to(self._dtype))
+                self._latents[row].append(drawn[position].to(self._dtype))
+                self._scores[row].append(score[position])
+                self._projections[row].append(projections[position])
         return moved
 
     def _rounded(self, x: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def _trajectory(
         return None
     begins = list(window.steps[: len(log_probs)])
     levels = (
-        [*begins, begins[-1] + 1] if window.contiguous else [place for step in begins for place in (step, step + 1)]
+        [*begins, begins[-1] + 1] if window.contiguous else [level for step in begins for level in (step, step + 1)]
     )
     return Trajectory(
         latents=torch.stack(latents),

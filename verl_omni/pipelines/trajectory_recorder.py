@@ -59,11 +59,11 @@ class TrajectoryRecorder:
     ) -> None:
         self._version = version
         self._dtype = dtype
-        self._generators = [request_generator(each, device) for each in params]
-        self._extra = [each.extra_args or {} for each in params]
+        self._generators = [request_generator(request, device) for request in params]
+        self._extra = [request.extra_args or {} for request in params]
         self._windows = [
-            sde_window(extra, int(each.num_inference_steps or steps), step_noise_seed(extra, generator))
-            for each, extra, generator in zip(params, self._extra, self._generators, strict=True)
+            sde_window(extra, int(request.num_inference_steps or steps), step_noise_seed(extra, generator))
+            for request, extra, generator in zip(params, self._extra, self._generators, strict=True)
         ]
         self._fields = [requested_fields(extra) for extra in self._extra]
         self._records: list[RecordedSample] = []

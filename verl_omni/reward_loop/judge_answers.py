@@ -45,11 +45,11 @@ def read(choice: Mapping[str, Any]) -> JudgeAnswer:
     if not isinstance(content, str):
         raise UnusableAnswer("choices[0].message.content is no text")
     begin, end = THOUGHTS
-    _, ended, said = content.rpartition(end)
+    _, ended, answer = content.rpartition(end)
     only_thoughts = ending == "length" and not content.strip() and any(message.get(name) for name in REASONING)
-    if begin in said or only_thoughts:
+    if begin in answer or only_thoughts:
         raise UnusableAnswer(f"the answer ends within the judge's thoughts ({begin}): a larger max_tokens has room")
-    return JudgeAnswer(said if ended else content, ending == "length")
+    return JudgeAnswer(answer if ended else content, ending == "length")
 
 
 def without_fence(text: str) -> str:

@@ -61,10 +61,10 @@ class Judge:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(self.ask(each, question)) for each in chosen_frames(sample, interval)]
+                asked = [group.create_task(self.ask(frame, question)) for frame in chosen_frames(sample, interval)]
         except* JudgeError as failed:
             raise failed.exceptions[0] from None
-        return [each.result() for each in asked]
+        return [task.result() for task in asked]
 
     async def ask(self, image: Tensor, question: str, *others: Tensor) -> judge_answers.JudgeAnswer:
         """The answer to a question about an image, or about several, at temperature 0.
@@ -76,7 +76,7 @@ class Judge:
             JudgeError: no attempt succeeded, or the response has no usable text.
         """
         # In threads: encoding would block the other samples.
-        pictures = [await asyncio.to_thread(png_base64, each) for each in (image, *others)]
+        pictures = [await asyncio.to_thread(png_base64, picture) for picture in (image, *others)]
         content: list[dict[str, Any]] = [
             {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}} for picture in pictures
         ]

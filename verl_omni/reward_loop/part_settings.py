@@ -56,7 +56,7 @@ def pool_of(given: Mapping[str, Any]) -> ScorerPool | None:
 
 def pools_of(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, ScorerPool]:
     """The pools of valid parts, by key."""
-    return {key: pool for key, given in parts.items() if (pool := pool_of(given)) is not None}
+    return {key: pool for key, part in parts.items() if (pool := pool_of(part)) is not None}
 
 
 def part_problems(key: str, given: Any) -> Iterator[str]:
@@ -119,10 +119,10 @@ def only_evaluates(given: Mapping[str, Any]) -> bool:
 
 def held_out_scorers(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The keys of parts that score the samples of evaluations only."""
-    return [key for key, given in parts.items() if only_evaluates(given)]
+    return [key for key, part in parts.items() if only_evaluates(part)]
 
 
 def weight_problem(parts: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Why the scores cannot be combined with the parts' weights."""
-    total = sum(given.get("weight", 1.0) for given in parts.values() if not only_evaluates(given))
+    total = sum(part.get("weight", 1.0) for part in parts.values() if not only_evaluates(part))
     return None if total > 0 else f"reward.reward_functions: the weights must add up to more than 0, not {total:g}"

@@ -130,12 +130,12 @@ def scores(answer: Any, count: int) -> list[float]:
     if not isinstance(values, (list, tuple)) or len(values) != count:
         raise ValueError(f"the answer has no {count} 'scores': {_show(answer)}")
     numbers = [
-        each.item() if isinstance(each, (np.generic, np.ndarray)) and each.size == 1 else each for each in values
+        value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value for value in values
     ]
-    if not all(isinstance(each, (int, float)) for each in numbers):
+    if not all(isinstance(number, (int, float)) for number in numbers):
         raise ValueError(f"a score is no number: {_show(values)}")
     try:
-        return [float(each) for each in numbers]
+        return [float(number) for number in numbers]
     except OverflowError as error:
         raise ValueError(f"a score is too large: {_show(values)}") from error
 

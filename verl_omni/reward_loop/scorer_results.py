@@ -164,7 +164,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if type(value) is dict:
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_plain(each) for each in value)
+        return type(value)(_plain(item) for item in value)
     return value

@@ -29,8 +29,8 @@ OF_TEXTS = {
 }
 # What reward functions of flow_grpo and TRL take instead.
 OF_OTHERS = {
-    other: f"must be given; if it is what flow_grpo and TRL pass, name the parameter {here}"
-    for other, here in (
+    foreign: f"must be given; if it is what flow_grpo and TRL pass, name the parameter {here}"
+    for foreign, here in (
         ("image", "solution_image"),
         ("images", PLURAL["solution_image"]),
         ("prompt", "ground_truth"),
@@ -113,7 +113,7 @@ def parameters_of(scorer: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 def taken_by(scorer: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that a scorer has parameters for; all of them if it has `**kwargs`."""
     known = parameters_of(scorer)
-    is_open = any(each.kind is each.VAR_KEYWORD for each in known.values())
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     return {name: value for name, value in arguments.items() if is_open or name in known}
 
 
@@ -130,11 +130,13 @@ def takes_groups(scorer: Callable[..., Any]) -> bool:
 def signature_of(scorer: Callable[..., Any]) -> Signature:
     """The signature of a function."""
     known = parameters_of(scorer).values()
-    named = [each for each in known if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    named = [
+        parameter for parameter in known if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
     return _signature(
-        {each.name: each.default is not each.empty for each in named},
-        open_ended=any(each.kind is each.VAR_KEYWORD for each in known),
-        positional=[each.name for each in known if each.kind is each.POSITIONAL_ONLY],
+        {parameter.name: parameter.default is not parameter.empty for parameter in named},
+        open_ended=any(parameter.kind is parameter.VAR_KEYWORD for parameter in known),
+        positional=[parameter.name for parameter in known if parameter.kind is parameter.POSITIONAL_ONLY],
         generates=_generates(scorer),
     )
 
@@ -203,13 +205,13 @@ def signature_in_source(text: str, name: str) -> Signature | None:
     arguments = defined[-1].args
     without_default = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
     places = enumerate(arguments.args, start=len(arguments.posonlyargs))
-    has_default = {each.arg: place >= without_default for place, each in places}
+    has_default = {argument.arg: position >= without_default for position, argument in places}
     keyword_only = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    has_default |= {each.arg: default is not None for each, default in keyword_only}
+    has_default |= {argument.arg: default is not None for argument, default in keyword_only}
     return _signature(
         has_default,
         open_ended=arguments.kwarg is not None,
-        positional=[each.arg for each in arguments.posonlyargs],
+        positional=[argument.arg for argument in arguments.posonlyargs],
         generates=_yields(defined[-1].body),
     )
 

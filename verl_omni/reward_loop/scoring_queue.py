@@ -122,7 +122,7 @@ class ScoringQueue:
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
         if self._stuck == self._limit:
-            for _, result in (each for unit in (*self._alone, *self._waiting) for each in unit):
+            for _, result in (waiting for unit in (*self._alone, *self._waiting) for waiting in unit):
                 if not result.done():
                     result.set_exception(TimeoutError(self._text_of_stuck_calls()))
             self._alone.clear()
@@ -140,7 +140,7 @@ class ScoringQueue:
             chosen: list[list[Waiting]] = []
             count = 0
             while source and (not chosen or count + len(source[0]) <= limit):
-                unit = [each for each in source.popleft() if not each[1].done()]  # done: its caller was cancelled
+                unit = [entry for entry in source.popleft() if not entry[1].done()]  # done: its caller was cancelled
                 if unit:
                     chosen.append(unit)
                     count += len(unit)

@@ -23,10 +23,10 @@ def mean_over_frames(samples: Sequence[Tensor], prompts: Sequence[str], score: S
         score: takes images and their prompts, and returns a number for each, [B].
     """
     if all(sample.ndim == 3 for sample in samples):
-        return [float(each) for each in score(samples, prompts)]
+        return [float(number) for number in score(samples, prompts)]
     frames = [chosen_frames(sample, 1) for sample in samples]
-    images = [image for each in frames for image in each]
-    texts = [prompt for prompt, each in zip(prompts, frames, strict=True) for _ in each]
+    images = [image for sample_frames in frames for image in sample_frames]
+    texts = [prompt for prompt, sample_frames in zip(prompts, frames, strict=True) for _ in sample_frames]
     parts = [slice(start, start + AT_ONCE) for start in range(0, len(images), AT_ONCE)]
     frame_scores = torch.cat([score(images[part], texts[part]) for part in parts])
-    return [float(each.mean()) for each in frame_scores.split([len(each) for each in frames])]
+    return [float(scores.mean()) for scores in frame_scores.split([len(sample_frames) for sample_frames in frames])]

@@ -354,8 +354,8 @@ OF_THE_ALGORITHM = tuple(name for name, field in FIELDS.items() if field == "spe
 
 def field_of(name: str) -> str | None:
     """The job's field that sets a setting, one inside it or a group around it; None if overrides may set it."""
-    for own, field in FIELDS.items():
-        if name == own or name.startswith(f"{own}.") or own.startswith(f"{name}."):
+    for known, field in FIELDS.items():
+        if name == known or name.startswith(f"{known}.") or known.startswith(f"{name}."):
             return field
     return None
 

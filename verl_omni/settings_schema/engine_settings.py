@@ -125,8 +125,8 @@ def full_name(name: str) -> str:
     """The trainer's name of a setting that may be spelled with hyphens below `GROUP`; other names stay."""
     if not name.startswith(f"{GROUP}."):
         return name
-    own, dot, inner = name.removeprefix(f"{GROUP}.").partition(".")
-    return f"{GROUP}.{python_name(own)}{dot}{inner}"
+    setting, dot, inner = name.removeprefix(f"{GROUP}.").partition(".")
+    return f"{GROUP}.{python_name(setting)}{dot}{inner}"
 
 
 def read(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -137,7 +137,7 @@ def read(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     Args:
         given: values by names in either spelling.
     """
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     problems: list[str] = []
     for spelled, value in given.items():
         name = python_name(spelled)
@@ -151,10 +151,10 @@ def read(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         except ValueError as error:
             problems.append(f"{GROUP}.{name}: {error}")
             continue
-        if name in found and found[name] != converted:
-            problems.append(f"{GROUP}.{name}: has two values, {found[name]} and {converted}; write one")
-        found[name] = converted
-    return found, problems
+        if name in arguments and arguments[name] != converted:
+            problems.append(f"{GROUP}.{name}: has two values, {arguments[name]} and {converted}; write one")
+        arguments[name] = converted
+    return arguments, problems
 
 
 def conflicts(rollout: Any, *, trains_adapter: bool) -> Iterator[str]:
@@ -201,9 +201,9 @@ def without_effect(
     backend = engine.get("diffusion_attention_backend", attention_backend)
     plain_attention = backend == "TORCH_SDPA" and "diffusion_attention_config" not in engine
     for name in engine:
-        other = SETTINGS[name].of
-        if other is not None and _asks_for_nothing(engine.get(other)):
-            yield name, f"{other} is not set"
+        needed = SETTINGS[name].of
+        if needed is not None and _asks_for_nothing(engine.get(needed)):
+            yield name, f"{needed} is not set"
         if name.startswith("diffusion_compile_") and enforce_eager:
             yield name, "with rollout.enforce_eager=true nothing is compiled"
         if name in FLASH_ATTENTION and plain_attention:

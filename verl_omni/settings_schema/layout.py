@@ -73,14 +73,14 @@ def algorithms() -> tuple[str, ...]:
 
 def algorithm_defaults(loss: str) -> dict[str, Any]:
     """Defaults that an algorithm of this package has in place of the common ones, or besides them."""
-    found: dict[str, Any] = _read(f"loss/{loss}.yaml")
-    return found
+    values: dict[str, Any] = _read(f"loss/{loss}.yaml")
+    return values
 
 
 def loss_defaults(loss: str) -> dict[str, Any]:
     """Defaults of the settings `actor_rollout_ref.actor.diffusion_loss` of an algorithm of this package."""
-    found: dict[str, Any] = algorithm_defaults(loss)["actor_rollout_ref"]["actor"]["diffusion_loss"]
-    return found
+    values: dict[str, Any] = algorithm_defaults(loss)["actor_rollout_ref"]["actor"]["diffusion_loss"]
+    return values
 
 
 def defaults(own: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,8 +135,8 @@ def layout_of(values: Mapping[str, Any]) -> Layout:
 def common_layout() -> Layout:
     """Settings that all algorithms have, each with its type if they agree on it."""
     first, *others = (layout(loss) for loss in algorithms())
-    kinds = {name: kind for name, kind in first.kinds.items() if all(each.kinds.get(name) is kind for each in others)}
-    names = [name for name in first.names if all(name in each.names for each in others)]
+    kinds = {name: kind for name, kind in first.kinds.items() if all(entry.kinds.get(name) is kind for entry in others)}
+    names = [name for name in first.names if all(name in entry.names for entry in others)]
     groups = {name: empty for name, empty in first.groups.items() if name in names}
     return Layout(dict.fromkeys(names).keys(), groups, kinds)
 

@@ -48,7 +48,7 @@ class Rejected:
 
     def accepts(self, value: Any) -> bool:
         """Whether `value` asks for nothing. False is not 0."""
-        return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.accepted)
+        return any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in self.accepted)
 
 
 Rule = Renamed | Copied | WithoutEffect | Rejected
@@ -66,13 +66,13 @@ def rules() -> dict[str, Rule]:
     """All rules, by the name of a setting or of a group, which ends with `.*`."""
     source = files("verl_omni.settings_schema").joinpath("reference_settings.yaml").read_text(encoding="utf-8")
     lists = read_yaml(source)
-    found: dict[str, Rule] = {name: Renamed(target) for name, target in lists["renamed"].items()}
-    found |= {name: Copied(target) for name, target in lists["copies"].items()}
+    by_name: dict[str, Rule] = {name: Renamed(target) for name, target in lists["renamed"].items()}
+    by_name |= {name: Copied(target) for name, target in lists["copies"].items()}
     for entry in lists["without_effect"]:
-        found |= dict.fromkeys(entry["settings"], WithoutEffect(entry["reason"]))
+        by_name |= dict.fromkeys(entry["settings"], WithoutEffect(entry["reason"]))
     for entry in lists["refused"]:
-        found |= dict.fromkeys(entry["settings"], Rejected(tuple(entry["accepted"]), entry["advice"]))
-    return found
+        by_name |= dict.fromkeys(entry["settings"], Rejected(tuple(entry["accepted"]), entry["advice"]))
+    return by_name
 
 
 def find_rule(name: str) -> Rule | None:

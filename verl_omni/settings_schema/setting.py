@@ -70,7 +70,7 @@ class Setting:
 
     def accepts(self, value: Any, registered: tuple[Any, ...] = ()) -> bool:
         """Whether a value is one of `values`, or of those that modules of users registered. 1 is not true."""
-        return any(value == other and isinstance(value, type(other)) for other in (*self.values, *registered))
+        return any(value == choice and isinstance(value, type(choice)) for choice in (*self.values, *registered))
 
 
 def fits(kind: Kind, value: Any) -> bool:

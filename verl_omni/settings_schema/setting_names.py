@@ -13,10 +13,10 @@ OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}  # of Hydra, with a v
 
 def joined_options(arguments: Iterable[str]) -> Iterator[str]:
     """The arguments, with each option of Hydra and its separate value joined into one argument: `OPTION=VALUE`."""
-    rest = iter(arguments)
-    for each in rest:
-        option = OPTIONS.get(each, each)
-        yield f"{option}={next(rest, '')}" if option in OPTIONS.values() else each
+    remaining = iter(arguments)
+    for argument in remaining:
+        option = OPTIONS.get(argument, argument)
+        yield f"{option}={next(remaining, '')}" if option in OPTIONS.values() else argument
 
 
 def is_in_open_group(name: str) -> bool:
@@ -33,9 +33,9 @@ def describe_unknown(name: str, known: Collection[str]) -> str:
     for group in (name, name.rpartition(".")[0]):
         if group not in known and (target := copied_group(group)):
             return f"unknown setting; write {target}"
-    of_samples = (each for each in known if each.startswith((f"{ROLLOUT}.pipeline.", f"{ROLLOUT}.algo.")))
+    of_samples = (setting for setting in known if setting.startswith((f"{ROLLOUT}.pipeline.", f"{ROLLOUT}.algo.")))
     # The settings of evaluations: their groups are empty by default.
-    of_evaluations = (f"{ROLLOUT}.val_kwargs.{each.removeprefix(f'{ROLLOUT}.')}" for each in of_samples)
+    of_evaluations = (f"{ROLLOUT}.val_kwargs.{setting.removeprefix(f'{ROLLOUT}.')}" for setting in of_samples)
     near = nearest_setting(name, [*known, *of_evaluations])
     return "unknown setting" + (f"; did you mean {near}?" if near else "")
 
@@ -43,10 +43,10 @@ def describe_unknown(name: str, known: Collection[str]) -> str:
 def nearest_setting(name: str, valid: Iterable[str]) -> str | None:
     """The most similar name with dots whose last part is similar too, or one with the same last part."""
     last = name.rpartition(".")[2]
-    parts = {one: one.rpartition(".")[2] for one in sorted(valid)}
+    parts = {setting: setting.rpartition(".")[2] for setting in sorted(valid)}
     similar = (
-        one
-        for one in difflib.get_close_matches(name, parts, n=10, cutoff=0.5)
-        if difflib.SequenceMatcher(None, last, parts[one]).ratio() >= 0.6
+        setting
+        for setting in difflib.get_close_matches(name, parts, n=10, cutoff=0.5)
+        if difflib.SequenceMatcher(None, last, parts[setting]).ratio() >= 0.6
     )
-    return next(similar, next((one for one, part in parts.items() if part == last), None))
+    return next(similar, next((setting for setting, part in parts.items() if part == last), None))

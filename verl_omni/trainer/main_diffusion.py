@@ -409,8 +409,8 @@ def _record_failure(folder: Any, error: Exception, killed: int = 0) -> int:
         return INTERRUPTED
     traceback.print_exc()
     # Messages of this package's own errors are complete sentences; others need their type to be understood.
-    own = type(cause).__module__.startswith("verl_omni.") and str(cause)
-    message = own or describe_error(error)
+    sentence = type(cause).__module__.startswith("verl_omni.") and str(cause)
+    message = sentence or describe_error(error)
     reason = _reason(error)
     if killed and reason in ("ApplicationError", "WorkerLost"):
         reason = "OutOfMemory"
@@ -464,10 +464,12 @@ def _other_distribution() -> str | None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("verl-omni")
+        release = version("verl-omni")
     except PackageNotFoundError:
         return None
-    return f"verl-omni {found} and omni-operator are both installed, and both are imported as verl_omni: uninstall one"
+    return (
+        f"verl-omni {release} and omni-operator are both installed, and both are imported as verl_omni: uninstall one"
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -59,8 +59,8 @@ class Stack:
             raise ReplicaCallFailed(
                 f"replica {', '.join(silent)} did not report its weight version within {self.deadline:g} s"
             )
-        found: list[int] = ray.get(requests)
-        return found
+        versions: list[int] = ray.get(requests)
+        return versions
 
     def stop(self) -> None:
         """Shut down the engines, which removes their shared memory, then Ray.

@@ -117,8 +117,8 @@ def _commit(api: Any, request: Request) -> None:
         api.create_repo(request.repository, private=True, exist_ok=True)
     operations = [
         # A file that grows between its digest and its upload would not be accepted.
-        CommitOperationAdd(each.name, Path(each.path).read_bytes() if each.may_change else each.path)
-        for each in request.files
+        CommitOperationAdd(file.name, Path(file.path).read_bytes() if file.may_change else file.path)
+        for file in request.files
     ]
     if request.card is not None and not api.get_paths_info(request.repository, [README]):
         operations.append(CommitOperationAdd(README, request.card.encode()))
@@ -126,7 +126,9 @@ def _commit(api: Any, request: Request) -> None:
 
 
 def _describe(error: BaseException, endpoint: str) -> Answer:
-    response = next((found for each in _chain(error) if (found := getattr(each, "response", None)) is not None), None)
+    response = next(
+        (answer for cause in _chain(error) if (answer := getattr(cause, "response", None)) is not None), None
+    )
     if response is None:
         causes = list(_chain(error))
         return Answer(f"{endpoint}: {type(causes[-1]).__name__}: {_brief(causes[-1])}")
@@ -169,7 +171,7 @@ def main() -> int:
     """Read a request, and answer it; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal: the trainer decides when to stop
     document = json.loads(sys.stdin.readline())
-    request = Request(**{**document, "files": tuple(Upload(**each) for each in document["files"])})
+    request = Request(**{**document, "files": tuple(Upload(**file) for file in document["files"])})
     threading.Thread(target=_end_with_input, daemon=True).start()
     sys.stdout.write(json.dumps(asdict(commit(request))))
     return 0

@@ -24,7 +24,10 @@ class _Finder(MetaPathFinder):
         if fullname not in self.callbacks:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next((found for each in others if (found := each.find_spec(fullname, path, target)) is not None), None)
+        spec = next(
+            (candidate for finder in others if (candidate := finder.find_spec(fullname, path, target)) is not None),
+            None,
+        )
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self.callbacks[fullname])
         return spec

@@ -161,17 +161,17 @@ def _no_safetensors(folder: Path, component: str) -> Iterator[str]:
 def _variants(path: Path) -> dict[str | None, Weights]:
     """The weights of a component, by variant."""
     names = sorted(os.listdir(path))
-    found: dict[str | None, Weights] = {}
+    by_variant: dict[str | None, Weights] = {}
     for name in names:
         if match := _FILE.fullmatch(name):
             variant = match["variant"]
-            earlier = found.get(variant, Weights(variant, None, ()))
-            whole = earlier.whole if match["shard"] else name
-            found[variant] = Weights(variant, whole, (*earlier.files, name))
+            earlier = by_variant.get(variant, Weights(variant, None, ()))
+            file = earlier.whole if match["shard"] else name
+            by_variant[variant] = Weights(variant, file, (*earlier.files, name))
     for name in names:
         if match := _FILE_INDEX.fullmatch(name):
-            found[match["variant"]] = Weights(match["variant"], name, _listed(path / name))
-    return found
+            by_variant[match["variant"]] = Weights(match["variant"], name, _listed(path / name))
+    return by_variant
 
 
 def _listed(index: Path) -> tuple[str, ...]:

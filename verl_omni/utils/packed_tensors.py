@@ -101,8 +101,8 @@ class Packer:
         place = Place(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), self.nbytes)
         if len(content) >= SHARED_BYTES:
             alike = self._known.setdefault((place.dtype, place.shape, *_ends(content)), [])
-            for other, known in alike:
-                if torch.equal(other, content):
+            for stored, known in alike:
+                if torch.equal(stored, content):
                     return known
             alike.append((content, place))
         self._contents.append((place.start, content))

@@ -44,7 +44,7 @@ def as_pixels(media: Any, dtype: PixelDtype = "uint8") -> Tensor:
 
 def as_images(pixels: Tensor) -> list[Image.Image]:
     """Convert uint8 pixels [B, 3, H, W] to PIL images."""
-    return [Image.fromarray(each.permute(1, 2, 0).contiguous().cpu().numpy()) for each in pixels]
+    return [Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy()) for image in pixels]
 
 
 def jpeg_size(image: Tensor, quality: int) -> int:

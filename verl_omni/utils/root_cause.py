@@ -78,14 +78,14 @@ def sendable(error: Exception) -> Exception:
 def after_traceback(text: str) -> str:
     """PURE: what follows the last frame of a traceback: `Type: message`, which may have several lines."""
     lines = text.splitlines()
-    last_indented = max((place for place, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    last_indented = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
     return "\n".join(lines[last_indented + 1 :]).strip() or text
 
 
 def lost_actor(text: str) -> str:
     """PURE: Ray's text about an actor that is gone, on one line: which process it was, and how it ended."""
     lines = text.splitlines()
-    fields = {found[1]: found[2] for line in lines if (found := _FIELD.match(line))}
+    fields = {match[1]: match[2] for line in lines if (match := _FIELD.match(line))}
     first, *others = [line.partition(_ADVICE)[0].strip() for line in lines if not _FIELD.match(line)] or [""]
     process = [fields[name] if name == "class_name" else f"{name} {fields[name]}" for name in _SHOWN if name in fields]
     if process:

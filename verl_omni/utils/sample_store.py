@@ -113,7 +113,7 @@ def load(rows: Sequence[Sequence[StoredSample]], get: Get) -> dict[str, Any]:
     references = list(dict.fromkeys(sample.reference for sample in samples))
     parts = dict(zip(references, get(references), strict=True))
     copies: dict[Reference, dict[Place, Tensor]] = {reference: {} for reference in references}
-    loaded = [parts[each.reference].row(each.row, copies[each.reference]) for each in samples]
+    loaded = [parts[sample.reference].row(sample.row, copies[sample.reference]) for sample in samples]
     return {name: _rows_of(name, loaded, shape) for name in loaded[0]}
 
 

@@ -61,7 +61,7 @@ class Store:
         """Whether a program that has connected to Ray still runs."""
         fields = {"skip_submission_job_info_field": True, "skip_is_running_tasks_field": True}
         jobs = self._head.get_all_job_info(timeout=STORE_SECONDS, **fields).items()
-        return any(key.hex() == job and not found.is_dead for key, found in jobs)
+        return any(key.hex() == job and not info.is_dead for key, info in jobs)
 
 
 def save(

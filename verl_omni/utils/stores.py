@@ -137,8 +137,8 @@ class Store:
             infos = self._files.get_file_info(fs.FileSelector(self._root, recursive=True))
         except OSError as error:
             raise StoreError(f"{self.url} could not be read: {_brief(error)}") from error
-        files = sorted((each for each in infos if each.type == fs.FileType.File), key=lambda each: str(each.path))
-        return [Listed(self._name(each.path), each.size, each.mtime_ns) for each in files]
+        files = sorted((entry for entry in infos if entry.type == fs.FileType.File), key=lambda entry: str(entry.path))
+        return [Listed(self._name(entry.path), entry.size, entry.mtime_ns) for entry in files]
 
     def _name(self, path: str) -> str:
         """The name of an object below this folder. To S3, `..` is part of a name like any other."""
@@ -176,10 +176,10 @@ def download(url: str, folder: Path, access: Access = Access()) -> int:
     """
     store = Store(url, access)
     objects = store.objects()
-    for each in objects:
-        path = folder / (each.name or url.rpartition("/")[2])
-        if not is_current(path, each):
-            store.receive(each.name, path, each.changed_ns)
+    for listed in objects:
+        path = folder / (listed.name or url.rpartition("/")[2])
+        if not is_current(path, listed):
+            store.receive(listed.name, path, listed.changed_ns)
     return len(objects)
 
 

@@ -71,9 +71,9 @@ def open_buffer(message: BufferMessage, device: torch.device) -> Tensor:
     if message.device_handle is None:
         raise IncompleteUpdate("malformed message of the trainer: it names no buffer")
     rebuild, arguments = pickle.loads(message.device_handle)
-    own = list(arguments)
-    own[6] = device.index  # the index of a device may differ between the two processes
-    return rebuild(*own)
+    local_arguments = list(arguments)
+    local_arguments[6] = device.index  # the index of a device may differ between the two processes
+    return rebuild(*local_arguments)
 
 
 def synchronize(device: torch.device | None) -> None:

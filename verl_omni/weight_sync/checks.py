@@ -216,9 +216,9 @@ def _holds(name: str, target: LoraTarget, weights: Any) -> bool:
     for index, a, b, _, _ in _parts(name, target, weights):
         if target.layer.tp_size > 1:
             a, b = _own_shard(target.layer, index, a, b)
-        for held, given in ((target.layer.lora_a_stacked, a), (target.layer.lora_b_stacked, b)):
-            corner = held[index][0, 0, : given.shape[0], : given.shape[1]]
-            if not torch.equal(corner, given.to(corner)):
+        for held, part in ((target.layer.lora_a_stacked, a), (target.layer.lora_b_stacked, b)):
+            corner = held[index][0, 0, : part.shape[0], : part.shape[1]]
+            if not torch.equal(corner, part.to(corner)):
                 return False
     return True
 

@@ -87,8 +87,8 @@ def summarize_names(names: Iterable[str]) -> str:
 def parse_error(message: str) -> WeightSyncError:
     """The error whose text is contained in `message`; a plain `WeightSyncError` if there is none."""
     kinds = {kind.__name__: kind for kind in WeightSyncError.__subclasses__()}
-    if found := re.search(rf"\[({'|'.join(kinds)})\] (.*)", message, re.DOTALL):
-        return kinds[found[1]](found[2])
+    if match := re.search(rf"\[({'|'.join(kinds)})\] (.*)", message, re.DOTALL):
+        return kinds[match[1]](match[2])
     return WeightSyncError(message)
 
 

@@ -21,14 +21,14 @@ def fused_module_parts(module: nn.Module) -> dict[str, list[str]]:
 
     vLLM-Omni's models have `stacked_params_mapping`, rows of (`.to_qkv`, `.to_q`, shard).
     """
-    found: dict[str, list[str]] = {}
-    for each in module.modules():
-        for row in getattr(each, "stacked_params_mapping", None) or ():
+    parts_of: dict[str, list[str]] = {}
+    for submodule in module.modules():
+        for row in getattr(submodule, "stacked_params_mapping", None) or ():
             fused, part = (str(word).strip(".") for word in row[:2])
-            parts = found.setdefault(fused, [])
+            parts = parts_of.setdefault(fused, [])
             if part not in parts:
                 parts.append(part)
-    return found
+    return parts_of
 
 
 class FullUpdate:
@@ -108,13 +108,15 @@ class FullUpdate:
         self._components.add(component)
         if not isinstance(module, nn.Module):
             return
-        self._dtypes |= {f"{component}.{own}": each.dtype for own, each in module.state_dict(keep_vars=True).items()}
+        self._dtypes |= {
+            f"{component}.{name}": tensor.dtype for name, tensor in module.state_dict(keep_vars=True).items()
+        }
         fused = fused_module_parts(module)
         table = getattr(self._pipeline, "checkpoint_names", ())
-        for own in _named(component, module.named_buffers()):
-            self._known[strip_lora_wrapper(own)] = own
-        for own in _named(component, module.named_parameters()):
-            self._require(own, [replace_parts(part, table) for part in part_names(strip_lora_wrapper(own), fused)])
+        for name in _named(component, module.named_buffers()):
+            self._known[strip_lora_wrapper(name)] = name
+        for name in _named(component, module.named_parameters()):
+            self._require(name, [replace_parts(part, table) for part in part_names(strip_lora_wrapper(name), fused)])
 
     def _require(self, own: str, parts: Iterable[str]) -> None:
         """Require a parameter, which the sent names `parts` cover together."""

@@ -23,7 +23,7 @@ BUCKET_BYTES = 64 << 30  # maximum size of a bucket, which may be one large tens
 # Bytes that must arrive within the deadline, however slow a peer is.
 CHUNK_BYTES = 4 << 20
 
-_NAMES = {each: str(each).removeprefix("torch.") for each in vars(torch).values() if isinstance(each, torch.dtype)}
+_NAMES = {value: str(value).removeprefix("torch.") for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 

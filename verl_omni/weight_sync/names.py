@@ -52,7 +52,7 @@ def adapter_modules(names: Iterable[str]) -> set[str]:
             raise IncompleteUpdate(f"{name} is not a LoRA tensor")
     if not halves:
         raise IncompleteUpdate("the adapter has no tensors")
-    if single := [module for module, found in halves.items() if len(found) == 1]:
+    if single := [module for module, sides in halves.items() if len(sides) == 1]:
         raise IncompleteUpdate(f"lora_A or lora_B is missing for {summarize_names(single)}")
     return set(halves)
 

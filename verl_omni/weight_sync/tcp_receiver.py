@@ -93,7 +93,7 @@ class StreamReceiver:
         Raises:
             IncompleteUpdate: digest, names or sizes are not those that the trainer sent.
         """
-        found: set[str] = set()
+        names: set[str] = set()
         buffer = torch.empty(0, dtype=torch.uint8)
         while True:
             bucket = self._receive(BucketMessage)
@@ -101,11 +101,11 @@ class StreamReceiver:
             if buffer.numel() < size:
                 buffer = torch.empty(size, dtype=torch.uint8)
             self._fill(memoryview(buffer.numpy())[:size])
-            if found & bucket.entries.keys():
+            if names & bucket.entries.keys():
                 raise IncompleteUpdate("the name of a tensor arrived twice")
-            found |= bucket.entries.keys()
+            names |= bucket.entries.keys()
             if bucket.last is not None:
-                check_names(bucket.last, found)  # before the last tensors reach an engine
+                check_names(bucket.last, names)  # before the last tensors reach an engine
             yield from unpack(buffer[:size], bucket.entries, torch.device("cpu"))
             if bucket.last is not None:
                 return

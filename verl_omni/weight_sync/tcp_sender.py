@@ -277,8 +277,8 @@ class StreamSender:
                 done += 1
                 if done == half:
                     since = clock()
-                    for other, wait in waits.items():
-                        wait.reschedule(latest(other))
+                    for receiver, wait in waits.items():
+                        wait.reschedule(latest(receiver))
                 elif done > half:
                     peer.delay += max(0.0, clock() - since - usual)
 

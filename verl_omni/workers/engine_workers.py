@@ -59,8 +59,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         self.config = config
         self._casts: dict[str, int] = {}
         # Ranks that share the sequence of a sample get the same rows, and one of them reports their metrics.
-        group, place = divmod(self.rank, config.actor.fsdp_config.ulysses_sequence_parallel_size)
-        self._register_dispatch_collect_info(ROWS, dp_rank=group, is_collect=place == 0)
+        group, position = divmod(self.rank, config.actor.fsdp_config.ulysses_sequence_parallel_size)
+        self._register_dispatch_collect_info(ROWS, dp_rank=group, is_collect=position == 0)
         self._writing = BackgroundWrite()
         self._encoder: Any = None
 
@@ -162,8 +162,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
             dtype = parse_dtype(name, self.config.actor.fsdp_config.mixed_precision.param_dtype)
             length = self.config.rollout.pipeline.max_sequence_length
             self._encoder = encoder_class(self.config.model.architecture)(self.config.model.path, dtype, length)
-        found: dict[str, torch.Tensor] = self._encoder.encode(list(prompts), pixels, self.actor.device)
-        return found
+        encoded: dict[str, torch.Tensor] = self._encoder.encode(list(prompts), pixels, self.actor.device)
+        return encoded
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def send_average(self, wanted: bool) -> None:

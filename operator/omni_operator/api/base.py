@@ -95,9 +95,9 @@ class Rule:
             if not holds(self.condition, model):
                 yield Violation(at, self._text(model))
             return
-        for place, item in enumerate(getattr(model, to_snake(self.at))):
+        for index, item in enumerate(getattr(model, to_snake(self.at))):
             if not holds(self.condition, model, item):
-                yield Violation((*at, place), self._text(model, item))
+                yield Violation((*at, index), self._text(model, item))
 
     def _text(self, model: BaseModel, item: Any = None) -> str:
         return self.message if self.shown is None else _Values().format(self.shown, self=model, item=item)

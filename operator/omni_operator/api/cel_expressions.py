@@ -67,7 +67,7 @@ def _cel(node: ast.expr) -> str:
     match node:
         case ast.BoolOp(op=op, values=values):
             sign = " && " if isinstance(op, ast.And) else " || "
-            return sign.join(_inner(each) for each in values)
+            return sign.join(_inner(value) for value in values)
         case ast.IfExp(test=test, body=body, orelse=other):
             return f"({_cel(test)} ? {_cel(body)} : {_cel(other)})"
         case ast.UnaryOp(op=ast.Not(), operand=operand):

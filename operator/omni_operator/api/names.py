@@ -88,9 +88,9 @@ class Names:
         Where it would be longer than KubeRay allows, the letter counts as well: `-a99`, `-b00`, and so on to `-z99`.
         """
         digits = max(2, RAYJOB_NAME_LIMIT - len(self.job) - 2)
-        letter, rest = divmod(number, 10**digits)
+        letter, remainder = divmod(number, 10**digits)
         if letter < len(LETTERS):
-            return f"{self.job}-{LETTERS[letter]}{rest:0{digits if letter else 2}d}"
+            return f"{self.job}-{LETTERS[letter]}{remainder:0{digits if letter else 2}d}"
         return f"{self.job}-a{number:02d}"
 
     def number_of(self, name: str) -> int | None:

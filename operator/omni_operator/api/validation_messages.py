@@ -43,7 +43,7 @@ def describe_errors(error: ValidationError, root: type[BaseModel]) -> Iterator[t
     details = error.errors()
     for detail in details:
         path: FieldPath = tuple(detail["loc"])
-        if detail["type"] == "too_short" and any(_below(other["loc"], path) for other in details):
+        if detail["type"] == "too_short" and any(_below(listed["loc"], path) for listed in details):
             continue  # pydantic does not count items that failed; their own errors are listed
         if detail["type"] == RULE:
             for violation in detail["ctx"]["violations"]:

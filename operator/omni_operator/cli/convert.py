@@ -93,13 +93,13 @@ def _left_open(call: TrainerCall, texts: Sequence[str]) -> Iterator[str]:
 
     Assignments that are not in the job are in the lines about what is left out.
     """
-    of_name = [each for each in call.arguments if each.lstrip("+").startswith("trainer.experiment_name=")]
+    of_name = [argument for argument in call.arguments if argument.lstrip("+").startswith("trainer.experiment_name=")]
     unknown = [(name, f"{name} is {_NOT_RUN if name.startswith(_COMMANDS) else _NOT_SET}") for name in call.unknown]
-    conditional = [(name, f"{name} depends on {place}") for name, place in call.conditional]
+    conditional = [(name, f"{name} depends on {condition}") for name, condition in call.conditional]
     for name, what in (*unknown, *conditional):
         if any(name in text for text in texts):
             yield f"{what}, and stays in the job as it is: replace it"
-        elif any(name in each for each in of_name[-1:]):
+        elif any(name in argument for argument in of_name[-1:]):
             yield f"{what}, and is left out of the job's name: give each run its own name"
 
 

@@ -28,7 +28,9 @@ TEXTS = ("Open", "Second Chance", "Slow Down", "Summer Sale", "The Long Road", "
 SCENES = {"train": ("a shop sign that says", "a birthday cake with the words"), "validation": ("a book cover titled",)}
 INPUT_IMAGE = "input.png"
 # Folders by the names of the families: an example's model gives the name, or else the folder.
-FAMILIES = {each.example.name if each.example else folder.replace("_", "-"): folder for folder, each in FOLDERS.items()}
+FAMILIES = {
+    family.example.name if family.example else folder.replace("_", "-"): folder for folder, family in FOLDERS.items()
+}
 
 
 def _rewards() -> list[str]:
@@ -177,8 +179,8 @@ def _job(family: str, name: str, scorer: dict[str, Any], model: str | None) -> s
 
 def _example_folder(folder: str) -> str:
     """Folder of the example that a family's job begins with: its own, or one that is lent for such samples."""
-    own = FOLDERS[folder]
-    return folder if own.example else lent_folder(videos=own.videos)
+    family = FOLDERS[folder]
+    return folder if family.example else lent_folder(videos=family.videos)
 
 
 def _prompts(use: str, *, images: bool) -> str:

@@ -88,7 +88,7 @@ class ClusterView:
 
     def warnings(self, loaded: LoadedJob) -> list[str]:
         """What the author should know before the job runs on a cluster."""
-        return [f"{format_path(found.at)} {found.text}" for found in plan.find_warnings(loaded.job)]
+        return [f"{format_path(warning.at)} {warning.text}" for warning in plan.find_warnings(loaded.job)]
 
     def notes(self, loaded: LoadedJob) -> list[str]:
         """The warnings, and that no option names the image."""

@@ -71,8 +71,8 @@ class Commands(Mapping[str, Any]):
 
     def described(self) -> Iterator[tuple[str, Any]]:
         """Each command with its help, read from the source of its module, and without options."""
-        for name, place in COMMANDS.items():
-            module, _, function = place.partition(":")
+        for name, target in COMMANDS.items():
+            module, _, function = target.partition(":")
             body = ast.parse((Path(__file__).parent / f"{module.replace('.', '/')}.py").read_bytes()).body
             texts = (ast.get_docstring(part) for part in body if getattr(part, "name", None) == function)  # type: ignore[arg-type]
             yield name, TyperCommand(name, help=next(texts))

@@ -37,7 +37,7 @@ def report(
     elif out.is_dir():
         console.refuse(f"--out: {out} is a folder; name a file in it, such as {out / OUT}")
     folders = [_folder(name, runs) for name in names]
-    if twice := next((folder for folder, other in combinations(folders, 2) if folder.samefile(other)), None):
+    if twice := next((folder for folder, later in combinations(folders, 2) if folder.samefile(later)), None):
         console.refuse(f"{twice} is given twice; name different runs to compare them")
     arguments = [*map(str, folders), *(["--out", str(out)] if len(folders) > 1 else [])]
     training_stack.exec_module("verl_omni.trainer.report", arguments)

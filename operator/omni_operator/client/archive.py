@@ -82,9 +82,9 @@ def check_folder(folder: Path, owner: dict[str, str]) -> None:
 def staging(folder: Path, owner: dict[str, str]) -> Iterator[Path]:
     """As `staged`, for a folder that results of a job may go to, with the job's marker."""
     check_folder(folder, owner)
-    with staged(folder) as made:
-        yield made
-        (made / MARKER).write_text(json.dumps(owner), encoding="utf-8")
+    with staged(folder) as staged_folder:
+        yield staged_folder
+        (staged_folder / MARKER).write_text(json.dumps(owner), encoding="utf-8")
 
 
 def unpack(source: Readable, folder: Path) -> list[str]:

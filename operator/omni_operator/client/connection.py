@@ -83,18 +83,18 @@ class Connection:
             silence: seconds after which a text that does not go on is Unavailable.
         """
         answer = self._open("GET", path, query, (TIMEOUT_SECONDS, silence), {"Accept": "*/*"})
-        rest = b""
+        unfinished = b""
         try:
             for chunk in answer.response.stream(CHUNK_BYTES):
-                *lines, rest = (rest + chunk).split(b"\n")
+                *lines, unfinished = (unfinished + chunk).split(b"\n")
                 for line in lines:
                     yield line.decode("utf-8", "replace")
         except HTTPError as error:
             raise Unavailable(f"the answer broke off: GET {path}: {error}") from error
         finally:
             answer.response.close()
-        if rest:
-            yield rest.decode("utf-8", "replace")
+        if unfinished:
+            yield unfinished.decode("utf-8", "replace")
 
     def _open(
         self, method: str, path: str, query: Mapping[str, str], timeout: Any, headers: dict[str, str], body: Any = None
@@ -194,12 +194,12 @@ def connect(
     configuration.retries = False
     try:
         contexts, current = list_kube_config_contexts(config_file=kubeconfig)
-        names = [found["name"] for found in contexts]
+        names = [listed["name"] for listed in contexts]
         if context is not None and context not in names:
             raise UnusableKubeconfig(
                 f"no context {context!r} in the kubeconfig, which has: {', '.join(names)}{did_you_mean(context, names)}"
             )
-        chosen = next(found for found in contexts if found["name"] == (context or current["name"]))
+        chosen = next(listed for listed in contexts if listed["name"] == (context or current["name"]))
         with _root_log() as logged:
             client = new_client_from_config(
                 kubeconfig, context, persist_config=False, client_configuration=configuration
@@ -226,8 +226,8 @@ def connect(
             f"cannot use the kubeconfig: user {user!r} has no credentials in it for {configuration.host!r}; {why}"
         )
     # An empty one is no default: in a script it is a variable that is not set.
-    given = chosen["context"].get("namespace") or "default" if namespace is None else namespace
-    return Connection(client), given
+    chosen_namespace = chosen["context"].get("namespace") or "default" if namespace is None else namespace
+    return Connection(client), chosen_namespace
 
 
 @contextmanager

@@ -80,16 +80,18 @@ def explain(
                 *_unread(around),
             ]
         )
-    found = find_cause(status)
+    main_cause = find_cause(status)
     troubles = find_pod_troubles(around.pods)
     updated = None if status.state in _ENDS else _not_updated(status)
-    conditions = [condition for condition in (found, None if updated is found else updated) if condition is not None]
+    conditions = [
+        condition for condition in (main_cause, None if updated is main_cause else updated) if condition is not None
+    ]
     state = f"is {status.state}" if status.state else "has no state yet"
     parts = [f"{name} {state}" + (f", step {status.progress.summary}" if status.progress.summary else "")]
-    if failed is None and found is None and not troubles:
+    if failed is None and main_cause is None and not troubles:
         return _join([*parts, "Nothing holds it", *_unread(around)])
     parts += map(_describe_condition, [*([failed] if failed else ()), *conditions])
-    if without_cluster := _lacks_cluster(status, found):
+    if without_cluster := _lacks_cluster(status, main_cause):
         parts.append(f"KubeRay has not created the RayCluster of RayJob {status.children.ray_job} yet")
     told = " ".join(parts)
     parts += [_describe_trouble(trouble, told) for trouble in troubles]
@@ -173,7 +175,7 @@ def _lacks_cluster(status: Status, cause: Condition | None) -> bool:
 def find_pod_troubles(pods: tuple[ObservedPod, ...]) -> list[PodTrouble]:
     """Why pods do not run, each reason once."""
     reasons = sorted(
-        ((*said, pod) for pod in pods if not pod.deleting for said in _troubles_of(pod)),
+        ((*trouble, pod) for pod in pods if not pod.deleting for trouble in _troubles_of(pod)),
         key=lambda entry: (entry[0], entry[1], entry[2].name),
     )
     return [

@@ -71,12 +71,12 @@ def fetch(
     """
     owner = {"job": job.name, "namespace": client.namespace, "uid": job.uid}
     check_folder(folder, owner)
-    place = run_place(job.body)
-    if place is None:
+    run = run_place(job.body)
+    if run is None:
         raise CannotFetch(f"this version of drl cannot read the spec of {job.name}")
-    with _source_pod(client, job, place, image, note) as pod, staging(folder, owner) as staged:
+    with _source_pod(client, job, run, image, note) as pod, staging(folder, owner) as staged:
         what = only or ("checkpoints" if checkpoints else "results")
-        command = ["python3", "-c", PROGRAM.read_text(encoding="utf-8"), place.path, what]
+        command = ["python3", "-c", PROGRAM.read_text(encoding="utf-8"), run.path, what]
         output = CommandOutput(client.connection, client.namespace, pod, CONTAINER, command)
         try:
             try:
@@ -90,7 +90,7 @@ def fetch(
         finally:
             output.close()
         if only and not names:
-            raise CannotFetch(f"{place.path} has no {only}{' yet' if not job.status.finished else ''}")
+            raise CannotFetch(f"{run.path} has no {only}{' yet' if not job.status.finished else ''}")
     return Fetched(folder, tuple(names))
 
 
@@ -136,12 +136,12 @@ def _await_running(client: Client, name: str, note: Callable[[str], None]) -> No
         if phase == "Running":
             return
         troubles = find_pod_troubles((parse_pod(body),))
-        said = "; ".join(f"{found.reason}: {found.text}" for found in troubles)
+        reasons = "; ".join(f"{trouble.reason}: {trouble.text}" for trouble in troubles)
         if phase in ("Succeeded", "Failed") or time.monotonic() > end:
-            raise CannotFetch(f"pod {name} does not start: {said or f'its phase is {phase}'}")
-        if said not in ("", told):  # a new node or a slow volume may still end it
-            note(f"pod {name} does not run yet: {said}; waiting up to {START_SECONDS:.0f} s")
-            told = said
+            raise CannotFetch(f"pod {name} does not start: {reasons or f'its phase is {phase}'}")
+        if reasons not in ("", told):  # a new node or a slow volume may still end it
+            note(f"pod {name} does not run yet: {reasons}; waiting up to {START_SECONDS:.0f} s")
+            told = reasons
         time.sleep(POLL_SECONDS)
 
 

@@ -68,8 +68,8 @@ def select_settings(deployments: Iterable[Mapping[str, Any]], namespace: str) ->
     if len(candidates) > 1:
         names = ", ".join(sorted(candidates))
         raise AmbiguousOperator(f"{len(candidates)} Deployments may be the operator of namespace {namespace}: {names}")
-    for name, found in candidates.items():
-        if isinstance(found, SettingsError):
-            raise SettingsUnreadable(f"the version of Deployment {name} differs from drl's: {found}") from found
-        return found
+    for name, candidate in candidates.items():
+        if isinstance(candidate, SettingsError):
+            raise SettingsUnreadable(f"the version of Deployment {name} differs from drl's: {candidate}") from candidate
+        return candidate
     raise SettingsUnreadable(f"no Deployment with the label {SELECTOR} watches namespace {namespace}")

@@ -25,8 +25,8 @@ def find_files(root: str, what: str) -> Iterator[str]:
     yield from regular_files(root, deep=False)
     yield from regular_files(os.path.join(root, "samples"))
     folders = [os.path.join(root, name) for name in ("adapters", "checkpoints")]
-    found = [os.path.join(folder, step) for folder in folders if os.path.isdir(folder) for step in os.listdir(folder)]
-    complete = [step for step in found if os.path.isfile(os.path.join(step, "manifest.json"))]
+    steps = [os.path.join(folder, step) for folder in folders if os.path.isdir(folder) for step in os.listdir(folder)]
+    complete = [step for step in steps if os.path.isfile(os.path.join(step, "manifest.json"))]
     complete.sort(key=lambda step: (os.path.basename(step), step))
     for step in complete if what == "checkpoints" else complete[-1:]:
         yield from regular_files(step if what == "checkpoints" else os.path.join(step, "lora"))

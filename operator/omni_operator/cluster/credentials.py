@@ -94,8 +94,8 @@ async def _load(environ: Mapping[str, str], account: Path) -> Loaded:
 
 def _find_kubeconfig(environ: Mapping[str, str], account: Path) -> str | None:
     """The kubeconfig to load; None for the service account."""
-    if given := environ.get("KUBECONFIG", "").strip(os.pathsep):
-        return given
+    if kubeconfig := environ.get("KUBECONFIG", "").strip(os.pathsep):
+        return kubeconfig
     if (account / "token").exists():
         return None
     home = Path(environ.get("HOME", "/"), ".kube", "config")

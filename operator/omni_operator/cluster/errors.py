@@ -118,8 +118,8 @@ def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after:
         reply: the answer's `Status` object; None if the body is something else.
         what: the request, for the message.
     """
-    said = str((reply or {}).get("message") or f"HTTP {code}")[:TEXT_LIMIT]
-    text = f"{what}: {said}"
+    message = str((reply or {}).get("message") or f"HTTP {code}")[:TEXT_LIMIT]
+    text = f"{what}: {message}"
     if code == 404:
         # For a kind that is not served the answer has no details about an object.
         details = (reply or {}).get("details") or {}
@@ -132,7 +132,7 @@ def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after:
         causes = ((reply or {}).get("details") or {}).get("causes") or ()
         if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
             return NamespaceTerminating(text)
-        return QuotaExceeded(text) if is_refused_by_quota(said) else Forbidden(text)
+        return QuotaExceeded(text) if is_refused_by_quota(message) else Forbidden(text)
     if code in (401, 429) or code >= 500:  # 401 is about the operator's credentials, not about the object
         seconds = min(float(retry_after), RETRY_AFTER_MOST) if retry_after and _DIGITS.fullmatch(retry_after) else None
         return ServerError(text, seconds, what) if code == 500 else Unavailable(text, seconds)

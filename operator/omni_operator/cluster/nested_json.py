@@ -45,15 +45,15 @@ def _may_be_deep(data: bytes) -> bool:
 
 def _outer_levels(data: bytes) -> Iterator[bytes]:
     depth = start = 0
-    for found in _TOKEN.finditer(data):
+    for token in _TOKEN.finditer(data):
         before = depth
-        if found[0][:1] in (b"[", b"{"):
-            depth += len(found[0])
+        if token[0][:1] in (b"[", b"{"):
+            depth += len(token[0])
             if before <= DEPTH < depth:
-                yield data[start : found.start() + DEPTH - before] + CUT
-        elif found[0][:1] != b'"':
-            depth -= len(found[0])
+                yield data[start : token.start() + DEPTH - before] + CUT
+        elif token[0][:1] != b'"':
+            depth -= len(token[0])
             if depth <= DEPTH < before:
-                start = found.start() + before - DEPTH
+                start = token.start() + before - DEPTH
     if depth <= DEPTH:
         yield data[start:]

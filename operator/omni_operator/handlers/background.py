@@ -143,9 +143,9 @@ class MissingKinds:
         while True:
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, CHECK_MOST)
-            if found := {kind for kind in self.absent if await self._serves(kind)}:
+            if served := {kind for kind in self.absent if await self._serves(kind)}:
                 await asyncio.sleep(SETTLE)  # the kinds of one project are installed together
-                log.info("%s: now served; restarting the watches", ", ".join(sorted(kind.plural for kind in found)))
+                log.info("%s: now served; restarting the watches", ", ".join(sorted(kind.plural for kind in served)))
                 self.served.set()
 
     async def _answer(self, kind: Kind) -> bool:

@@ -22,13 +22,13 @@ LOGIN_BACKOFF = 5.0  # seconds before kopf retries a failed login
 
 def register_login(registry: kopf.OperatorRegistry, credentials: Credentials) -> None:
     """Register a login handler: kopf uses the operator's credentials, renewed when they expire or are rejected."""
-    given: Loaded | None = None
+    loaded: Loaded | None = None
 
     @kopf.on.login(registry=registry, backoff=LOGIN_BACKOFF)
     async def login(**_: Any) -> kopf.AiohttpSession:
-        nonlocal given
-        given = await credentials.current(rejected=given)
-        return new_session(await connection_info(given))
+        nonlocal loaded
+        loaded = await credentials.current(rejected=loaded)
+        return new_session(await connection_info(loaded))
 
 
 class ConnectionInfo(kopf.ConnectionInfo):
@@ -99,9 +99,9 @@ class ShallowLines:
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         """Whole lines, as kopf reads a watch."""
-        rest = b""
+        unfinished = b""
         async for part in self._stream.iter_chunked(size):
-            *lines, rest = (rest + part).split(b"\n")
+            *lines, unfinished = (unfinished + part).split(b"\n")
             for line in lines:
                 yield cut_text(line) + b"\n"
         # An event without its end is dropped: kopf continues from the version before it.

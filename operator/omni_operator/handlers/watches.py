@@ -155,7 +155,7 @@ class Watches:
 
     def _wake(self, key: Key) -> None:
         summary = self.cache.summary(key)
-        unlisted = {kind for kind, place in self._unlisted if place in (None, key[0])}
+        unlisted = {kind for kind, namespace in self._unlisted if namespace in (None, key[0])}
         if unlisted.isdisjoint(CHILDREN) and (JOBS not in unlisted or (summary is not None and summary.is_new)):
             self.wake(key)
 

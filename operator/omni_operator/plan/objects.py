@@ -83,7 +83,7 @@ def render_files(job: DiffusionRLJob, attempt: int) -> dict[str, str]:
     """The job and its overrides, by the annotation of the trainer pods that has them."""
     from .yaml_writer import dump_yaml  # imports PyYAML, which `drl validate --cluster` of a small job does not need
 
-    made, layout = resolve_for_pods(job)
+    resolved, layout = resolve_for_pods(job)
     named = resolve_paths(job, job.spec.runtime.working_dir)  # its models have their ids and URLs
     document = {
         "apiVersion": API_VERSION,
@@ -94,7 +94,7 @@ def render_files(job: DiffusionRLJob, attempt: int) -> dict[str, str]:
     hide_values(document)
     return {
         JOB_ANNOTATION: f"# Attempt {attempt}, in {layout.run_folder}.\n{dump_yaml(document)}",
-        OVERRIDES_ANNOTATION: "".join(f"{line}\n" for line in render_pod_overrides(made, layout)),
+        OVERRIDES_ANNOTATION: "".join(f"{line}\n" for line in render_pod_overrides(resolved, layout)),
     }
 
 

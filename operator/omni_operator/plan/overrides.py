@@ -62,8 +62,8 @@ def render_command(job: DiffusionRLJob, layout: RunLayout, python: str = "python
     Args:
         python: interpreter for an entry point that begins with `python` or `python3`.
     """
-    first, *rest = job.spec.algorithm.entrypoint or ENTRYPOINT
-    return [python if first in PYTHONS else first, *rest, *render_overrides(job, layout)]
+    first, *arguments = job.spec.algorithm.entrypoint or ENTRYPOINT
+    return [python if first in PYTHONS else first, *arguments, *render_overrides(job, layout)]
 
 
 def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
@@ -106,14 +106,14 @@ def _model(spec: Spec) -> Settings:
 
 def _copied(spec: Spec, *names: str) -> Settings:
     """Settings with the value of their field; one whose field is absent is left out."""
-    found: Settings = {}
+    settings: Settings = {}
     for name in names:
         value: Any = spec
         for part in FIELDS[name].split(".")[1:]:
             value = getattr(value, to_snake(part))
         if value is not None:
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 def _data(spec: Spec) -> Settings:
@@ -193,7 +193,7 @@ def _older_samples(spec: Spec, layout: RunLayout) -> Settings:
     ahead = layout.rollout_nodes and spec.rollout.batches_ahead
     if not ahead or not limits_older_samples(LOSSES.get(spec.algorithm.name)):
         return {}
-    chosen = any(each.lstrip("+").startswith((*CORRECTIONS, SYNC_COMPATIBLE)) for each in spec.algorithm.overrides)
+    chosen = any(line.lstrip("+").startswith((*CORRECTIONS, SYNC_COMPATIBLE)) for line in spec.algorithm.overrides)
     return {} if chosen else {BYPASS: True}
 
 
@@ -230,11 +230,11 @@ def _actor(spec: Spec) -> Settings:
 
 
 def _reward(spec: Spec, layout: RunLayout) -> Settings:
-    own = (f"reward.{name}" for name in ("num_workers", "early_stopping_patience", "max_failed_share"))
+    copied = (f"reward.{name}" for name in ("num_workers", "early_stopping_patience", "max_failed_share"))
     pools: Settings = {}
     for scorer in spec.reward.scorers:
         pools |= _pool_of_scorer(spec, scorer, layout)
-    return {**_scorers(spec.reward.scorers), **pools, **_copied(spec, *own)}
+    return {**_scorers(spec.reward.scorers), **pools, **_copied(spec, *copied)}
 
 
 def _pool_of_scorer(spec: Spec, scorer: Scorer, layout: RunLayout) -> Settings:
@@ -242,15 +242,15 @@ def _pool_of_scorer(spec: Spec, scorer: Scorer, layout: RunLayout) -> Settings:
     pool = scorer.pool
     if pool is None:
         return {}
-    own: Settings = {"nnodes": pool.replicas, "n_gpus_per_node": pool.accelerator.count if pool.accelerator else 0}
+    values: Settings = {"nnodes": pool.replicas, "n_gpus_per_node": pool.accelerator.count if pool.accelerator else 0}
     if layout.pinned:
-        own["node_resource"] = scorer_resource(scorer.name)
+        values["node_resource"] = scorer_resource(scorer.name)
         resource = ray_resource_of(pool.accelerator or spec.trainer.accelerator)
         if resource != ray_resource_of(spec.trainer.accelerator):
-            own["ray_resource"] = resource
+            values["ray_resource"] = resource
     if pool.python:
-        own["python"] = pool.python
-    settings: Settings = {f"reward.reward_functions.{scorer.name}.pool.{name}": value for name, value in own.items()}
+        values["python"] = pool.python
+    settings: Settings = {f"reward.reward_functions.{scorer.name}.pool.{name}": value for name, value in values.items()}
     return settings | ({"trainer.node_resource": TRAINER_RESOURCE} if layout.pinned else {})
 
 
@@ -270,10 +270,10 @@ def _scorers(scorers: Sequence[Scorer]) -> Settings:
     for scorer in scorers:
         function = scorer.function
         which: Settings = {"path": function.path, "name": function.name} if function else {"name": scorer.scorer}
-        own: Settings = {"weight": scorer.weight, "required": scorer.required}
+        weighting: Settings = {"weight": scorer.weight, "required": scorer.required}
         if not scorer.is_trained:
-            own = {"use": EVALUATION}
-        part = {**which, **own, **_arguments(scorer)}
+            weighting = {"use": EVALUATION}
+        part = {**which, **weighting, **_arguments(scorer)}
         settings |= {f"reward.reward_functions.{scorer.name}.{name}": value for name, value in part.items()}
     return settings
 

@@ -36,8 +36,8 @@ def find_invalid_pods(job: DiffusionRLJob, settings: ClusterSettings) -> Iterato
             {name: amount for name, amount in amounts.items() if name != accelerators}
             for amounts in (resources.requests, resources.limits)
         )
-        for found in find_wrong_resources(requests, limits):
-            yield Violation(("spec", *field, "resources", *found.at), found.text)
+        for violation in find_wrong_resources(requests, limits):
+            yield Violation(("spec", *field, "resources", *violation.at), violation.text)
     for field, patch, final in _templates(job, settings):
         owner: FieldPath = ("spec", *field, "podTemplate")
         for error in islice(find_errors(final, complete=True), TOLD):
@@ -94,8 +94,8 @@ def _fields(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violatio
     spec = job.spec
     account = spec.runtime.service_account_name or "default"
     yield from refuse_service_account((*RUNTIME, "serviceAccountName"), account, policy)
-    for place, secret in enumerate(spec.runtime.image_pull_secrets):
-        yield from refuse_secret((*RUNTIME, "imagePullSecrets", place), secret.name, policy)
+    for index, secret in enumerate(spec.runtime.image_pull_secrets):
+        yield from refuse_secret((*RUNTIME, "imagePullSecrets", index), secret.name, policy)
     if spec.model.token_secret_ref:
         yield from refuse_secret(("spec", "model", "tokenSecretRef"), spec.model.token_secret_ref.name, policy)
     if spec.storage.secret_name:

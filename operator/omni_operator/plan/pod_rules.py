@@ -61,8 +61,8 @@ def find_breaches(template: Object, policy: PodPolicy, audience: str) -> Iterato
 def containers_of(spec: Object) -> Iterator[tuple[FieldPath, Object]]:
     """All containers of a pod spec, with their paths in the template."""
     for kind in ("containers", "initContainers"):
-        for place, container in enumerate(spec.get(kind, ())):
-            yield ("spec", kind, place), container
+        for index, container in enumerate(spec.get(kind, ())):
+            yield ("spec", kind, index), container
 
 
 def refuse_service_account(at: FieldPath, name: str, policy: PodPolicy) -> Iterator[Violation]:
@@ -87,10 +87,10 @@ def _pod(spec: Object, policy: PodPolicy) -> Iterator[Violation]:
         yield Violation(("spec", "ephemeralContainers"), "must not be given: a new pod has no ephemeral containers")
     security = spec.get("securityContext", {})
     yield from _shared(("spec", "securityContext"), security, policy)
-    for place, sysctl in enumerate(security.get("sysctls", ())):
+    for index, sysctl in enumerate(security.get("sysctls", ())):
         if sysctl.get("name") not in SYSCTLS:
             text = f"{sysctl.get('name')} is not allowed: it is not one of the sysctls of Pod Security `restricted`"
-            yield Violation(("spec", "securityContext", "sysctls", place), text)
+            yield Violation(("spec", "securityContext", "sysctls", index), text)
 
 
 def _identity(spec: Object, policy: PodPolicy, audience: str) -> Iterator[Violation]:
@@ -102,19 +102,19 @@ def _identity(spec: Object, policy: PodPolicy, audience: str) -> Iterator[Violat
     if spec.get("automountServiceAccountToken") is not False:
         at: FieldPath = ("spec", "automountServiceAccountToken")
         yield _not_allowed(at, "a token of the service account", "serviceAccountTokens")
-    for place, volume in enumerate(spec.get("volumes", ())):
+    for index, volume in enumerate(spec.get("volumes", ())):
         for number, source in enumerate(volume.get("projected", {}).get("sources", ())):
             token = source.get("serviceAccountToken")
             if (token is not None and token.get("audience") != audience) or "podCertificate" in source:
-                at = ("spec", "volumes", place, "projected", "sources", number)
+                at = ("spec", "volumes", index, "projected", "sources", number)
                 yield _not_allowed(at, "a token of the service account", "serviceAccountTokens")
 
 
 def _volumes(spec: Object, policy: PodPolicy) -> Iterator[Violation]:
     mounts = [mount for _, container in containers_of(spec) for mount in container.get("volumeMounts", ())]
-    for place, volume in enumerate(spec.get("volumes", ())):
+    for index, volume in enumerate(spec.get("volumes", ())):
         for kind in sorted(volume.keys() - {"name"}):
-            at: FieldPath = ("spec", "volumes", place, kind)
+            at: FieldPath = ("spec", "volumes", index, kind)
             if kind == "hostPath":
                 yield from _host_path(at, volume, mounts, policy)
             elif kind not in policy.volume_types:
@@ -135,8 +135,8 @@ def _host_path(at: FieldPath, volume: Object, mounts: Sequence[Object], policy: 
 
 
 def _contains(entry: HostPath, path: str) -> bool:
-    allowed, given = (posixpath.normpath(f"/{one.strip('/')}").rstrip("/") for one in (entry.path, path))
-    return ".." not in path.split("/") and f"{given}/".startswith(f"{allowed}/")
+    allowed, wanted = (posixpath.normpath(f"/{raw.strip('/')}").rstrip("/") for raw in (entry.path, path))
+    return ".." not in path.split("/") and f"{wanted}/".startswith(f"{allowed}/")
 
 
 def _container(at: FieldPath, container: Object, pod: Object, policy: PodPolicy) -> Iterator[Violation]:
@@ -159,10 +159,10 @@ def _container(at: FieldPath, container: Object, pod: Object, policy: PodPolicy)
     yield from _capabilities((*inside, "capabilities"), security.get("capabilities", {}), policy)
     if security.get("procMount", "Default") != "Default":
         yield Violation((*inside, "procMount"), "is not allowed: Pod Security `restricted` allows only Default")
-    for place, port in enumerate(container.get("ports", ())):
+    for index, port in enumerate(container.get("ports", ())):
         number = port.get("hostPort", 0)
         if number and number not in policy.host_ports:
-            port_at = (*at, "ports", place, "hostPort")
+            port_at = (*at, "ports", index, "hostPort")
             yield _not_allowed(port_at, f"hostPort {number}", "hostPorts", policy.host_ports)
     yield from _handlers(at, container)
 
@@ -219,19 +219,19 @@ def _app_armor_annotations(metadata: Object, policy: PodPolicy) -> Iterator[Viol
 
 def _secrets(spec: Object) -> Iterator[tuple[FieldPath, str]]:
     """Secrets that a pod spec names."""
-    for place, reference in enumerate(spec.get("imagePullSecrets", ())):
-        yield ("spec", "imagePullSecrets", place), str(reference.get("name"))
+    for index, reference in enumerate(spec.get("imagePullSecrets", ())):
+        yield ("spec", "imagePullSecrets", index), str(reference.get("name"))
     for at, container in containers_of(spec):
-        for place, entry in enumerate(container.get("env", ())):
+        for index, entry in enumerate(container.get("env", ())):
             if "secretKeyRef" in entry.get("valueFrom", {}):
-                yield (*at, "env", place), str(entry["valueFrom"]["secretKeyRef"].get("name"))
-        for place, source in enumerate(container.get("envFrom", ())):
+                yield (*at, "env", index), str(entry["valueFrom"]["secretKeyRef"].get("name"))
+        for index, source in enumerate(container.get("envFrom", ())):
             if "secretRef" in source:
-                yield (*at, "envFrom", place), str(source["secretRef"].get("name"))
-    for place, volume in enumerate(spec.get("volumes", ())):
+                yield (*at, "envFrom", index), str(source["secretRef"].get("name"))
+    for index, volume in enumerate(spec.get("volumes", ())):
         for source in (*volume.values(), *volume.get("projected", {}).get("sources", ())):
             for name in _source_secrets(source):
-                yield ("spec", "volumes", place), name
+                yield ("spec", "volumes", index), name
 
 
 def _source_secrets(source: Any) -> Iterator[str]:

@@ -79,9 +79,9 @@ def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
         pools.append(_rollout(job))
     if job.spec.judge_pods:
         pools.append(_judge(job))
-    for place, scorer in enumerate(job.spec.reward.scorers):
+    for index, scorer in enumerate(job.spec.reward.scorers):
         if scorer.pool:
-            pools.append(_scorer(place, scorer, scorer.pool))
+            pools.append(_scorer(index, scorer, scorer.pool))
     return tuple(pools)
 
 

@@ -163,10 +163,10 @@ def _claims(job: DiffusionRLJob) -> Iterator[Violation]:
         spec: Mapping[str, Any] = drop_nulls(template).get("spec", {})
         containers = [*spec.get("containers", ()), *spec.get("initContainers", ())]
         mounted = {mount.get("name") for container in containers for mount in container.get("volumeMounts", ())}
-        for place, volume in enumerate(spec.get("volumes", ())):
+        for index, volume in enumerate(spec.get("volumes", ())):
             if "persistentVolumeClaim" in volume and volume["name"] not in mounted | OUR_VOLUMES:
                 yield Violation(
-                    ("spec", *field, "podTemplate", "spec", "volumes", place),
+                    ("spec", *field, "podTemplate", "spec", "volumes", index),
                     f"no container mounts {volume['name']!r}: add it to the volumeMounts of the container "
                     f"{CONTAINER!r}, or remove it",
                 )

@@ -142,7 +142,7 @@ def convert(arguments: Sequence[str]) -> Conversion:
     """
     arguments = list(joined_options(arguments))
     made = _Made()
-    given: dict[str, str] = {}
+    assignments: dict[str, str] = {}
     for argument in arguments:
         match = _ASSIGNMENT.fullmatch(argument)
         if match is None:
@@ -151,29 +151,31 @@ def convert(arguments: Sequence[str]) -> Conversion:
             continue
         for own_name, text in settings_in(match["name"], match["value"]):
             name = target_of(own_name)
-            if name != own_name and any(each.lstrip("+").startswith(f"{name}=") for each in arguments):
+            if name != own_name and any(assignment.lstrip("+").startswith(f"{name}=") for assignment in arguments):
                 made.without_effect.append(argument)  # the setting itself is given too
                 continue
-            given.pop(name, None)
-            given[name] = f"{name}={text}"
-    own = {name: parse_value(argument.partition("=")[2]) for name, argument in given.items()}
-    if own.get(TOKENIZER) == f"{own.get(f'{MODEL}.path')}/tokenizer":  # the default, wherever the job's model is
-        made.without_effect.append(given.pop(TOKENIZER))
-    if own.get(FILTER) is True and own.get(EPOCHS) is not None and own.get(TOTAL_STEPS) is not None:
+            assignments.pop(name, None)
+            assignments[name] = f"{name}={text}"
+    parsed = {name: parse_value(argument.partition("=")[2]) for name, argument in assignments.items()}
+    if parsed.get(TOKENIZER) == f"{parsed.get(f'{MODEL}.path')}/tokenizer":  # the default, wherever the job's model is
+        made.without_effect.append(assignments.pop(TOKENIZER))
+    if parsed.get(FILTER) is True and parsed.get(EPOCHS) is not None and parsed.get(TOTAL_STEPS) is not None:
         made.refused.append(
-            (given.pop(EPOCHS), f"with {FILTER}=true the number of prompts is known only after the start")
+            (assignments.pop(EPOCHS), f"with {FILTER}=true the number of prompts is known only after the start")
         )
-    made.offline = own.get(SOURCE) == "offline"
-    made.extended = any(own.get(name) and not str(own[name]).startswith("verl_omni.") for name in EXTENSIONS)
-    algorithm = algorithm_of(own)
-    given = {name: f"{name}={text}" for name, text in defaults(algorithm, own).items()} | given
-    texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
+    made.offline = parsed.get(SOURCE) == "offline"
+    made.extended = any(parsed.get(name) and not str(parsed[name]).startswith("verl_omni.") for name in EXTENSIONS)
+    algorithm = algorithm_of(parsed)
+    assignments = {name: f"{name}={text}" for name, text in defaults(algorithm, parsed).items()} | assignments
+    texts_given = {name: argument.partition("=")[2] for name, argument in assignments.items()}
     values = {name: value_of(name, texts_given) for name in texts_given}
     made.put("algorithm.name", algorithm or "FlowGRPO")
     for name, text in texts_given.items():
-        _collect(made, given, name, lambda name=name, text=text: _place(made, name, values[name], text, algorithm))
+        _collect(
+            made, assignments, name, lambda name=name, text=text: _place(made, name, values[name], text, algorithm)
+        )
     decisive = {name: values[name] for name in (DEVICE, *SWITCHES) if name in values}
-    values |= {name: None for name in decisive if any(argument == given[name] for argument, _ in made.refused)}
+    values |= {name: None for name in decisive if any(argument == assignments[name] for argument, _ in made.refused)}
     for settings, put in (
         (LORA, _lora),
         (WINDOW, _window),
@@ -185,8 +187,8 @@ def convert(arguments: Sequence[str]) -> Conversion:
         (("trainer.log_val_generations",), _tracking),
         (V1, _ahead),
     ):
-        named = next((name for name in settings if name in given), settings[0])
-        _collect(made, given, named, lambda put=put: put(made, values))
+        named = next((name for name in settings if name in assignments), settings[0])
+        _collect(made, assignments, named, lambda put=put: put(made, values))
     if TOTAL_STEPS not in values:
         made.refused.append((TOTAL_STEPS, "is not in the script; write spec.trainer.totalSteps"))
     if made.overrides:
@@ -340,7 +342,7 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
             several.setdefault(key, {})[setting] = value
     path, function, builtin = (values.get(name) for name in (f"{SCORER}.path", f"{SCORER}.name", BUILTIN))
     settings, arguments = (
-        {name.removeprefix(f"{group}."): each for name, each in values.items() if name.startswith(f"{group}.")}
+        {name.removeprefix(f"{group}."): value for name, value in values.items() if name.startswith(f"{group}.")}
         for group in (SETTINGS, ARGUMENTS)
     )
     if several:
@@ -395,8 +397,8 @@ def _ahead(made: _Made, values: Mapping[str, Any]) -> None:
         made.put("rollout.batchesAhead", _number(values, V1[2], 1))
         made.overrides += ratio_of_reference(made.spec["algorithm"]["name"], values)
     else:
-        given = zip(V1, (use, mode, batches), strict=True)
-        made.without_effect += [f"{name}={value}" for name, value in given if value is not None]
+        settings = zip(V1, (use, mode, batches), strict=True)
+        made.without_effect += [f"{name}={value}" for name, value in settings if value is not None]
 
 
 def _accelerators(made: _Made, values: Mapping[str, Any]) -> None:

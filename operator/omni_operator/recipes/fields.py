@@ -131,7 +131,7 @@ def text(value: Any) -> Any:
 
 def texts(value: Any) -> Any:
     """A list of texts; one text is a list of one."""
-    return [] if value is None else [text(each) for each in (value if isinstance(value, list) else [value])]
+    return [] if value is None else [text(item) for item in (value if isinstance(value, list) else [value])]
 
 
 def one_of(**names: str) -> Callable[[Any], Any]:
@@ -242,7 +242,7 @@ def value_of(name: str, texts: Mapping[str, str]) -> Any:
 
     A value that begins with an unknown reference stays a text.
     """
-    others = {each: text for each, text in texts.items() if each != name}
+    others = {key: text for key, text in texts.items() if key != name}
     text = _INTERPOLATION.sub(lambda at: str(value_of(at[1], others)) if at[1] in others else at[0], texts[name])
     return text if text.startswith("$") else parse_value(text)
 
@@ -267,7 +267,7 @@ def settings_in(name: str, text: str) -> Iterator[tuple[str, str]]:
     is_mapping = text.lstrip().startswith("{")
     spaced = _KEY.sub(lambda found: f"{found['key']} " if found["key"] else found[0], text)
     values = parse_value(spaced if is_mapping else text)
-    above = any(each.startswith(f"{name}.") for each in (*CONVERSIONS, *TOGETHER, *IMPLIED))
+    above = any(known.startswith(f"{name}.") for known in (*CONVERSIONS, *TOGETHER, *IMPLIED))
     is_group = above or f"{name}.".startswith((f"{SCORERS}.", f"{SETTINGS}.", f"{ARGUMENTS}."))
     if not (is_group and isinstance(values, dict) and values):
         yield name, text

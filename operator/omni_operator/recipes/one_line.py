@@ -24,15 +24,15 @@ def in_one_line(text: str) -> str:
     source = text[1:-1].replace("\r\n", "\n").replace("\r", "\n")
     # Quotes within the override's quotes are escaped; quotes of the other kind need not be.
     line_break = "{{ '\\n' }}" if quote == '"' else '{{ "\\n" }}'
-    found = []
-    place = 0
+    parts = []
+    position = 0
     before = ""
     for match in _TAG.finditer(source):
-        found += [_data(source[place : match.start()], before, match[0]).replace("\n", line_break), _tag(match[0])]
-        place = match.end()
+        parts += [_data(source[position : match.start()], before, match[0]).replace("\n", line_break), _tag(match[0])]
+        position = match.end()
         before = match[0]
-    last = _data(source[place:], before, "")
-    return f"{quote}{''.join(found)}{last.removesuffix(chr(10)).replace(chr(10), line_break)}{quote}"
+    last = _data(source[position:], before, "")
+    return f"{quote}{''.join(parts)}{last.removesuffix(chr(10)).replace(chr(10), line_break)}{quote}"
 
 
 def _data(text: str, before: str, after: str) -> str:
@@ -52,8 +52,8 @@ def _data(text: str, before: str, after: str) -> str:
 def _tag(tag: str) -> str:
     """A tag in one line: a line break in a text is written as an escape, and another one is a blank."""
     parts = []
-    place = 0
+    position = 0
     for literal in _LITERAL.finditer(tag):
-        parts += [tag[place : literal.start()].replace("\n", " "), literal[0].replace("\n", "\\n")]
-        place = literal.end()
-    return "".join([*parts, tag[place:].replace("\n", " ")])
+        parts += [tag[position : literal.start()].replace("\n", " "), literal[0].replace("\n", "\\n")]
+        position = literal.end()
+    return "".join([*parts, tag[position:].replace("\n", " ")])

@@ -66,33 +66,33 @@ def scorer_field(key: str, settings: dict[str, Any], vendor: str) -> dict[str, A
     """
     path = settings.pop("path", None)
     name = settings.pop("name", None)
-    made: dict[str, Any] = {"name": key}
+    entry: dict[str, Any] = {"name": key}
     published = published_scorer(str(path), name) if path else None
     if published == "http":
         server = {field: settings.pop(name) for field, name in HTTP_FIELDS.items() if name in settings}
         if (retries := settings.pop(RETRIES, None)) is not None:
             server["attempts"] = number(retries) + 1
-        made["http"] = {**server, "protocol": "Pickle"}
+        entry["http"] = {**server, "protocol": "Pickle"}
     elif published:
-        made["builtin"] = published
+        entry["builtin"] = published
         settings = scorer_settings(published, settings)
     elif path:
-        made["function"] = {"path": path, "name": name or "compute_score"}
+        entry["function"] = {"path": path, "name": name or "compute_score"}
     elif name:
-        made["builtin"] = name
-    made |= {field: settings.pop(field) for field in ("weight", "required") if field in settings}
+        entry["builtin"] = name
+    entry |= {field: settings.pop(field) for field in ("weight", "required") if field in settings}
     if settings.pop("use", None) == "evaluation":
-        made["use"] = "Evaluation"
+        entry["use"] = "Evaluation"
     pool = {name.removeprefix(POOL): settings.pop(name) for name in [*settings] if name.startswith(POOL)}
     if pool:
-        made["pool"] = _pool_field(pool, vendor)
+        entry["pool"] = _pool_field(pool, vendor)
     settings = {name: value for name, value in settings.items() if value is not None}
-    return made | ({"settings": settings} if settings else {})
+    return entry | ({"settings": settings} if settings else {})
 
 
 def _pool_field(settings: Mapping[str, Any], vendor: str) -> dict[str, Any]:
     """`spec.reward.scorers[].pool`; the operator chooses the Ray resources."""
-    made: dict[str, Any] = {"replicas": int(number(settings.get("nnodes", 1)))}
+    pool: dict[str, Any] = {"replicas": int(number(settings.get("nnodes", 1)))}
     if count := int(number(settings.get("n_gpus_per_node", 0))):
-        made["accelerator"] = {"vendor": vendor, "count": count}
-    return made | ({"python": settings["python"]} if settings.get("python") else {})
+        pool["accelerator"] = {"vendor": vendor, "count": count}
+    return pool | ({"python": settings["python"]} if settings.get("python") else {})

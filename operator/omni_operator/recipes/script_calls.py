@@ -47,25 +47,25 @@ class ScriptCall:
 
 def find_script(words: Sequence[str]) -> ScriptCall | None:
     """The script that a command runs."""
-    shell = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), len(words))
+    shell = next((index for index, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), len(words))
     front = words[:shell]
-    rest = list(words[shell + 1 :])
+    remaining = list(words[shell + 1 :])
     is_text = False
     if shell == len(words):
         first = next((n for n, word in enumerate(words) if word not in _IN_FRONT and not ASSIGNMENT.match(word)), shell)
         first = words.index("--") + 1 if "--" in words else first
         front = words[:first]
-        rest = list(words[first:])
-        if not rest or not rest[0].endswith(".sh"):
+        remaining = list(words[first:])
+        if not remaining or not remaining[0].endswith(".sh"):
             return None
     else:
-        while rest and rest[0][:1] in ("-", "+"):
-            option, *rest = rest
+        while remaining and remaining[0][:1] in ("-", "+"):
+            option, *remaining = remaining
             is_text = is_text or _SHELL_TEXT.fullmatch(option) is not None
-            del rest[: _SHELL_OPTION.fullmatch(option) is not None]
-    if not rest:
+            del remaining[: _SHELL_OPTION.fullmatch(option) is not None]
+    if not remaining:
         return None
-    return ScriptCall(front, rest[0], is_text, rest[2 if is_text else 1 :])  # `bash -c TEXT NAME ARGUMENT…`
+    return ScriptCall(front, remaining[0], is_text, remaining[2 if is_text else 1 :])  # `bash -c TEXT NAME ARGUMENT…`
 
 
 def runs_module(word: str) -> bool:

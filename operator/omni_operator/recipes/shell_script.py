@@ -193,9 +193,9 @@ class Script:
         return self._tokens[self._at - 1].source if self._at <= len(self._tokens) else ""
 
     def _pass(self, *until: str) -> str:
-        found = self.run(*until)
+        keyword = self.run(*until)
         self._at += 1
-        return found
+        return keyword
 
     def _group(self, end: str) -> None:
         negated = self._negated
@@ -249,19 +249,19 @@ class Script:
         before = dict(self.variables.values)
         returned = self._returned
         ends: list[dict[str, Value]] = []
-        found = "if"
+        keyword = "if"
         complete = False
-        while found not in ("fi", ""):
+        while keyword not in ("fi", ""):
             self.variables.values = dict(before)
             self._returned = returned
-            succeeds = True if found == "else" else self._condition("then")
+            succeeds = True if keyword == "else" else self._condition("then")
             never = complete or succeeds is False
             complete = complete or succeeds is True
             if never:
-                found = self._without_effect("elif", "else", "fi")
+                keyword = self._without_effect("elif", "else", "fi")
                 self._at += 1
             else:
-                found = self._pass("elif", "else", "fi")
+                keyword = self._pass("elif", "else", "fi")
                 ends += self._end()
         self._join(ends if complete else [before, *ends], returned)
         self._succeeds = None
@@ -305,7 +305,7 @@ class Script:
         if any(pattern.source == "*" for pattern in patterns):
             return True
         words = [self.variables.text(pattern.parts) for pattern in patterns if isinstance(pattern, Word)]
-        if MARK in text or any(MARK in each or _PATTERN.search(each) for each in words):
+        if MARK in text or any(MARK in word or _PATTERN.search(word) for word in words):
             return None
         return text in words
 
@@ -358,7 +358,7 @@ class Script:
         self._without_effect("done")
         body = {token.source for token in self._tokens[start : self._at]}
         end = self._at + 1
-        is_known = name.isidentifier() and not any(MARK in each or _PATTERN.search(each) for each in fields)
+        is_known = name.isidentifier() and not any(MARK in field or _PATTERN.search(field) for field in fields)
         if is_known and body.isdisjoint(_LEAVE):
             for field in fields:
                 self._at = start
@@ -419,16 +419,16 @@ class Script:
         if first.source.startswith("(("):
             self.variables.forget(_CALCULATED.findall(first.source))
             return None
-        own = next((n for n, word in enumerate(words) if not ASSIGNMENT.match(word.source)), len(words))
-        if own == len(words) or first.source in _DECLARATIONS:
-            for word in words[own == 0 :]:
+        assigned = next((n for n, word in enumerate(words) if not ASSIGNMENT.match(word.source)), len(words))
+        if assigned == len(words) or first.source in _DECLARATIONS:
+            for word in words[assigned == 0 :]:
                 self.variables.assign(word)
-            is_export = first.source == "export" or (own == 0 and any(word.source == "-x" for word in words))
+            is_export = first.source == "export" or (assigned == 0 and any(word.source == "-x" for word in words))
             if (is_export or self._exports_all) and not self.calls:
-                self._export(words[own == 0 :])
+                self._export(words[assigned == 0 :])
             # NAME=value in front of a command is its environment.
             return None if any(isinstance(part, Output) for word in words for part in word.parts) else True
-        fields = [field for word in words[own:] for field in self.variables.fields(word)]
+        fields = [field for word in words[assigned:] for field in self.variables.fields(word)]
         match fields:
             case ["shift", *count]:
                 self.variables.shift(int(count[0]) if count and count[0].isdigit() else 1)
@@ -462,9 +462,9 @@ class Script:
                 self._source(path, arguments)
             case _:
                 calls = len(self.calls)
-                self._start(fields, words[:own])
+                self._start(fields, words[:assigned])
                 if len(self.calls) > calls:
-                    self._export(words[:own])
+                    self._export(words[:assigned])
         return None
 
     def _export(self, words: Sequence[Word]) -> None:
@@ -473,14 +473,14 @@ class Script:
 
     def _start(self, fields: list[str], assignments: Sequence[Word]) -> None:
         """Run a program: the trainer, or another script that may start it."""
-        for place, field in enumerate(fields):
+        for index, field in enumerate(fields):
             match = _TRAINER.fullmatch(field)
-            if match and (match[2] or (place and runs_module(fields[place - 1]))):
+            if match and (match[2] or (index and runs_module(fields[index - 1]))):
                 implied = ENTRY_POINTS.get(match[1] or match[2])
                 if implied is None:
                     raise RecipeError(f"the script starts {field}; only {MODULE} and {MODULE}_v1 are supported")
-                self.calls.append([*implied, *fields[place + 1 :]])
-                self.environment |= dict.fromkeys(variables_set_by(fields[:place]))
+                self.calls.append([*implied, *fields[index + 1 :]])
+                self.environment |= dict.fromkeys(variables_set_by(fields[:index]))
                 return
         if fields and _SETTING.fullmatch(fields[0]):
             where = self.place(self.variables.line)
@@ -491,9 +491,9 @@ class Script:
     def _start_script(self, script: ScriptCall, assignments: Sequence[Word]) -> None:
         """Run another script, which gets the variables that are exported, or set in front of its name."""
         if script.is_text:
-            other = OtherScript(self._path, script.script.replace(MARK, ""))
-        elif (found := self._other(script.script)) is not None:
-            other = found
+            called = OtherScript(self._path, script.script.replace(MARK, ""))
+        elif (script_file := self._other(script.script)) is not None:
+            called = script_file
         else:
             self.not_found[script.script.replace(MARK, "")] = None
             return
@@ -508,21 +508,21 @@ class Script:
                 self.environment[name] = None
             self.environment |= dict.fromkeys(variables_set_by(script.front))
             exported = {name: value for name, value in self.variables.values.items() if name in self.environment}
-            named = "bash -c" if script.is_text else other.path
-            self._run_shell(named, other.text, other.path, exported, script.arguments)
+            named = "bash -c" if script.is_text else called.path
+            self._run_shell(named, called.text, called.path, exported, script.arguments)
         if len(self.calls) > calls and not script.is_text:
-            self.read[other.path] = None
+            self.read[called.path] = None
 
     def _source(self, path: str, arguments: Sequence[str]) -> None:
         """Run another script in this shell. One of the system, or that is no `.sh`, is left alone."""
         if path.startswith("/") or not path.endswith(".sh"):
             return
-        if (other := self._other(path)) is None:
+        if (sourced := self._other(path)) is None:
             self.not_sourced[path.replace(MARK, "")] = None
             return
-        self.read[other.path] = None
+        self.read[sourced.path] = None
         with self._arguments(arguments) if arguments else contextlib.nullcontext(), self._until_return():
-            self._run_text(other.path, other.text, other.path)
+            self._run_text(sourced.path, sourced.text, sourced.path)
 
     def _other(self, path: str) -> OtherScript | None:
         """Another script; of a path whose beginning is not known, the rest is looked for."""

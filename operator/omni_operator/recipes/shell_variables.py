@@ -69,7 +69,7 @@ class Variables:
         if match["index"]:
             certain = False
         elif certain and word.array is not None:
-            elements = (*elements, *(each for added in word.array for each in self.fields(added)))
+            elements = (*elements, *(element for added in word.array for element in self.fields(added)))
         elif certain:
             elements = ("".join(elements[:1]) + self.text(word.parts)[match.end() :], *elements[1:])
         self.values[match["name"]] = Value(elements, self.line, certain)
@@ -84,9 +84,9 @@ class Variables:
         fields: list[str] = []
         current: str | None = None
         for part in self._chosen(word.parts):
-            for place, value in enumerate(self._expanded(part)):
+            for index, value in enumerate(self._expanded(part)):
                 for number, piece in enumerate([value] if part.quoted else self._split(value)):
-                    if (place or number) and current is not None:
+                    if (index or number) and current is not None:
                         fields.append(current)
                         current = None
                     if part.quoted or piece:
@@ -135,8 +135,8 @@ class Variables:
         value = self.values.get("@" if is_place or part.name == "*" else part.name)
         if value is None or not value.certain or part.is_array:
             return value
-        place = int(part.name) - 1 if is_place else int(part.index or 0)
-        return Value(value.elements[place : place + 1], value.line)
+        index = int(part.name) - 1 if is_place else int(part.index or 0)
+        return Value(value.elements[index : index + 1], value.line)
 
     def _expanded(self, part: Part) -> list[str]:
         unknown = MARK + part.source + MARK
@@ -187,9 +187,9 @@ class Variables:
         sign = match["sign"]
         places = range(len(text) + 1)
         if sign in ("#", "##"):
-            ends = (place for place in (places if sign == "#" else reversed(places)) if pattern.fullmatch(text[:place]))
+            ends = (end for end in (places if sign == "#" else reversed(places)) if pattern.fullmatch(text[:end]))
             return text[next(ends, 0) :]
-        starts = (place for place in (reversed(places) if sign == "%" else places) if pattern.fullmatch(text[place:]))
+        starts = (start for start in (reversed(places) if sign == "%" else places) if pattern.fullmatch(text[start:]))
         return text[: next(starts, len(text))]
 
 
@@ -197,11 +197,11 @@ def merged(ends: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
     """Variables after one of several ways through a script; certain is what all ways have in common."""
     variables = {}
     for name in dict.fromkeys(name for values in ends for name in values):
-        each = [values.get(name, Value((), 0, certain=False)) for values in ends]
-        same = all(value.certain and value.elements == each[0].elements for value in each)
-        together = zip(*(value.elements for value in each), strict=False)
+        final_values = [values.get(name, Value((), 0, certain=False)) for values in ends]
+        same = all(value.certain and value.elements == final_values[0].elements for value in final_values)
+        together = zip(*(value.elements for value in final_values), strict=False)
         common = tuple(element for element, *_ in takewhile(lambda those: len({*those}) == 1, together))
-        variables[name] = Value(common, max(value.line for value in each), same)
+        variables[name] = Value(common, max(value.line for value in final_values), same)
     return variables
 
 
@@ -218,14 +218,14 @@ _COMPARISONS = {
 def _with_if(expression: str) -> str:
     """An expression of the shell with Python's `if` for its `test ? first : second`, outside of parentheses."""
     depth = 0
-    found = []
-    for place, letter in enumerate(expression):
+    signs = []
+    for index, letter in enumerate(expression):
         depth += {"(": 1, ")": -1}.get(letter, 0)
         if not depth and letter in "?:":
-            found.append(place)
-    if len(found) != 2:
+            signs.append(index)
+    if len(signs) != 2:
         return expression
-    question, colon = found
+    question, colon = signs
     test = expression[:question]
     first = expression[question + 1 : colon]
     second = expression[colon + 1 :]

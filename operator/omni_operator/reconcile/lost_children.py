@@ -37,15 +37,15 @@ async def recover_lost(cluster: Cluster, cache: ObjectCache, job: Subject) -> bo
     cached = cache.observed(job.key, job.facts.uid)
     newer = cached.last > job.status.attempts
     rayjob = names.attempt(cached.last) if newer else children.ray_job
-    if rayjob in (memory.lost, *(found.name for found in cached.rayjobs)) or not names.number_of(rayjob or ""):
+    if rayjob in (memory.lost, *(seen.name for seen in cached.rayjobs)) or not names.number_of(rayjob or ""):
         rayjob = None
     raycluster = children.ray_cluster
-    if children.ray_cluster_uid in (None, memory.lost_cluster, *(found.uid for found in cached.clusters)):
+    if children.ray_cluster_uid in (None, memory.lost_cluster, *(seen.uid for seen in cached.clusters)):
         raycluster = None
     paused = memory.corrections.pause_end(LABELS, job.now) or memory.refused.standing(job.now)
     if (rayjob or raycluster) and paused:
         return False
-    orphan = next((found for found in cached.rayjobs if found.orphaned and found.attempt == cached.newest), None)
+    orphan = next((seen for seen in cached.rayjobs if seen.orphaned and seen.attempt == cached.newest), None)
     if orphan and not (orphan.deleting or memory.corrections.pause_end(OWNER, job.now)):
         live = await _read(cluster, RAYJOBS, namespace, orphan.name)
         if live and _is_ours(live, orphan.uid, job):
@@ -99,7 +99,7 @@ async def _restore_owner(cluster: Cluster, live: Body, job: Subject) -> Body:
     owner = owner_of(live)
     if owner and owner.uid == job.facts.uid:
         return live
-    others = [found for found in live["metadata"].get("ownerReferences") or () if not found.get("controller")]
+    others = [entry for entry in live["metadata"].get("ownerReferences") or () if not entry.get("controller")]
     owners = [*others, owner_reference(job.key[1], job.facts.uid)]
     text = describe(f"the ownerReferences of RayJob {live['metadata']['name']}", find_author(live))
     live = await cluster.patch(RAYJOBS, live, {"metadata": {"ownerReferences": owners}})

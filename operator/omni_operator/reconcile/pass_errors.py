@@ -70,4 +70,4 @@ def find_condition(body: Body) -> dict[str, Any] | None:
     """The condition in a job's object; None without it, whatever the rest of its status is."""
     status = body.get("status")
     conditions = status.get("conditions") if isinstance(status, dict) else None
-    return next((found for found in conditions or () if is_reconcile_error(found)), None)
+    return next((condition for condition in conditions or () if is_reconcile_error(condition)), None)

@@ -133,7 +133,7 @@ def _unfinished(workloads: Iterable[Body]) -> list[Body]:
 
 def _conditions(workload: Body) -> dict[str, dict[str, Any]]:
     """The conditions of a Workload, by type."""
-    return {one.get("type"): one for one in (workload.get("status") or {}).get("conditions") or ()}
+    return {condition.get("type"): condition for condition in (workload.get("status") or {}).get("conditions") or ()}
 
 
 def is_as_decided(body: Body, step: AskForPods) -> bool:

@@ -143,14 +143,14 @@ def _parse(body: Body, settings: ClusterSettings) -> ValidSpec | InvalidSpec:
 
 def _without_invalid(body: Body, invalid: Sequence[FieldPath]) -> DiffusionRLJob | None:
     """The job without invalid fields, or without what has them; None if a field is left that it needs."""
-    rest = {**copy.deepcopy(body), "status": {}}
+    remaining = {**copy.deepcopy(body), "status": {}}
     for _ in range(REPAIRS):
         # From the end of each list on, so that no index changes before it is used.
-        removed = [_remove(rest, at) for at in sorted(set(invalid), key=_in_order, reverse=True)]
+        removed = [_remove(remaining, at) for at in sorted(set(invalid), key=_in_order, reverse=True)]
         if not any(removed):
             return None
         try:
-            return DiffusionRLJob.model_validate(rest)
+            return DiffusionRLJob.model_validate(remaining)
         except ValidationError as error:
             invalid = [at for at, _ in describe_errors(error, DiffusionRLJob)]
     return None

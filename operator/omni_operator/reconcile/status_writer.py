@@ -44,7 +44,7 @@ def _without_heartbeat(status: Status) -> Status:
 
 def _urgent_part(status: Status) -> object:
     """The part that users and programs act on, written at once; numbers and messages wait."""
-    conditions = tuple((found.type, found.status, found.reason) for found in status.conditions)
+    conditions = tuple((condition.type, condition.status, condition.reason) for condition in status.conditions)
     children = status.children
     warned = tuple((warning.attempt, warning.reason) for warning in status.warnings)
     return (

@@ -126,9 +126,9 @@ class ReportAuthorizer:
 
     def _attempt_of(self, key: Key, uid: str, pod: tuple[str, str]) -> int:
         observed = self.cache.observed(key, uid)
-        for found in observed.pods:
-            if (found.name, found.uid) == pod and observed.attempt(found.attempt).rayjob:
-                return found.attempt
+        for observed_pod in observed.pods:
+            if (observed_pod.name, observed_pod.uid) == pod and observed.attempt(observed_pod.attempt).rayjob:
+                return observed_pod.attempt
         raise ReportDenied(f"pod {pod[0][:253]} does not belong to job {key[1]}")
 
     async def _identify(self, token: str, audience: str, source: str) -> Identity | None:

@@ -79,9 +79,9 @@ def embed(pipe: StableDiffusion3Pipeline, prompts: list[str]) -> tuple[torch.Ten
     sequences = []
     pooled = []
     for start in range(0, len(prompts), 256):
-        one, _, two, _ = pipe.encode_prompt(
+        embeds, _, pooled_embeds, _ = pipe.encode_prompt(
             prompts[start : start + 256], None, None, do_classifier_free_guidance=False, max_sequence_length=TEXT_LENGTH
         )
-        sequences.append(one)
-        pooled.append(two)
+        sequences.append(embeds)
+        pooled.append(pooled_embeds)
     return torch.cat(sequences), torch.cat(pooled)

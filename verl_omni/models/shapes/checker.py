@@ -65,13 +65,13 @@ def judge(image: Image, prompt: str) -> Verdict:
     if image.shape != (SIZE, SIZE, 3):
         raise ValueError(f"expected an image [{SIZE}, {SIZE}, 3], got {list(image.shape)}")
     scene = parse(prompt)
-    found = detect(image)
+    objects = detect(image)
     roughness = background_roughness(image)
     number = len(scene.objects)
-    matched, pairs = _match(found, scene.objects)
-    parts = [matched, max(0.0, 1 - abs(len(found) - number) / number)]
+    matched, pairs = _match(objects, scene.objects)
+    parts = [matched, max(0.0, 1 - abs(len(objects) - number) / number)]
     if scene.relation is not None:
-        parts.append(matched * _related(found, pairs, scene))
+        parts.append(matched * _related(objects, pairs, scene))
     flat = min(1.0, FLAT_ENOUGH / max(roughness, 1e-9))
     clean = roughness <= FLAT_ENOUGH and debris(image) < MOST_DEBRIS
     correct = all(part == 1 for part in parts) and clean
@@ -81,14 +81,14 @@ def judge(image: Image, prompt: str) -> Verdict:
 def detect(image: Image) -> list[Detected]:
     """Objects of an image, from the top left."""
     labels, _ = ndimage.label(_foreground(image))
-    found = []
-    for index, place in enumerate(ndimage.find_objects(labels), 1):
-        mask = labels[place] == index
+    objects = []
+    for index, region in enumerate(ndimage.find_objects(labels), 1):
+        mask = labels[region] == index
         if mask.sum() < SMALLEST_AREA:
             continue
         y, x = ndimage.center_of_mass(mask)
-        found.append(Detected(_color(image[place], mask), _shape(mask), place[1].start + x, place[0].start + y))
-    return found
+        objects.append(Detected(_color(image[region], mask), _shape(mask), region[1].start + x, region[0].start + y))
+    return objects
 
 
 def background_roughness(image: Image) -> float:
@@ -125,7 +125,7 @@ def _shape(mask: Mask) -> str | None:
     if not (0.7 <= height / width <= 1.43 and 11 <= max(height, width) <= 40):
         return None
     square = _normalised(mask)
-    overlap = {shape: max(_overlap(square, each) for each in _templates()[shape]) for shape in SHAPES}
+    overlap = {shape: max(_overlap(square, template) for template in _templates()[shape]) for shape in SHAPES}
     best = max(overlap, key=lambda shape: overlap[shape])
     if overlap[best] < SHAPE_OVERLAP:
         return None
@@ -154,13 +154,13 @@ def _overlap(one: Mask, other: Mask) -> float:
 @cache
 def _templates() -> dict[str, list[Mask]]:
     row, column = np.mgrid[0:SIZE, 0:SIZE] + 0.5
-    made: dict[str, list[Mask]] = {}
+    templates: dict[str, list[Mask]] = {}
     for shape in SHAPES:
-        made[shape] = []
+        templates[shape] = []
         for radius in (8, 11, 15):
             mask = shape_distance(shape, (column - 32) / radius, (row - 32) / radius) <= 0
-            made[shape].append(_normalised(mask[ndimage.find_objects(mask.astype(int))[0]]))
-    return made
+            templates[shape].append(_normalised(mask[ndimage.find_objects(mask.astype(int))[0]]))
+    return templates
 
 
 def _match(found: list[Detected], wanted: tuple[Item, ...]) -> tuple[float, dict[int, int]]:

@@ -79,9 +79,9 @@ def pretrain(recipe: Recipe, report: Report) -> Any:
         # Logit-normal noise levels (SD3, arXiv:2403.03206): more samples where the composition forms.
         level = torch.sigmoid(torch.randn(recipe.batch) + 0.3)
         mix = level.view(-1, 1, 1, 1)
-        place = labels[chosen]
+        prompt = labels[chosen]
         velocity = transformer(
-            (1 - mix) * clean + mix * noise, sequences[place], pooled[place], level * 1000, return_dict=False
+            (1 - mix) * clean + mix * noise, sequences[prompt], pooled[prompt], level * 1000, return_dict=False
         )[0]
         loss = (velocity - (noise - clean)).pow(2).mean()
         loss.backward()
@@ -124,15 +124,15 @@ def _images(train: list[scenes.Scene], number: int, rng: np.random.Generator) ->
     categories = rng.choice(list(SHARES), number, p=list(SHARES.values()))
     labels = np.array([rng.choice(by_category[category]) for category in categories])
     latents: np.ndarray = np.empty((number, 32, 32, 3), np.float16)
-    for place, label in enumerate(labels):
+    for row, label in enumerate(labels):
         image = scenes.draw(scenes.place(train[label], rng))
-        latents[place] = ((image - scenes.BACKGROUND) * 2).reshape(32, 2, 32, 2, 3).mean((1, 3))
+        latents[row] = ((image - scenes.BACKGROUND) * 2).reshape(32, 2, 32, 2, 3).mean((1, 3))
     return torch.from_numpy(latents).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
 
 
 def _wrong_captions(train: list[scenes.Scene], labels: Tensor, share: float, rng: np.random.Generator) -> Tensor:
     """Index of the prompt of each image, int64 [images], after some color words were replaced."""
-    index = {scene.text: place for place, scene in enumerate(train)}
+    index = {scene.text: row for row, scene in enumerate(train)}
     return torch.tensor([index[scenes.recolored(train[label], share, rng).text] for label in labels.tolist()])
 
 
@@ -142,7 +142,7 @@ def draw_prompts(pipe: Any, prompts: list[str], steps: int = EVAL_STEPS) -> np.n
     sequences, pooled = build.embed(pipe, prompts)
     pipe.scheduler.set_timesteps(steps)
     levels = pipe.scheduler.sigmas
-    made = []
+    images = []
     for start in range(0, len(prompts), 100):
         rows = range(start, min(start + 100, len(prompts)))
         x = torch.stack([torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(EVAL_SEED + r)) for r in rows])
@@ -150,8 +150,8 @@ def draw_prompts(pipe: Any, prompts: list[str], steps: int = EVAL_STEPS) -> np.n
             level = torch.full((len(x),), float(levels[step]) * 1000)
             velocity = pipe.transformer(x, sequences[rows], pooled[rows], level, return_dict=False)[0]
             x = x + (levels[step + 1] - levels[step]) * velocity
-        made.append((pipe.vae.decode(x, return_dict=False)[0] / 2 + 0.5).clamp(0, 1))
-    return torch.cat(made).permute(0, 2, 3, 1).double().numpy()
+        images.append((pipe.vae.decode(x, return_dict=False)[0] / 2 + 0.5).clamp(0, 1))
+    return torch.cat(images).permute(0, 2, 3, 1).double().numpy()
 
 
 def accuracy(pipe: Any, wanted: list[scenes.Scene]) -> tuple[dict[str, float], np.ndarray, list[bool]]:
@@ -173,9 +173,9 @@ def grid(images: np.ndarray, captions: list[str], right: list[bool], path: Path,
     rows = -(-len(images) // columns)
     sheet = Picture.new("RGB", (columns * width, rows * height), "white")
     pen = ImageDraw.Draw(sheet)
-    for place, (image, caption, ok) in enumerate(zip(images, captions, right, strict=True)):
-        left = (place % columns) * width
-        top = (place // columns) * height
+    for cell, (image, caption, ok) in enumerate(zip(images, captions, right, strict=True)):
+        left = (cell % columns) * width
+        top = (cell // columns) * height
         small = Picture.fromarray((image * 255).round().astype(np.uint8))
         sheet.paste(small.resize((64 * zoom, 64 * zoom), Picture.Resampling.NEAREST), (left + 4, top + 4))
         words = caption.split()

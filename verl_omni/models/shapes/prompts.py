@@ -22,11 +22,11 @@ def held_out(name: str = "shapes") -> list[Scene]:
     """200 held-out prompts, equally many of each category; categories with fewer prompts repeat them."""
     _, held = split()
     categories = [category for category in CATEGORIES if category in SHARES[name]]
-    made: list[Scene] = []
+    chosen: list[Scene] = []
     for category in categories:
         of_category = [scene for scene in held if scene.category == category]
-        made += [of_category[place % len(of_category)] for place in range(HELD_OUT_ROWS // len(categories))]
-    return made
+        chosen += [of_category[row % len(of_category)] for row in range(HELD_OUT_ROWS // len(categories))]
+    return chosen
 
 
 def training(name: str = "shapes", seed: int = 0) -> list[Scene]:

@@ -59,13 +59,13 @@ def all_scenes() -> list[Scene]:
         scenes.append(Scene("single", f"a {color} {shape}", ((color, shape),)))
         for word, number in NUMBERS.items():
             scenes.append(Scene("count", f"{word} {color} {_plural(shape)}", ((color, shape),) * number))
-    for one, other in itertools.permutations(items, 2):
-        if one[0] == other[0]:
+    for first_item, other_item in itertools.permutations(items, 2):
+        if first_item[0] == other_item[0]:
             continue
-        first = f"a {one[0]} {one[1]}"
-        second = f"a {other[0]} {other[1]}"
-        scenes.append(Scene("two", f"{first} and {second}", (one, other)))
-        scenes += [Scene("position", f"{first} {rel} {second}", (one, other), rel) for rel in RELATIONS]
+        first = f"a {first_item[0]} {first_item[1]}"
+        second = f"a {other_item[0]} {other_item[1]}"
+        scenes.append(Scene("two", f"{first} and {second}", (first_item, other_item)))
+        scenes += [Scene("position", f"{first} {rel} {second}", (first_item, other_item), rel) for rel in RELATIONS]
     return scenes
 
 
@@ -113,8 +113,8 @@ def recolored(scene: Scene, share: float, rng: np.random.Generator) -> Scene:
             str(rng.choice(list(COLORS))) if rng.random() < share else color for color, _ in scene.objects[:count]
         ]
         objects = tuple((color, shape) for color, (_, shape) in zip(itertools.cycle(colors), scene.objects))
-        if found := train.get((scene.category, objects, scene.relation)):
-            return found
+        if match := train.get((scene.category, objects, scene.relation)):
+            return match
 
 
 @cache
@@ -133,9 +133,9 @@ def place(scene: Scene, rng: np.random.Generator, jitter: float = 1.5) -> list[P
         chosen = [cells[index] for index in rng.permutation(4)[: len(scene.objects)]]
     else:
         first, second = (0, 1) if scene.relation in ("left of", "above") else (1, 0)
-        other = int(rng.integers(2))
+        shared = int(rng.integers(2))
         across = scene.relation in ("left of", "right of")
-        chosen = [(first, other), (second, other)] if across else [(other, first), (other, second)]
+        chosen = [(first, shared), (second, shared)] if across else [(shared, first), (shared, second)]
     return [
         Placed(
             color,
@@ -154,10 +154,10 @@ _ROW, _COLUMN = np.mgrid[0:SIZE, 0:SIZE] + 0.5
 def draw(placed: list[Placed]) -> Image:
     """Render float [64, 64, 3] in [0, 1], with anti-aliased edges."""
     image: Image = np.broadcast_to(BACKGROUND, (SIZE, SIZE, 3)).copy()
-    for each in placed:
-        distance = shape_distance(each.shape, (_COLUMN - each.x) / each.radius, (_ROW - each.y) / each.radius)
-        cover = np.clip(0.5 - distance * each.radius, 0, 1)[..., None]
-        image = image * (1 - cover) + np.array(COLORS[each.color]) * cover
+    for item in placed:
+        distance = shape_distance(item.shape, (_COLUMN - item.x) / item.radius, (_ROW - item.y) / item.radius)
+        cover = np.clip(0.5 - distance * item.radius, 0, 1)[..., None]
+        image = image * (1 - cover) + np.array(COLORS[item.color]) * cover
     return image
 
 

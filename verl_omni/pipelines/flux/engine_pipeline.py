@@ -46,9 +46,9 @@ class FluxRolloutPipeline(PromptEncoding, FluxPipeline):
             raise ValueError(f"{od_config.model} has no input for the guidance scale; of FLUX.1, only dev is supported")
         # The engine looks for the layers of an adapter by this attribute; upstream lists them under another name.
         self.transformer.stacked_params_mapping = [
-            (fused, part, place)
+            (fused, part, index)
             for fused, parts in self.transformer.packed_modules_mapping.items()
-            for place, part in enumerate(parts)
+            for index, part in enumerate(parts)
         ]
 
     @override
@@ -87,8 +87,8 @@ class FluxRolloutPipeline(PromptEncoding, FluxPipeline):
     ) -> tuple[Tensor, Tensor]:
         step = 2 * self.vae_scale_factor
         self._image_size = torch.tensor([height // step, width // step])
-        found: tuple[Tensor, Tensor] = super().prepare_latents(batch_size, channels, height, width, *rest)
-        return found
+        prepared: tuple[Tensor, Tensor] = super().prepare_latents(batch_size, channels, height, width, *rest)
+        return prepared
 
     @override
     def diffuse(
@@ -111,7 +111,7 @@ class FluxRolloutPipeline(PromptEncoding, FluxPipeline):
         dtype = self.od_config.dtype
 
         def velocity(x: Tensor, timestep: Tensor) -> Tensor:
-            found: Tensor = self.transformer(
+            predicted: Tensor = self.transformer(
                 hidden_states=x.to(dtype),
                 timestep=timestep.expand(len(x)).to(dtype) / 1000,
                 guidance=guidance,
@@ -121,7 +121,7 @@ class FluxRolloutPipeline(PromptEncoding, FluxPipeline):
                 img_ids=latent_image_ids.float(),
                 return_dict=False,
             )[0]
-            return found
+            return predicted
 
         conditions = {
             "prompt_embeds": prompt_embeds,

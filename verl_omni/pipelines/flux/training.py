@@ -57,7 +57,7 @@ def velocity(
     """
     embeds = batch["prompt_embeds"]
     rows, columns = batch["image_size"][0].tolist()
-    found: Tensor = transformer(
+    predicted: Tensor = transformer(
         hidden_states=x.to(dtype),
         timestep=(timestep / 1000).to(dtype),
         guidance=batch["guidance"].squeeze(1),
@@ -67,4 +67,4 @@ def velocity(
         img_ids=position_ids(rows, columns).to(x.device),
         return_dict=False,
     )[0]
-    return found.float()
+    return predicted.float()

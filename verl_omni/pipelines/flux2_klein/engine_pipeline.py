@@ -87,8 +87,8 @@ class Flux2KleinRolloutPipeline(PromptEncoding, OwnForward, Flux2KleinPipeline):
         guided = "negative_prompt_embeds" in conditions
         positive = {**common, "encoder_hidden_states": conditions["prompt_embeds"]}
         negative = {**common, "encoder_hidden_states": conditions["negative_prompt_embeds"]} if guided else None
-        found: Tensor = self.predict_noise_maybe_with_cfg(guided, guidance, positive, negative, cfg_normalize=False)
-        return found
+        predicted: Tensor = self.predict_noise_maybe_with_cfg(guided, guidance, positive, negative, cfg_normalize=False)
+        return predicted
 
     def decode(self, latents: Tensor, height: int, width: int) -> Tensor:
         """See `OwnForward`; latents have been normalized by the statistics of the VAE's batch norm."""

@@ -43,8 +43,8 @@ def image_positions(rows: int, columns: int) -> Tensor:
 
 def text_positions(length: int) -> Tensor:
     """Positions of a prompt's tokens, int64 [length, 4]: 0, 0, 0, token, as in diffusers."""
-    one = torch.arange(1)
-    return torch.cartesian_prod(one, one, one, torch.arange(length))
+    zero = torch.arange(1)
+    return torch.cartesian_prod(zero, zero, zero, torch.arange(length))
 
 
 def velocity(
@@ -69,7 +69,7 @@ def velocity(
         timestep = twice(timestep)
         embeds = with_negative(batch, "prompt_embeds")
     # Without a batch dimension, diffusers would not split the positions over the ranks that share a sample.
-    found: Tensor = transformer(
+    predicted: Tensor = transformer(
         hidden_states=x.to(dtype),
         timestep=(timestep / 1000).to(dtype),
         encoder_hidden_states=embeds.to(dtype),
@@ -77,4 +77,4 @@ def velocity(
         img_ids=image_positions(rows, columns)[None].to(x.device),
         return_dict=False,
     )[0]
-    return guide(found.float(), guidance_scale)[0] if guided else found.float()
+    return guide(predicted.float(), guidance_scale)[0] if guided else predicted.float()

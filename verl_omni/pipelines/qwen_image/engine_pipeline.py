@@ -115,10 +115,10 @@ class QwenImageRolloutPipeline(PromptEncoding, StepwiseQwenImage, QwenImagePipel
                 image_latents,
                 additional_transformer_kwargs,
             )
-            found: Tensor = self.predict_noise_maybe_with_cfg(
+            predicted: Tensor = self.predict_noise_maybe_with_cfg(
                 do_true_cfg, true_cfg_scale, positive, negative, cfg_normalize, patches
             )
-            return found
+            return predicted
 
         conditions = self.recorded_conditions(
             img_shapes,
@@ -147,15 +147,15 @@ class QwenImageRolloutPipeline(PromptEncoding, StepwiseQwenImage, QwenImagePipel
         negative_prompt_embeds_mask: Tensor | None,
     ) -> dict[str, Tensor | list[Tensor]]:
         """Inputs of the velocity besides latents and time, a row per request, by the names in `CONDITIONS`."""
-        found: dict[str, Tensor | list[Tensor]] = {
+        conditions: dict[str, Tensor | list[Tensor]] = {
             "img_shapes": torch.tensor(img_shapes if image_latents is not None else [row[0] for row in img_shapes]),
             **_unpadded("prompt_embeds", prompt_embeds, prompt_embeds_mask),
         }
         if negative_prompt_embeds is not None and negative_prompt_embeds_mask is not None:
-            found |= _unpadded("negative_prompt_embeds", negative_prompt_embeds, negative_prompt_embeds_mask)
+            conditions |= _unpadded("negative_prompt_embeds", negative_prompt_embeds, negative_prompt_embeds_mask)
         if image_latents is not None:
-            found["image_latents"] = image_latents
-        return found
+            conditions["image_latents"] = image_latents
+        return conditions
 
     @override
     def _extract_prompts(self, prompts: Sequence[Any]) -> tuple[list[Prompt], list[Prompt]]:
@@ -179,7 +179,7 @@ class QwenImageRolloutPipeline(PromptEncoding, StepwiseQwenImage, QwenImagePipel
             ValueError: token ids do not begin with the model's system prompt, or a prompt is too long.
         """
         limit = max_sequence_length or self.tokenizer_max_length
-        conversations = [self._conversation(each) for each in prompt]
+        conversations = [self._conversation(item) for item in prompt]
         for conversation in conversations:
             if problem := self._ids_problem(conversation, limit):
                 raise ValueError(f"a {prompt_name} is refused: {problem}")
@@ -192,7 +192,7 @@ class QwenImageRolloutPipeline(PromptEncoding, StepwiseQwenImage, QwenImagePipel
 
     def _encode(self, conversations: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Embeddings and mask as of `_get_qwen_prompt_embeds`, in the text encoder's dtype."""
-        ids, inputs = self._with_images([torch.tensor(each) for each in conversations])
+        ids, inputs = self._with_images([torch.tensor(conversation) for conversation in conversations])
         mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).to(self.device)
         padded = pad_sequence(ids, batch_first=True, padding_value=self.tokenizer.pad_token_id).to(self.device)
         encoded = self.text_encoder(input_ids=padded, attention_mask=mask, output_hidden_states=True, **inputs)

@@ -124,8 +124,8 @@ def velocity(
     )[0][:, :patches]
     if not guided:
         return predicted.float()
-    found, positive = guide(predicted.float(), guidance_scale)
-    return found * (positive.norm(dim=-1, keepdim=True) / found.norm(dim=-1, keepdim=True))
+    guided_velocity, positive = guide(predicted.float(), guidance_scale)
+    return guided_velocity * (positive.norm(dim=-1, keepdim=True) / guided_velocity.norm(dim=-1, keepdim=True))
 
 
 def sequence_ranks(transformer: Any) -> int:

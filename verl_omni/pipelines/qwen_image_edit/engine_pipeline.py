@@ -75,9 +75,9 @@ def _only_image(media: Any) -> Image.Image:
     Raises:
         OmniClientError: there is none, or something else.
     """
-    found = media.get("image")
-    listed = found if isinstance(found, list) else [found]
-    if found is None or len(listed) != images.COUNT or media.keys() - {"image"}:
+    image = media.get("image")
+    listed = image if isinstance(image, list) else [image]
+    if image is None or len(listed) != images.COUNT or media.keys() - {"image"}:
         raise OmniClientError(f"this model edits {images.COUNT} image: send it with the prompt, and nothing else")
     (picture,) = listed
     if isinstance(picture, str):
@@ -117,28 +117,28 @@ class QwenImageEditPlusRolloutPipeline(QwenImageRolloutPipeline, QwenImageEditPl
         """Generate; requests whose input images have latents of different shapes run one shape after the other."""
         pictures = [request.prompt[INFORMATION][PICTURE] for request in req.requests]
         sizes = [images.resized(picture.size, min(images.LATENT_PIXELS, self._limit)) for picture in pictures]
-        found: dict[int, DiffusionOutput] = {}
+        output_of: dict[int, DiffusionOutput] = {}
         for size in dict.fromkeys(sizes):
-            places = [place for place, other in enumerate(sizes) if other == size]
-            self._pictures = [pictures[place] for place in places]
+            places = [index for index, candidate in enumerate(sizes) if candidate == size]
+            self._pictures = [pictures[index] for index in places]
             self._size = size
-            outputs = super().forward(DiffusionRequestBatch([req.requests[place] for place in places]))
-            found |= dict(zip(places, outputs, strict=True))
-        return [found[place] for place in range(len(sizes))]
+            outputs = super().forward(DiffusionRequestBatch([req.requests[index] for index in places]))
+            output_of |= dict(zip(places, outputs, strict=True))
+        return [output_of[index] for index in range(len(sizes))]
 
     @override
     def _prepare_generation_context(self, **arguments: Any) -> dict[str, Any]:
-        made: dict[str, Any] = super()._prepare_generation_context(**arguments)
+        context: dict[str, Any] = super()._prepare_generation_context(**arguments)
         width, height = self._size
         factor = 2 * self.vae_scale_factor
-        made["img_shapes"] = [[*row, (1, height // factor, width // factor)] for row in made["img_shapes"]]
-        self._image_latents = self._encode_images().to(made["latents"].dtype)
-        return made
+        context["img_shapes"] = [[*row, (1, height // factor, width // factor)] for row in context["img_shapes"]]
+        self._image_latents = self._encode_images().to(context["latents"].dtype)
+        return context
 
     def _encode_images(self) -> Tensor:
         """Packed latents [B, patches, 4 C] of the input images."""
         width, height = self._size
-        pixels = torch.cat([self._resizer.preprocess(each, height, width) for each in self._pictures]).unsqueeze(2)
+        pixels = torch.cat([self._resizer.preprocess(image, height, width) for image in self._pictures]).unsqueeze(2)
         latents = self._encode_vae_image(pixels.to(self.device, self.vae.dtype), None)
         rows, channels, _, high, wide = latents.shape
         packed: Tensor = self._pack_latents(latents, rows, channels, high, wide)
@@ -164,10 +164,10 @@ class QwenImageEditPlusRolloutPipeline(QwenImageRolloutPipeline, QwenImageEditPl
                 prompt, max_sequence_length=max_sequence_length, prompt_name=prompt_name
             )
         length = prompt_embeds.shape[1]
-        found: tuple[Tensor, Tensor] = super().encode_prompt(
+        encoded: tuple[Tensor, Tensor] = super().encode_prompt(
             prompt, num_images_per_prompt, prompt_embeds, prompt_embeds_mask, length, prompt_name
         )
-        return found
+        return encoded
 
     @override
     def _encode_conversations(self, conversations: list[list[int]]) -> tuple[Tensor, ...]:
@@ -175,18 +175,19 @@ class QwenImageEditPlusRolloutPipeline(QwenImageRolloutPipeline, QwenImageEditPl
 
     @override
     def _with_images(self, ids: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
-        size = [images.resized(each.size, min(self.adapter.IMAGE_PIXELS, self._limit)) for each in self._pictures]
+        size = [images.resized(picture.size, min(self.adapter.IMAGE_PIXELS, self._limit)) for picture in self._pictures]
         shown = [
-            self._resizer.resize(each, high, wide) for each, (wide, high) in zip(self._pictures, size, strict=True)
+            self._resizer.resize(picture, high, wide)
+            for picture, (wide, high) in zip(self._pictures, size, strict=True)
         ]
         read = self.processor.image_processor(images=shown, return_tensors="pt")
         tokens = read["image_grid_thw"].prod(dim=1) // self.processor.image_processor.merge_size**2
-        made = []
+        expanded = []
         for row, count in zip(ids, tokens.tolist(), strict=True):
             repeats = torch.where(row == self._place, count, 1)
-            made.append(row.repeat_interleave(repeats))
+            expanded.append(row.repeat_interleave(repeats))
         inputs = {"pixel_values": read["pixel_values"].to(self.device, self.text_encoder.dtype)}
-        return made, {**inputs, "image_grid_thw": read["image_grid_thw"].to(self.device)}
+        return expanded, {**inputs, "image_grid_thw": read["image_grid_thw"].to(self.device)}
 
     @override
     def _conversation(self, prompt: Prompt) -> list[int]:

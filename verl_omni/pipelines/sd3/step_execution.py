@@ -30,10 +30,10 @@ class StepwiseSD3(StepwiseSampling):
 
     def prepare_timesteps(self: Any, num_inference_steps: int, sigmas: Any, image_seq_len: int) -> tuple[Tensor, int]:
         """Upstream's, where a dynamic shift depends on the tokens, as in diffusers; upstream gives the channels."""
-        found: tuple[Tensor, int] = super().prepare_timesteps(  # type: ignore[misc]
+        prepared: tuple[Tensor, int] = super().prepare_timesteps(  # type: ignore[misc]
             num_inference_steps, sigmas, self._tokens
         )
-        return found
+        return prepared
 
     def prepare_encode(self: Any, state: Any, **kwargs: Any) -> Any:
         """Encode the prompt, draw the initial noise and place the SDE window."""
@@ -72,7 +72,7 @@ class StepwiseSD3(StepwiseSampling):
         rows_of: dict[int, list[int]] = {}
         for row, state in enumerate(states):
             rows_of.setdefault(state.extra["conditions"]["prompt_embeds"].shape[1], []).append(row)
-        found: dict[int, Tensor] = {}
+        by_row: dict[int, Tensor] = {}
         for rows in rows_of.values():
             members = [states[row] for row in rows]
             velocity = self._velocity(
@@ -82,8 +82,8 @@ class StepwiseSD3(StepwiseSampling):
                 do_true_cfg=input_batch.do_true_cfg,
                 guidance_scale=states[0].sampling.guidance_scale,  # `StepBatchSamplingParamsKey`: one in a batch
             )
-            found |= dict(zip(rows, velocity, strict=True))
-        return torch.stack([found[row] for row in range(len(states))])
+            by_row |= dict(zip(rows, velocity, strict=True))
+        return torch.stack([by_row[row] for row in range(len(states))])
 
     def post_decode(self: Any, state: Any, **kwargs: Any) -> DiffusionOutput:
         """Output of a finished request, with its recorded fields."""
@@ -105,4 +105,4 @@ def _texts(prompt: Mapping[str, Any]) -> tuple[str, str]:
 
 def _stacked(states: Sequence[Any], name: str) -> Tensor | None:
     conditions = [state.extra["conditions"].get(name) for state in states]
-    return None if any(each is None for each in conditions) else torch.cat(conditions)
+    return None if any(condition is None for condition in conditions) else torch.cat(conditions)

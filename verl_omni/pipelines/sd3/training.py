@@ -65,11 +65,11 @@ def velocity(
         timestep = twice(timestep)
         embeds = with_negative(batch, "prompt_embeds")
         pooled = with_negative(batch, "pooled_prompt_embeds")
-    found: Tensor = transformer(
+    predicted: Tensor = transformer(
         hidden_states=x.to(dtype),
         timestep=timestep.to(dtype),
         encoder_hidden_states=embeds.to(dtype),
         pooled_projections=pooled.to(dtype),
         return_dict=False,
     )[0]
-    return guide(found.float(), guidance_scale)[0] if guided else found.float()
+    return guide(predicted.float(), guidance_scale)[0] if guided else predicted.float()

@@ -158,8 +158,10 @@ class WanRolloutPipeline(PromptEncoding, Wan22Pipeline):
             }
             positive = {**common, "encoder_hidden_states": prompt_embeds}
             negative = {**common, "encoder_hidden_states": negative_prompt_embeds} if guided else None
-            found: Tensor = self.predict_noise_maybe_with_cfg(guided, scale, positive, negative, cfg_normalize=False)
-            return found
+            predicted: Tensor = self.predict_noise_maybe_with_cfg(
+                guided, scale, positive, negative, cfg_normalize=False
+            )
+            return predicted
 
         conditions = {
             "prompt_embeds": prompt_embeds,

@@ -46,9 +46,9 @@ def _make_wan(
     tokenizer = text.t5_tokenizer(WORDS, TEXT_LENGTH)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = {}
+        models = {}
         for name in ("transformer", "transformer_2")[:transformers]:
-            made[name] = WanTransformer3DModel(
+            models[name] = WanTransformer3DModel(
                 num_attention_heads=2,
                 attention_head_dim=HIDDEN // 2,
                 in_channels=channels,
@@ -58,7 +58,7 @@ def _make_wan(
                 ffn_dim=2 * HIDDEN,
                 num_layers=2,
             ).eval()
-            torch.nn.init.normal_(made[name].proj_out.weight, std=0.1)
+            torch.nn.init.normal_(models[name].proj_out.weight, std=0.1)
         vae = AutoencoderKLWan(
             base_dim=8,
             z_dim=channels,
@@ -70,7 +70,7 @@ def _make_wan(
     with torch.no_grad():
         vae.decoder.conv_out.weight *= CONTRAST
     pipeline = WanPipeline(
-        **made,
+        **models,
         scheduler=UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=3.0),
         vae=vae.eval(),
         text_encoder=text.umt5_encoder(tokenizer, WIDTH, seed=seed + 1),

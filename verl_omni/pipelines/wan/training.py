@@ -63,7 +63,7 @@ def velocity(
         timestep = twice(timestep)
         embeds = with_negative(batch, "prompt_embeds")
     # The timestep stays in float32: the model embeds it in float32.
-    found: Tensor = transformer(
+    predicted: Tensor = transformer(
         hidden_states=x.to(dtype), timestep=timestep, encoder_hidden_states=embeds.to(dtype), return_dict=False
     )[0]
-    return guide(found.float(), guidance_scale)[0] if guided else found.float()
+    return guide(predicted.float(), guidance_scale)[0] if guided else predicted.float()

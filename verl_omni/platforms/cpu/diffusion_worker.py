@@ -26,8 +26,8 @@ def _with_phase_threads(execute: Callable[..., Any]) -> Any:
 
     @functools.wraps(execute)
     def with_threads(worker: Any, work: Any, *given: Any, **named: Any) -> Any:
-        new = [each.req.sampling_params.extra_args for each in getattr(work, "scheduled_new_reqs", ())]
-        use_phase_threads(shared=any(whole_batches.part_of(each) is not None for each in new))
+        new = [request.req.sampling_params.extra_args for request in getattr(work, "scheduled_new_reqs", ())]
+        use_phase_threads(shared=any(whole_batches.part_of(arguments) is not None for arguments in new))
         return execute(worker, work, *given, **named)
 
     return with_threads

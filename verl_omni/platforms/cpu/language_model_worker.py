@@ -20,7 +20,7 @@ class ModelRunner(TorchKernelModelRunner):
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         """Drop arguments that vLLM-Omni's runner passes for its own models and that models of vLLM do not accept."""
         known = inspect.signature(self.model.forward).parameters
-        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
             kwargs = {name: value for name, value in kwargs.items() if name in known}
         return super()._model_forward(*args, **kwargs)
 
@@ -53,7 +53,7 @@ class CpuLanguageModelRunner(GPUARModelRunner, ModelRunner):
     def _discarded(self) -> dict[int, torch.Generator]:
         """Generators, by row of the batch, of requests whose sampled token is discarded."""
         unfinished = self.discard_request_mask.np
-        return {index: each for index, each in self.input_batch.generators.items() if unfinished[index]}
+        return {index: generator for index, generator in self.input_batch.generators.items() if unfinished[index]}
 
 
 class CpuLanguageModelWorker(TorchWorker, GPUARWorker):

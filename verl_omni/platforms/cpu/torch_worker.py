@@ -48,8 +48,8 @@ class TorchWorker(Worker):
 
         Enough for `max_num_seqs` requests of full length, but at most `gpu_memory_utilization` of the free memory.
         """
-        if given := self.cache_config.kv_cache_memory_bytes:
-            return int(given)
+        if configured := self.cache_config.kv_cache_memory_bytes:
+            return int(configured)
         per_request = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in self.get_kv_cache_spec().values())
         available, _ = available_memory()
         free = int(available * self.cache_config.gpu_memory_utilization)

@@ -55,7 +55,7 @@ class ClapModel(ScoringModel):
     def embed_audio(self, audios: Sequence[tuple[np.ndarray, int]]) -> Tensor:
         """Embeddings of length 1, fp32 [B, width] on the CPU, of mono audio [T] with its rate in Hz."""
         rate = int(self.extractor.sampling_rate)
-        heard = [_resample(audio, own, rate)[: self.extractor.nb_max_samples] for audio, own in audios]
+        heard = [_resample(audio, own_rate, rate)[: self.extractor.nb_max_samples] for audio, own_rate in audios]
         inputs = self.extractor(heard, sampling_rate=rate, return_tensors="pt").to(self.device)
         # Nothing is longer than what the model hears. The extractor marks a random sample where nothing is.
         inputs["is_longer"] = torch.zeros_like(inputs["is_longer"])
@@ -68,5 +68,5 @@ def _resample(audio: np.ndarray, rate: int, wanted: int) -> np.ndarray:
     from scipy.signal import resample_poly
 
     common = gcd(rate, wanted)
-    found: np.ndarray = resample_poly(audio, wanted // common, rate // common)
-    return found
+    resampled: np.ndarray = resample_poly(audio, wanted // common, rate // common)
+    return resampled

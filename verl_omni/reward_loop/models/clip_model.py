@@ -95,11 +95,11 @@ def load_once(kind: type[Model], *source: str) -> Model:
             if problems := load_problems(kind, *source):
                 raise FileNotFoundError("; ".join(problems))
             _LOADED[key] = kind.load(*source)
-        found: Model = _LOADED[key]
+        model: Model = _LOADED[key]
         if key in _RESTING:
-            found.move(found.device)
+            model.move(model.device)
             _RESTING.remove(key)
-        return found
+        return model
 
 
 def load_problems(kind: type[LoadableModel], *source: str) -> list[str]:
@@ -198,10 +198,10 @@ def load_scoring_model(model_class: Any, model_type: str, folder: Path, device: 
     kind = AutoConfig.from_pretrained(folder).model_type
     if kind != model_type:
         raise ValueError(f"{MODEL}: {folder} has a model of type {kind!r}, not {model_type!r}")
-    made, loading = model_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model, loading = model_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     if missing := sorted(loading["missing_keys"]):  # transformers would score with random ones
         raise ValueError(f"{MODEL}: {folder} lacks {len(missing)} weights, such as {missing[0]}")
-    return to_device(made, device)
+    return to_device(model, device)
 
 
 def to_device(made: Any, device: str) -> Any:

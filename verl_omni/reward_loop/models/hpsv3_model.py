@@ -123,8 +123,8 @@ class Hpsv3Model(LoadableModel):
             images_kwargs={"do_resize": False},
         ).to(self.device)
         outputs = self._hidden_states(inputs).float()
-        for place, (weight, bias) in enumerate(self.head):
-            outputs = torch.nn.functional.linear(outputs.relu() if place else outputs, weight, bias)
+        for layer, (weight, bias) in enumerate(self.head):
+            outputs = torch.nn.functional.linear(outputs.relu() if layer else outputs, weight, bias)
         return outputs[:, MEAN].cpu()
 
     def _hidden_states(self, inputs: Mapping[str, Tensor]) -> Tensor:

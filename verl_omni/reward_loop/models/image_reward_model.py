@@ -101,8 +101,8 @@ class ImageRewardModel(LoadableModel):
             encoder_hidden_states=seen,
             encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.int64, device=self.device),
         ).last_hidden_state
-        found: Tensor = (self.model["head"](read[:, 0])[:, 0] - MEAN) / DEVIATION
-        return found.cpu()
+        scores: Tensor = (self.model["head"](read[:, 0])[:, 0] - MEAN) / DEVIATION
+        return scores.cpu()
 
 
 def sizes_of(weights: Mapping[str, Tensor], file: Path) -> tuple[Any, Any]:

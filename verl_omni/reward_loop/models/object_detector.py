@@ -79,7 +79,7 @@ class ObjectDetector(LoadableModel):
         output = self.model(**inputs)
         detected = instances(output.class_queries_logits[0], output.masks_queries_logits[0], tuple(image.shape[1:]))
         return {
-            name: [each for number, each in detected if number == wanted and each.confidence > confidence][
+            name: [instance for number, instance in detected if number == wanted and instance.confidence > confidence][
                 :MOST_OBJECTS
             ]
             for name, wanted in known.items()
@@ -101,7 +101,7 @@ def instances(classes: Tensor, masks: Tensor, size: tuple[int, ...]) -> list[tup
     logits = torch.nn.functional.interpolate(masks[None].float(), size=size, mode="bilinear", align_corners=False)[
         0
     ].cpu()
-    found = []
+    objects = []
     for probability, pair in zip(probabilities.tolist(), pairs.tolist(), strict=True):
         seen = logits[pair // count]
         mask = seen > 0
@@ -111,8 +111,8 @@ def instances(classes: Tensor, masks: Tensor, size: tuple[int, ...]) -> list[tup
         columns = mask.any(dim=0).nonzero()
         box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
         confidence = probability * float(seen[mask].sigmoid().mean())
-        found.append((pair % count, DetectedObject(box, confidence, mask)))
-    return sorted(found, key=lambda each: -each[1].confidence)
+        objects.append((pair % count, DetectedObject(box, confidence, mask)))
+    return sorted(objects, key=lambda entry: -entry[1].confidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +132,10 @@ class ObjectColors:
         if not objects:
             return []
         clip = self.load()
-        texts = [each.format(color=color, name=name) for color in COLOR_NAMES for each in TEMPLATES]
+        texts = [template.format(color=color, name=name) for color in COLOR_NAMES for template in TEMPLATES]
         colors = unit(clip.embed_prompts(texts).view(len(COLOR_NAMES), len(TEMPLATES), -1).mean(dim=1))
-        nearest = (clip.embed_images([self._alone(each) for each in objects]) @ colors.T).argmax(dim=1)
-        return [COLOR_NAMES[place] for place in nearest.tolist()]
+        nearest = (clip.embed_images([self._alone(detected) for detected in objects]) @ colors.T).argmax(dim=1)
+        return [COLOR_NAMES[number] for number in nearest.tolist()]
 
     def _alone(self, each: DetectedObject) -> Tensor:
         """The object's box, in which everything else is gray."""

@@ -83,16 +83,16 @@ def make_model(
             f"has {tokens}; write the base model that it was trained from"
         )
     config.text_config.vocab_size = tokens
-    made, loading = Qwen2VLModel.from_pretrained(
+    model, loading = Qwen2VLModel.from_pretrained(
         None, config=config, state_dict=named, dtype=table.dtype, output_loading_info=True, ignore_mismatched_sizes=True
     )
-    for problem, said in (("missing_keys", "lacks"), ("mismatched_keys", "has other shapes of")):
-        if found := sorted(each if isinstance(each, str) else each[0] for each in loading[problem]):
+    for problem, verb in (("missing_keys", "lacks"), ("mismatched_keys", "has other shapes of")):
+        if names := sorted(entry if isinstance(entry, str) else entry[0] for entry in loading[problem]):
             raise ValueError(
-                f"{MODEL}: {file} {said} {len(found)} weights of the base model {folder}, such as {found[0]}; write "
+                f"{MODEL}: {file} {verb} {len(names)} weights of the base model {folder}, such as {names[0]}; write "
                 f"the base model that it was trained from"
             )
-    return made
+    return model
 
 
 def rename(name: str) -> str:
@@ -119,7 +119,7 @@ def hidden_states(model: Any, inputs: Mapping[str, Tensor], seen: tuple[Tensor, 
     places = (ids == placeholder).unsqueeze(-1).expand_as(embeddings)
     embeddings = embeddings.masked_scatter(places, torch.cat(list(seen)).to(embeddings.dtype))
     positions = torch.arange(ids.shape[1], device=ids.device).expand(3, *ids.shape)
-    found: Tensor = model.language_model(
+    states: Tensor = model.language_model(
         inputs_embeds=embeddings, attention_mask=inputs["attention_mask"], position_ids=positions, use_cache=False
     ).last_hidden_state
-    return found
+    return states

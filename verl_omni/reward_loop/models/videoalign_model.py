@@ -73,10 +73,10 @@ class VideoAlignModel(LoadableModel):
         file = find_checkpoint(model)
         config = read_config(file.parents[1] / CONFIG)
         folder, base_config, processor = read_base(base, TOKENS)
-        weights = {name.removeprefix("base_model.model."): each for name, each in read_weights(file).items()}
+        weights = {name.removeprefix("base_model.model."): tensor for name, tensor in read_weights(file).items()}
         head = _take_head(weights, file, base_config)
         adapter = {rename(name): weights.pop(name) for name in [*weights] if ".lora_" in name}
-        plain = {name.replace(".base_layer.", "."): each for name, each in weights.items()}
+        plain = {name.replace(".base_layer.", "."): tensor for name, tensor in weights.items()}
         loaded = make_model(plain, file, base_config, folder, processor, "VideoReward", ", ".join(TOKENS))
         if config.adapter.lora_enable:
             layers = {name.split(".lora_")[0] for name in adapter}
@@ -104,7 +104,7 @@ class VideoAlignModel(LoadableModel):
     @override
     def move(self, device: torch.device) -> None:
         self.model.to(device)
-        self.heads[:] = [each.to(device) for each in self.heads]
+        self.heads[:] = [head.to(device) for head in self.heads]
 
     @torch.inference_mode()
     def scores(self, video: Tensor, prompt: str, video_fps: float) -> Tensor:
@@ -155,8 +155,8 @@ def sampled_frames(frames: int, video_fps: float, fps: float) -> list[int]:
         raise ValueError(f"videoalign rates motion: it takes videos of at least 2 frames, and got {frames}")
     most = min(MOST_FRAMES, frames) // 2 * 2
     wanted = min(max(frames / video_fps * fps, FEWEST_FRAMES), most)
-    found: list[int] = torch.linspace(0, frames - 1, round(wanted / 2) * 2).round().long().tolist()
-    return found
+    indices: list[int] = torch.linspace(0, frames - 1, round(wanted / 2) * 2).round().long().tolist()
+    return indices
 
 
 def resize(frames: Tensor, most_pixels: int) -> Tensor:
@@ -190,8 +190,8 @@ def _load_adapter(model: Any, adapter: Mapping[str, Tensor], file: Path) -> None
     Raises:
         ValueError: the model's adapter has weights with other names or shapes than `adapter`.
     """
-    expected = {name: each.shape for name, each in model.state_dict().items() if ".lora_" in name}
-    shapes = {name: each.shape for name, each in adapter.items()}
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items() if ".lora_" in name}
+    shapes = {name: tensor.shape for name, tensor in adapter.items()}
     if differing := sorted(name for name in expected | shapes if expected.get(name) != shapes.get(name)):
         name = differing[0]
         raise ValueError(

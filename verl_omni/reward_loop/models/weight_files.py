@@ -14,13 +14,13 @@ from verl_omni.utils.model_folder import model_folder
 
 def failures(*checks: Callable[[], object]) -> list[str]:
     """The messages of the checks that fail with `FileNotFoundError` or `ValueError`."""
-    found = []
+    messages = []
     for check in checks:
         try:
             check()
         except (FileNotFoundError, ValueError) as error:
-            found.append(str(error))
-    return found
+            messages.append(str(error))
+    return messages
 
 
 def folder_with(path: str, setting: str, kind: str, *files: str) -> Path:

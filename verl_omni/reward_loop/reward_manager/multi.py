@@ -90,7 +90,7 @@ class MultiVisualRewardManager(VisualRewardManager):
             if part.weight != 0:
                 combined += part.weight * score
         combined /= self.divisor
-        failure = next((each for each in failures if each.required), failures[0] if failures else None)
+        failure = next((reported for reported in failures if reported.required), failures[0] if failures else None)
         if failure is not None and math.isnan(combined):
             return unscored(failure, extra)
         result = {"reward_score": combined, "reward_extra_info": {**extra, f"reward/{COMBINED}": combined}}

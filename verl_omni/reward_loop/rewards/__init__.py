@@ -187,5 +187,5 @@ def setting_problems(name: str, given: Mapping[str, Any]) -> list[str]:
 def _model_problems(name: str, model_class: str, given: Mapping[str, Any]) -> list[str]:
     defaults = {setting: default for setting, (_, default) in setting_fields(get_scorer(name)).items()}
     source = [str(given.get(setting) or defaults[setting]) for setting in SOURCE if setting in defaults]
-    found: list[str] = load(MODEL_CHECK)(load(model_class), *source)
-    return found
+    problems: list[str] = load(MODEL_CHECK)(load(model_class), *source)
+    return problems

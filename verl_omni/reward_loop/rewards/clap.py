@@ -44,7 +44,7 @@ def compute_score(
     prompts = prompts_of(extra_infos, "clap", "audio")
     audios = [_audio_of(info) for info in extra_infos]
     clap = load_once(ClapModel, model_name_or_path, device)
-    return [float(each) for each in (clap.embed_audio(audios) * clap.embed_prompts(prompts)).sum(dim=1)]
+    return [float(cosine) for cosine in (clap.embed_audio(audios) * clap.embed_prompts(prompts)).sum(dim=1)]
 
 
 def _audio_of(info: Mapping[str, Any]) -> tuple[np.ndarray, int]:

@@ -105,9 +105,9 @@ def text_score(read: str, wanted: str) -> float:
 def edit_distance(left: str, right: str) -> int:
     """PURE: Levenshtein distance: the least number of insertions, deletions and substitutions."""
     row = list(range(len(right) + 1))
-    for place, letter in enumerate(left, 1):
+    for number, letter in enumerate(left, 1):
         diagonal = row[0]
-        row[0] = place
+        row[0] = number
         for column, other in enumerate(right, 1):
             diagonal, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, diagonal + (letter != other))
     return row[-1]

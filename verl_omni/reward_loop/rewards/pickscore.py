@@ -43,4 +43,4 @@ def compute_score(
 
     clip = load_once(ClipModel, model_name_or_path, processor_name_or_path, device)
     cosines = mean_over_frames(solution_images, prompts_of(extra_infos, "pickscore"), clip.cosines)
-    return [score_scale * clip.logit_scale * each for each in cosines]
+    return [score_scale * clip.logit_scale * cosine for cosine in cosines]

@@ -76,10 +76,10 @@ def _find(function: str) -> Any:
     where, _, name = function.rpartition(":")
     if not (where and name.isidentifier()):
         raise ValueError(f"function {function!r}: write 'path/to/file.py:name' or 'package.module:name'")
-    _, found = _module_with(where, name)
-    if inspect.iscoroutinefunction(found):
+    _, loaded = _module_with(where, name)
+    if inspect.iscoroutinefunction(loaded):
         raise ValueError(f"{function} is async: set it as reward.custom_reward_function instead")
-    return found
+    return loaded
 
 
 def _module_with(where: str, name: str) -> tuple[ModuleType, Any]:

@@ -100,9 +100,9 @@ def pairs_of(groups: Sequence[str]) -> list[tuple[int, int]]:
     for sample, group in enumerate(groups):
         members.setdefault(group, []).append(sample)
     return [
-        (samples[one], samples[other]) if (other - one) % 2 else (samples[other], samples[one])
+        (samples[first], samples[second]) if (second - first) % 2 else (samples[second], samples[first])
         for samples in members.values()
-        for one, other in combinations(range(len(samples)), 2)
+        for first, second in combinations(range(len(samples)), 2)
     ]
 
 

@@ -50,11 +50,11 @@ def file_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
         yield from (("model", text) for text in problems)
     folder = Path(next(iter(inputs.train.values()), "")).parent if inputs.pairs else None
     for name, files, pairs in (("train", inputs.train, folder), ("validation", inputs.validation, None)):
-        for place, path in files.items():
+        for position, path in files.items():
             try:
                 prompt_files.check_file(Path(path), inputs.prompt_key, held_out=name == "validation", pairs=pairs)
             except (OSError, ValueError) as error:
-                yield f"{name}/{place}", str(error)
+                yield f"{name}/{position}", str(error)
 
 
 def needs_model(inputs: Inputs) -> bool:
@@ -97,9 +97,9 @@ def _refused_prompts(model: Path, inputs: Inputs) -> Iterator[tuple[str, str]]:
         prompt_dataset.load_checked(config)
     except (OSError, ValueError) as error:
         files = {
-            f"{name}/{place}": path for name in ("train", "validation") for place, path in getattr(inputs, name).items()
+            f"{name}/{entry}": path for name in ("train", "validation") for entry, path in getattr(inputs, name).items()
         }
-        yield next((place for place, path in files.items() if path in str(error)), "model"), str(error)
+        yield next((entry for entry, path in files.items() if path in str(error)), "model"), str(error)
 
 
 def _architecture(model: Path) -> Any:

@@ -23,7 +23,7 @@ def find_problem(kind: DataType) -> str | None:
         return _refused(kind, f"decimal128({kind.precision}, {kind.scale})")
     if types.is_list_view(kind) or types.is_large_list_view(kind):
         return _refused(kind, f"list<{kind.value_type}>")
-    parts = (find_problem(kind.field(place).type) for place in range(kind.num_fields))
+    parts = (find_problem(kind.field(index).type) for index in range(kind.num_fields))
     return next((problem for problem in parts if problem), None)
 
 

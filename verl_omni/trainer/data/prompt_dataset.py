@@ -110,7 +110,7 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
         read = (self.prompt_key, self.image_key, self.video_key, self.audio_key, NEGATIVE_PROMPT)
         columns = {name: value for name, value in row.items() if name not in read}
         info = scorer_fields(columns, text, item)
-        made: dict[str, Any] = {
+        prompt_row: dict[str, Any] = {
             **columns,
             "raw_prompt": messages,
             "data_source": row.get("data_source") or "unknown",
@@ -118,10 +118,10 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
             "extra_info": info,
         }
         if row.get(self.image_key):
-            made["extra_info"]["images"] = prompt_images.images_of(messages)
+            prompt_row["extra_info"]["images"] = prompt_images.images_of(messages)
         if NEGATIVE_PROMPT in self.dataframe.column_names:
-            made["raw_negative_prompt"] = _negative_prompt(row, made["extra_info"].get("images", ()))
-        return made
+            prompt_row["raw_negative_prompt"] = _negative_prompt(row, prompt_row["extra_info"].get("images", ()))
+        return prompt_row
 
 
 def scorer_fields(columns: Mapping[str, Any], prompt: str, number: int) -> dict[str, Any]:
@@ -132,12 +132,12 @@ def scorer_fields(columns: Mapping[str, Any], prompt: str, number: int) -> dict[
     Args:
         prompt: the prompt's text. number: the row's.
     """
-    other = {name: value for name, value in columns.items() if name not in ARGUMENTS and value is not None}
+    unread = {name: value for name, value in columns.items() if name not in ARGUMENTS and value is not None}
     extra = dict(columns.get("extra_info") or {})
-    for name, value in (("prompt", prompt), ("index", other.get("index", number))):
+    for name, value in (("prompt", prompt), ("index", unread.get("index", number))):
         if extra.get(name) is None:
             extra[name] = value
-    return {**other, **extra}
+    return {**unread, **extra}
 
 
 def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, max_samples: int = -1) -> RLHFDataset:
@@ -189,7 +189,7 @@ def load_checked(config: DictConfig) -> tuple[RLHFDataset, RLHFDataset | None]:
     adapter: Any = training_adapter(model.architecture)
     # Prompts of an agent loop of the user's are not known here.
     checks = hasattr(adapter, "prompt_check") and rollout.agent.default_agent_loop == AGENT_LOOP
-    own = hf_tokenizer(f"{model.path}/tokenizer", trust_remote_code=trusted) if checks else None
+    engine_tokenizer = hf_tokenizer(f"{model.path}/tokenizer", trust_remote_code=trusted) if checks else None
     evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
     for dataset, files, pipeline in (
         (train, "data.train_files", rollout.pipeline),
@@ -201,7 +201,7 @@ def load_checked(config: DictConfig) -> tuple[RLHFDataset, RLHFDataset | None]:
         if config.data.truncation == "error":
             check_lengths(dataset, files, tokenizer, rollout.prompt_length)
         if checks:
-            check = adapter.prompt_check(own, pipeline.max_sequence_length)
+            check = adapter.prompt_check(engine_tokenizer, pipeline.max_sequence_length)
             guided = adapter.guidance(pipeline) > 1
             check_refused(dataset, files, tokenizer, check, limit=rollout.prompt_length, guided=guided)
     return train, held_out
@@ -407,12 +407,12 @@ class PromptOrder:
 
     def rows(self, step: int) -> list[int]:
         """Indices of the rows of step `step` (from 1)."""
-        found: list[int] = []
+        rows: list[int] = []
         start = (step - 1) * self._batch
-        while missing := self._batch - len(found):
-            epoch, within = divmod(start + len(found), self._size)
-            found += self._of_epoch(epoch)[within : within + missing].tolist()
-        return found
+        while missing := self._batch - len(rows):
+            epoch, within = divmod(start + len(rows), self._size)
+            rows += self._of_epoch(epoch)[within : within + missing].tolist()
+        return rows
 
     def _of_epoch(self, epoch: int) -> Tensor:
         if epoch != self._epoch:

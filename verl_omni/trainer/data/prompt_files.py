@@ -49,13 +49,13 @@ def check_file(path: Path, prompt_key: str, *, held_out: bool = False, pairs: Pa
     has_rows = False
     columns = pair_columns(path) if pairs else None
     also = [SEED] if held_out else list(columns.names) if columns else []
-    for place, row in rows(path, prompt_key, *also):
+    for location, row in rows(path, prompt_key, *also):
         has_rows = True
         problem = row_problem(row, prompt_key) or (_seed_problem(row.get(SEED)) if held_out else None)
         if pairs and isinstance(row, Mapping) and not problem:
-            problem = (columns or _pair_columns(place, list(row))).problem(row, pairs)
+            problem = (columns or _pair_columns(location, list(row))).problem(row, pairs)
         if problem:
-            raise InvalidPromptFile(f"{place}: {problem}")
+            raise InvalidPromptFile(f"{location}: {problem}")
     if not has_rows:
         raise InvalidPromptFile(f"{path} has no rows")
 
@@ -222,15 +222,15 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
             if not line.strip():
                 continue
             if not parsed and line.lstrip().startswith("["):
-                for place, row in enumerate(_parse(path.read_text(encoding="utf-8-sig"), path)):
-                    yield f"{path}: row {place}", row
+                for index, row in enumerate(_parse(path.read_text(encoding="utf-8-sig"), path)):
+                    yield f"{path}: row {index}", row
                 return
             try:
                 row = _parse(line.strip(), path, number)
             except InvalidPromptFile:
-                if parsed or (whole := _single_value(path)) is None:
+                if parsed or (value := _single_value(path)) is None:
                     raise
-                yield str(path), whole
+                yield str(path), value
                 return
             parsed += 1
             yield f"{path}:{number}", row
@@ -280,7 +280,7 @@ def _has_bytes(kind: Any) -> bool:
     """Whether a column has the content of images, which would be read as a whole."""
     from pyarrow import types
 
-    parts = [kind.field(place).type for place in range(kind.num_fields)]
+    parts = [kind.field(index).type for index in range(kind.num_fields)]
     return types.is_binary(kind) or types.is_large_binary(kind) or any(map(_has_bytes, parts))
 
 

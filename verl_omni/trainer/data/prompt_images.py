@@ -43,9 +43,9 @@ def open_image(image: Any, folders: Sequence[Path]) -> Image.Image:
         if content is not None:
             return _upright(shallow(Image.open(BytesIO(content))))
         places = [folder / str(path).removeprefix("file://") for folder in folders]
-        if not (found := [place for place in places if place.is_file()]):
+        if not (existing := [file for file in places if file.is_file()]):
             raise ImageNotFound(f"there is no image {' or '.join(map(str, places))}")
-        return _upright(shallow(Image.open(found[0])))
+        return _upright(shallow(Image.open(existing[0])))
     except UnidentifiedImageError as error:
         raise ImageNotFound(f"{path or 'its bytes'}: the file is no image") from error
 
@@ -90,11 +90,11 @@ def with_images(messages: Messages, images: Sequence[Any]) -> Messages:
     if places != len(images) and not alone:
         raise ValueError(f"a prompt has {places} times {PLACE}, and its row {len(images)} images")
     left = list(images)
-    made = []
+    filled_messages = []
     for message in messages:
         if not isinstance(message["content"], str):
             filled = [image_part(left.pop(0)) if _is_place(part) else part for part in message["content"]]
-            made.append({**message, "content": filled})
+            filled_messages.append({**message, "content": filled})
             continue
         parts: list[dict[str, Any]] = []
         for number, text in enumerate(message["content"].split(PLACE)):
@@ -105,14 +105,16 @@ def with_images(messages: Messages, images: Sequence[Any]) -> Messages:
         if places == 0 and message["role"] == "user" and left:
             parts = [*map(image_part, left), *parts]
             left = []
-        made.append({**message, "content": parts})
-    return made
+        filled_messages.append({**message, "content": parts})
+    return filled_messages
 
 
 def count_places(messages: Messages) -> int:
     """Number of places in messages where images of their row belong."""
     contents = [message["content"] for message in messages]
-    return sum(each.count(PLACE) if isinstance(each, str) else sum(map(_is_place, each)) for each in contents)
+    return sum(
+        content.count(PLACE) if isinstance(content, str) else sum(map(_is_place, content)) for content in contents
+    )
 
 
 def _is_place(part: Mapping[str, Any]) -> bool:

@@ -44,21 +44,21 @@ def column(rows: Dataset, name: str) -> list[Any]:
 
 def _aligned(parts: Sequence[Dataset]) -> list[Dataset]:
     """The parts, with columns of the same types: one with the values of all, otherwise JSON."""
-    made = list(parts)
+    aligned = list(parts)
     for name in dict.fromkeys(name for part in parts for name in part.column_names):
         types = [part.features[name] for part in parts if name in part.column_names]
-        types = [each for each in types if each != Value("null")]
-        if all(each == types[0] for each in types):
+        types = [kind for kind in types if kind != Value("null")]
+        if all(kind == types[0] for kind in types):
             continue
-        common = None if any(_has(each, Json) for each in types) else _common_type(types)
+        common = None if any(_has(kind, Json) for kind in types) else _common_type(types)
         with contextlib.suppress(TypeError):  # values that JSON does not have: joining the parts names the column
-            made = [_converted(part, name, common) if name in part.column_names else part for part in made]
-    return made
+            aligned = [_converted(part, name, common) if name in part.column_names else part for part in aligned]
+    return aligned
 
 
 def _common_type(types: Iterable[Any]) -> Any | None:
     """A type with the values of all, such as a struct with the fields of each; None if there is none. PURE."""
-    schemas = [Features({"": each}).arrow_schema.remove_metadata() for each in types]
+    schemas = [Features({"": kind}).arrow_schema.remove_metadata() for kind in types]
     try:
         return Features.from_arrow_schema(pa.unify_schemas(schemas, promote_options="permissive"))[""]
     except pa.ArrowException:
@@ -87,9 +87,9 @@ def _json_table(files: Iterable[str], prompt_key: str) -> Dataset:
     columns: dict[str, list[Any]] = {}
     number = 0
     for file in files:
-        for place, row in prompt_files.rows(Path(file), prompt_key):
+        for location, row in prompt_files.rows(Path(file), prompt_key):
             if not isinstance(row, Mapping):
-                raise prompt_files.InvalidPromptFile(f"{place}: {prompt_files.row_problem(row, '')}")
+                raise prompt_files.InvalidPromptFile(f"{location}: {prompt_files.row_problem(row, '')}")
             for name, value in row.items():
                 values = columns.setdefault(name, [])
                 values += [None] * (number - len(values))
@@ -97,8 +97,8 @@ def _json_table(files: Iterable[str], prompt_key: str) -> Dataset:
             number += 1
     for values in columns.values():
         values += [None] * (number - len(values))
-    made = [_column(name, columns.pop(name)) for name in list(columns)]  # no longer than needed in both forms
-    return concatenate_datasets(made, axis=1) if made else Dataset.from_dict({})
+    tables = [_column(name, columns.pop(name)) for name in list(columns)]  # no longer than needed in both forms
+    return concatenate_datasets(tables, axis=1) if tables else Dataset.from_dict({})
 
 
 def _column(name: str, values: list[Any]) -> Dataset:

@@ -33,9 +33,9 @@ def describe_truncated(config: DictConfig, train: Any, held_out: Any | None) -> 
 
     tokenizer = hf_tokenizer(f"{model.path}/{name}", trust_remote_code=config.data.trust_remote_code)
     limits = {"data.train_files": (train, rollout.pipeline[LENGTH], f"pipeline.{LENGTH}")}
-    own = rollout.val_kwargs.pipeline.get(LENGTH)
-    where = f"pipeline.{LENGTH}" if own is None else f"val_kwargs.pipeline.{LENGTH}"
-    limits["data.val_files"] = (held_out, rollout.pipeline[LENGTH] if own is None else own, where)
+    evaluated = rollout.val_kwargs.pipeline.get(LENGTH)
+    where = f"pipeline.{LENGTH}" if evaluated is None else f"val_kwargs.pipeline.{LENGTH}"
+    limits["data.val_files"] = (held_out, rollout.pipeline[LENGTH] if evaluated is None else evaluated, where)
     for files, (dataset, limit, setting) in limits.items():
         if isinstance(dataset, prompt_dataset.DiffusionRLDataset):
             texts = [

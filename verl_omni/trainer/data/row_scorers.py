@@ -62,11 +62,11 @@ def _problem(groups: Sequence[Any], prompt_key: str) -> str | None:
     group_wise = {name for name in SCORERS if takes_groups(get_scorer(name))}
     for files in groups:
         for file in [files] if isinstance(files, str) else files or ():
-            for place, row in prompt_files.rows(Path(file), prompt_key, COLUMN, LOOP):
+            for location, row in prompt_files.rows(Path(file), prompt_key, COLUMN, LOOP):
                 name = row.get(COLUMN)
                 if name not in SCORERS and not row.get(LOOP):
                     why = f"its column {COLUMN} names no scorer: {name}" if name else f"it has no column {COLUMN}"
-                    return f"{place}: no reward function is given, and {why}; {ADVICE}"
+                    return f"{location}: no reward function is given, and {why}; {ADVICE}"
                 if name in group_wise:
-                    return f"{place}: {name} compares the samples of a prompt, so it must score all rows; {ADVICE}"
+                    return f"{location}: {name} compares the samples of a prompt, so it must score all rows; {ADVICE}"
     return None

@@ -68,9 +68,9 @@ def _count_ties(data: DictConfig, limit: int) -> int:
         if columns is not None and columns.label is None:
             number += _rows_of(path)
             continue
-        for place, row in prompt_files.rows(path, data.prompt_key, *(columns.names if columns else ())):
+        for location, row in prompt_files.rows(path, data.prompt_key, *(columns.names if columns else ())):
             number += 1
             if number > limit:
                 return ties
-            ties += prompt_files.order_of_pair(columns, place, row) is None
+            ties += prompt_files.order_of_pair(columns, location, row) is None
     return ties

@@ -87,8 +87,8 @@ class EngineChecks:
         prompts = self._folder / "prompts.jsonl"
         MAKERS[lent_folder()](model)
         prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
-        own = (f"data.train_files='{prompts}'", f"trainer.default_local_dir='{self._folder / 'run'}'")
-        self.config = configuration.load([f"actor_rollout_ref.model.path='{model}'", *own, *SETTINGS])
+        paths = (f"data.train_files='{prompts}'", f"trainer.default_local_dir='{self._folder / 'run'}'")
+        self.config = configuration.load([f"actor_rollout_ref.model.path='{model}'", *paths, *SETTINGS])
         startup.fit_to_machine(self.config, self.device != "cpu")
         phases: list[str] = []
         self._stack = startup.start(self.config, phases.append)

@@ -101,8 +101,8 @@ def measure(config: Any, device: str = "cpu") -> dict[str, Any]:
     actor.take_flops()
     gc.collect()
     states = [value for state in actor.optimizer.state.values() for value in state.values()]
-    kept = [each for each in (actor.policy.old, actor.policy.average) if each is not None]
-    copies = [value for each in kept for value in each.values.values()]
+    kept = [weights for weights in (actor.policy.old, actor.policy.average) if weights is not None]
+    copies = [value for weights in kept for value in weights.values.values()]
     base = list(actor.policy.base.parameters()) if actor.policy.base else []
     before = sum(t.nbytes for t in (*actor.module.parameters(), *actor.module.buffers(), *base, *states, *copies))
     seconds: list[float] = []

@@ -48,10 +48,10 @@ def seen(device: str) -> str:
     """Torch multiplies matrices on the device, in bfloat16, as float64 does on the CPU."""
     if device != "cpu":
         require(torch.get_device_module(device).is_available(), f"torch {torch.__version__} has no {device} device")
-    one, other = (torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
-    exact = one.bfloat16().double() @ other.bfloat16().double()
-    found = (one.bfloat16().to(device) @ other.bfloat16().to(device)).double().cpu()
-    error = float((found - exact).norm() / exact.norm())
+    left, right = (torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    exact = left.bfloat16().double() @ right.bfloat16().double()
+    product = (left.bfloat16().to(device) @ right.bfloat16().to(device)).double().cpu()
+    error = float((product - exact).norm() / exact.norm())
     require(error < MULTIPLICATION, f"a product of bfloat16 matrices is wrong by {error:.2g} of its size")
     name = device_name(device)
     if device == "cpu":
@@ -79,7 +79,7 @@ def family(name: str, device: str) -> str:
         actor = measured_update.make_actor(config, device)
         exact = measured_update.make_actor(plain, "cpu")
         batch, arguments = measured_update.training_batch(config, actor.algorithm)
-    here, there = (velocity(each, batch, arguments["guidance_scale"]) for each in (actor, exact))
+    here, there = (velocity(checked, batch, arguments["guidance_scale"]) for checked in (actor, exact))
     difference = float((here - there).norm() / there.norm())
     limit = VELOCITY_TOLERANCES[torch.bfloat16]
     require(difference < limit, f"velocities differ by {difference:.2g} from the CPU's in float32, limit {limit:g}")
@@ -93,9 +93,9 @@ def family(name: str, device: str) -> str:
 def velocity(actor: Any, batch: dict[str, Tensor], guidance: float) -> Tensor:
     """Velocity that an actor predicts at the first recorded step of each row, on the CPU."""
     part = {name: tensor.to(actor.device) for name, tensor in batch.items()}
-    found: Tensor = actor.policy.velocity(part, part["all_latents"][:, 0], part["all_timesteps"][:, 0], guidance)
+    predicted: Tensor = actor.policy.velocity(part, part["all_latents"][:, 0], part["all_timesteps"][:, 0], guidance)
     actor.policy.reshard()
-    return found.float().cpu()
+    return predicted.float().cpu()
 
 
 def update_of_known_size(device: str) -> str:

@@ -65,7 +65,7 @@ class Evaluation:
         """
         assert self.rows is not None
         metrics: dict[str, float] = {}
-        rows = [self.rows[place] for place in range(len(self.rows))]
+        rows = [self.rows[index] for index in range(len(self.rows))]
         seed = self._config.actor_rollout_ref.rollout.val_kwargs.seed
         with self._engines.serving_average(step):
             with timed(metrics, "eval"):

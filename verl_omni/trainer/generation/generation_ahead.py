@@ -54,18 +54,18 @@ class GenerationAhead(Generic[Batch]):
 
         Batches of earlier versions must have been drained.
         """
-        made: dict[int, Future[Batch]] = {}
+        futures: dict[int, Future[Batch]] = {}
         for step, batch in self._batches.items():
             if batch.done() and (error := batch.exception()) is not None and self._is_loss(error):
                 self._again[step] = version
-                made[step] = Future()
+                futures[step] = Future()
         while self._started < self._last and self.version(self._started + 1) <= version:
             self._started += 1
-            made[self._started] = Future()
-        self._batches |= made
-        if made:
+            futures[self._started] = Future()
+        self._batches |= futures
+        if futures:
             # Not of an executor, which the interpreter joins at its exit, also after the engines are gone.
-            self._thread = threading.Thread(target=self._run, args=(made,), name="generation", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(futures,), name="generation", daemon=True)
             self._thread.start()
 
     def take(self, step: int) -> Batch:
@@ -75,9 +75,9 @@ class GenerationAhead(Generic[Batch]):
             Exception: what `generate` raised for this batch, or for an earlier one. After the loss of all replicas, the
                 batch may be taken again once weights are published and `start` was called.
         """
-        made = self._batches[step].result()
+        batch = self._batches[step].result()
         del self._batches[step]
-        return made
+        return batch
 
     def drain(self) -> None:
         """Wait for all batches that were started.

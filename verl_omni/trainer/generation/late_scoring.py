@@ -27,15 +27,15 @@ def score_rest(prompts: DataProto, output: DataProto, score: Callable[[DataProto
     """
     samples = output.non_tensor_batch[GENERATED]
     scores = [sample.score for sample in samples]
-    rest = [row for row, given in enumerate(scores) if given is None]
+    unscored_rows = [row for row, reward in enumerate(scores) if reward is None]
     fields = [info or {} for info in output.non_tensor_batch.get("reward_extra_info", [None] * len(output))]
-    found = score(to_score(prompts, output, rest, latent=latent))
-    keys = found.meta_info["reward_extra_keys"]
-    for place, row in enumerate(rest):
-        scores[row] = float(found.batch["rm_scores"][place, 0])
+    late_scores = score(to_score(prompts, output, unscored_rows, latent=latent))
+    keys = late_scores.meta_info["reward_extra_keys"]
+    for number, row in enumerate(unscored_rows):
+        scores[row] = float(late_scores.batch["rm_scores"][number, 0])
         # Without the last references of a sample that is scored.
-        samples[row] = replace(samples[row], failure=found.non_tensor_batch[FAILURE][place], unscored=None)
-        fields[row] = {key: found.non_tensor_batch[key][place] for key in keys}
+        samples[row] = replace(samples[row], failure=late_scores.non_tensor_batch[FAILURE][number], unscored=None)
+        fields[row] = {key: late_scores.non_tensor_batch[key][number] for key in keys}
     output.batch["rm_scores"] = torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
     reported = reward_columns(fields)
     output.non_tensor_batch |= reported

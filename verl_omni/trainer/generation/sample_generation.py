@@ -42,8 +42,8 @@ def training_requests(
     """
     return SampleRequests(
         [
-            SampleRequest(row, f"{step}-{place}", keeps_picture=place < pictures and number == 0)
-            for place, row in enumerate(rows)
+            SampleRequest(row, f"{step}-{index}", keeps_picture=index < pictures and number == 0)
+            for index, row in enumerate(rows)
             for number in range(n)
         ],
         version,
@@ -56,14 +56,14 @@ def training_requests(
 
 def evaluation_seeds(rows: Sequence[Mapping[str, Any]], seed: int) -> list[int]:
     """The seed of each row of an evaluation: its column `seed`, otherwise `seed` plus the row's index."""
-    return [seed + place if row.get("seed") is None else int(row["seed"]) for place, row in enumerate(rows)]
+    return [seed + index if row.get("seed") is None else int(row["seed"]) for index, row in enumerate(rows)]
 
 
 def evaluation_requests(rows: Sequence[Mapping[str, Any]], *, seed: int, version: int | None = None) -> SampleRequests:
     """The requests of an evaluation: each prompt once, with its `evaluation_seeds`; error messages show `version`."""
     seeds = evaluation_seeds(rows, seed)
     return SampleRequests(
-        [SampleRequest(row, f"val-{place}", seeds[place]) for place, row in enumerate(rows)],
+        [SampleRequest(row, f"val-{index}", seeds[index]) for index, row in enumerate(rows)],
         version,
         is_evaluation=True,
     )
@@ -114,8 +114,8 @@ def generate_parts(
     Raises:
         Exception: as `generate_scored`, and what `take` raises; the other parts are abandoned.
     """
-    whole = replace(parts[0], requests=[request for part in parts for request in part.requests])
-    allowed = failures_allowed(len(whole.requests), float(config.reward.max_failed_share))
+    full_batch = replace(parts[0], requests=[request for part in parts for request in part.requests])
+    allowed = failures_allowed(len(full_batch.requests), float(config.reward.max_failed_share))
 
     sent = [agent_loop.send(verl_batches.requests_to_verl(part, failures_allowed=allowed)) for part in parts]
     outputs: list[Any] = []
@@ -132,7 +132,7 @@ def generate_parts(
         raise
     output = verl_batches.joined(outputs)
     scoring = verl_batches.scoring_seconds(output)
-    samples = verl_batches.samples_from_verl(config, whole, output, seconds=sent[-1].seconds, scoring=scoring)
+    samples = verl_batches.samples_from_verl(config, full_batch, output, seconds=sent[-1].seconds, scoring=scoring)
     _check_failures(samples, allowed)
     return samples
 

@@ -34,8 +34,10 @@ def training_samples(batch: SampleRequests, found: ScoredSamples, rollout: DictC
     seeds = [sample_seeds(base, row, rollout.n, same_noise=same_noise) for row in range(len(texts))]
     rows = zip(texts, seeds, _shown_scores(found), found.images, found.versions, strict=True)
     return [
-        ShownSample(text, own["seed"], score, image, sde_noise_seed=own.get("sde_noise_seed"), version=version)
-        for text, own, score, image, version in rows
+        ShownSample(
+            text, row_seeds["seed"], score, image, sde_noise_seed=row_seeds.get("sde_noise_seed"), version=version
+        )
+        for text, row_seeds, score, image, version in rows
     ]
 
 
@@ -52,13 +54,13 @@ def evaluation_samples(rows: Sequence[Mapping[str, Any]], found: ScoredSamples, 
     return [
         ShownSample(
             prompt_text(row["raw_prompt"]),
-            seeds[place],
-            scores[place],
-            found.images[place],
+            seeds[index],
+            scores[index],
+            found.images[index],
             images_of(row["raw_prompt"]),
-            version=found.versions[place],
+            version=found.versions[index],
         )
-        for place, row in enumerate(rows)
+        for index, row in enumerate(rows)
     ]
 
 
@@ -73,7 +75,7 @@ def choose(samples: Sequence[ShownSample], limit: int) -> list[ShownSample]:
         first.setdefault(sample.prompt, sample)
     distinct = list(first.values())
     count = min(len(first), limit)
-    return [distinct[place * len(distinct) // count] for place in range(count)]
+    return [distinct[number * len(distinct) // count] for number in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,10 @@ def training_previews(batch: SampleRequests, found: ScoredSamples, rollout: Dict
     """The samples of a training batch whose pictures were kept."""
     assert batch.seed is not None
     previews = []
-    for place, picture in found.pictures.items():
-        seeds = sample_seeds(batch.seed, place, rollout.n, same_noise=rollout.algo.init_same_noise)
-        row = {**batch.requests[place].row, "seed": seeds["seed"]}
-        previews.append(TrainingPreview(row, picture, found.scores[place].item()))
+    for index, picture in found.pictures.items():
+        seeds = sample_seeds(batch.seed, index, rollout.n, same_noise=rollout.algo.init_same_noise)
+        row = {**batch.requests[index].row, "seed": seeds["seed"]}
+        previews.append(TrainingPreview(row, picture, found.scores[index].item()))
     return previews
 
 

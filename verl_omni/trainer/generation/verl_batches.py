@@ -55,8 +55,8 @@ def requests_to_verl(batch: SampleRequests, *, failures_allowed: int = 0, score_
 
 def output_type(rollout: DictConfig, batch: SampleRequests) -> str:
     """The output type of the samples; evaluations may override it."""
-    own = rollout.val_kwargs.pipeline.get("output_type") if batch.is_evaluation else None
-    return str(own or rollout.pipeline.output_type)
+    evaluated = rollout.val_kwargs.pipeline.get("output_type") if batch.is_evaluation else None
+    return str(evaluated or rollout.pipeline.output_type)
 
 
 def is_scored(output: DataProto) -> bool:
@@ -66,8 +66,8 @@ def is_scored(output: DataProto) -> bool:
 
 def scoring_seconds(output: DataProto) -> float | None:
     """Seconds that the batch waited for its slowest reward; None where agent loops do not score."""
-    found: float | None = output.meta_info.get("timing", {}).get(SLOWEST_SCORE)
-    return found
+    seconds: float | None = output.meta_info.get("timing", {}).get(SLOWEST_SCORE)
+    return seconds
 
 
 def joined(outputs: Sequence[DataProto]) -> DataProto:
@@ -76,10 +76,10 @@ def joined(outputs: Sequence[DataProto]) -> DataProto:
     waits = [seconds for part in parts if (seconds := scoring_seconds(part)) is not None]
     for part in parts:
         part.meta_info.pop("timing", None)
-    made = DataProto.concat(parts)
+    batch = DataProto.concat(parts)
     if waits:
-        made.meta_info["timing"] = {SLOWEST_SCORE: max(waits)}
-    return made
+        batch.meta_info["timing"] = {SLOWEST_SCORE: max(waits)}
+    return batch
 
 
 def samples_from_verl(
@@ -110,7 +110,7 @@ def samples_from_verl(
         stored=stored,
         failures=_failures(scores, samples, batch.prompts()),
         statistics=[sample.statistics for sample in samples if sample.statistics is not None],
-        pictures={place: sample.picture for place, sample in enumerate(samples) if sample.picture is not None},
+        pictures={index: sample.picture for index, sample in enumerate(samples) if sample.picture is not None},
         times_lost=sum(sample.times_lost for sample in samples),
         times_aborted=sum(sample.times_aborted for sample in samples),
     )

@@ -155,7 +155,7 @@ def _verdict(
         "peak": max(sizes.values()),
         "fits": verdict,
         "advice": [
-            {**asdict(each.change), "phase": each.phase, "peak": each.peak, "fits": each.fits} for each in advised
+            {**asdict(entry.change), "phase": entry.phase, "peak": entry.peak, "fits": entry.fits} for entry in advised
         ],
     }
 

@@ -84,8 +84,8 @@ def advise(
     advised = list[Advice]()
     tried: set[tuple[str, Any]] = set()
     while not fits(max(phases.values())):
-        left = (each for each in changes(config, divisible) if (each.setting, each.value) not in tried)
-        change = next((each for each in left if concerns(each.setting)), None)
+        left = (untried for untried in changes(config, divisible) if (untried.setting, untried.value) not in tried)
+        change = next((candidate for candidate in left if concerns(candidate.setting)), None)
         if change is None:
             break
         tried.add((change.setting, change.value))
@@ -112,12 +112,12 @@ def _needed(
 
     Two changes that name the number of engines are both kept, because the later one depends on the earlier one.
     """
-    kept = [each.change for each in found]
+    kept = [candidate.change for candidate in found]
     if not found or not found[-1].fits:
         return kept
-    counted = sum(ENGINES in each.costs for each in kept) > 1
-    for change in [each for each in reversed(kept[:-1]) if not (counted and ENGINES in each.costs)]:
-        fewer = [each for each in kept if each is not change]
+    counted = sum(ENGINES in candidate.costs for candidate in kept) > 1
+    for change in [candidate for candidate in reversed(kept[:-1]) if not (counted and ENGINES in candidate.costs)]:
+        fewer = [candidate for candidate in kept if candidate is not change]
         if fits(max(phases_of(_with(config, fewer)).values())):
             kept = fewer
     return kept
@@ -153,8 +153,8 @@ def _remembered(phases_of: Callable[[DictConfig], Mapping[str, int]]) -> Callabl
 
 def _with(config: DictConfig, changed: list[Change]) -> DictConfig:
     copy = config.copy()
-    for each in changed:
-        OmegaConf.update(copy, each.setting, each.value)
+    for change in changed:
+        OmegaConf.update(copy, change.setting, change.value)
     return copy
 
 

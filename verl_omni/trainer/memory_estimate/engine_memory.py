@@ -159,7 +159,7 @@ def _run_passes(
     kept = 0 if allocator is None else allocator.reserved
     tensors = _tensors(vae)
     return PassMemory(
-        encoders, _named_sizes(transformer), [each.nbytes for each in tensors], tensor_bytes(tensors), passes, kept
+        encoders, _named_sizes(transformer), [tensor.nbytes for tensor in tensors], tensor_bytes(tensors), passes, kept
     )
 
 
@@ -236,11 +236,11 @@ def _named_sizes(module: nn.Module) -> list[tuple[str, int]]:
 
 def _fused(tensors: Iterable[tuple[str, int]], size: int) -> list[int]:
     """Bytes of each tensor on one of `size` accelerators; vLLM-Omni joins the projections to query, key and value."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, nbytes in tensors:
         joined = QUERY_KEY_VALUE.sub(r".\1_qkv.", name)
-        found[joined] = found.get(joined, 0) + math.ceil(nbytes / (size if DIVIDED.search(name) else 1))
-    return list(found.values())
+        sizes[joined] = sizes.get(joined, 0) + math.ceil(nbytes / (size if DIVIDED.search(name) else 1))
+    return list(sizes.values())
 
 
 def pinned_bytes(sizes: Iterable[int]) -> int:

@@ -21,9 +21,11 @@ def settings_of(config: DictConfig) -> DictConfig:
 
 def have_samples_of_training(config: DictConfig) -> bool:
     """Whether evaluation samples need as much memory as training samples; the number of steps does not matter."""
-    pipelines = [each.actor_rollout_ref.rollout.pipeline for each in (config, settings_of(config))]
-    own, training = ({name: value for name, value in each.items() if name != STEPS} for each in pipelines)
-    return own == training
+    pipelines = [settings.actor_rollout_ref.rollout.pipeline for settings in (config, settings_of(config))]
+    evaluation, training = (
+        {name: value for name, value in pipeline.items() if name != STEPS} for pipeline in pipelines
+    )
+    return evaluation == training
 
 
 def count_samples(config: DictConfig) -> int | None:

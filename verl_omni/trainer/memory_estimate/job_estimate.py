@@ -99,8 +99,8 @@ class JobEstimator:
         pool = RolloutPool(
             rollout.nnodes, rollout.n_gpus_per_node, pool_settings.replica_size(rollout), in_flight * sample_bytes
         )
-        own, standalone = estimate_pools(setup, pool, trainer, engine)
-        return JobEstimate(setup, trainer, engine, own, pool, standalone, divisible)
+        trainer_pool, standalone = estimate_pools(setup, pool, trainer, engine)
+        return JobEstimate(setup, trainer, engine, trainer_pool, pool, standalone, divisible)
 
     def _trainer(
         self, config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], ranks: int

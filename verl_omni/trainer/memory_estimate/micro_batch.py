@@ -65,8 +65,8 @@ def run(
     actor = omega_conf_to_dataclass(settings.actor)
     algorithm = training_algorithm(loss.loss_mode)
     modules = [module] if base is None else [module, base]
-    for each in modules:
-        model.as_fake(each).eval()
+    for model_part in modules:
+        model.as_fake(model_part).eval()
     tracker = PeakTracker()
     policy = _ShardedPolicy(
         module,
@@ -98,13 +98,13 @@ def run(
         nonlocal calls
         calls += 1
 
-    for each in modules:
-        each.register_forward_pre_hook(count)
+    for model_part in modules:
+        model_part.register_forward_pre_hook(count)
     appears = passes == 1 and not sharding.wrapped
     # The accumulated gradients are counted elsewhere, and here only each new one, until it is added.
     for parameter in () if appears else trained:
         parameter.register_post_accumulate_grad_hook(_drop_gradient)
-    counted = [tensor for each in modules for tensor in (*each.parameters(), *each.buffers())]
+    counted = [tensor for model_part in modules for tensor in (*model_part.parameters(), *model_part.buffers())]
     old = () if policy.old is None else policy.old.values.values()
     known = tracker.add([*counted, *part.values(), *old])
     with tracker:

@@ -71,12 +71,12 @@ class ModelShapes:
         # Tensors replaced one by one: `Module.to` and `to_empty` fail for fake parameters.
         replaced: dict[int, Tensor] = {}
         for part in module.modules():
-            for place in (part._parameters, part._buffers, part.__dict__):
-                for name, tensor in list(place.items()):
+            for owner in (part._parameters, part._buffers, part.__dict__):
+                for name, tensor in list(owner.items()):
                     if isinstance(tensor, Tensor):
                         if id(tensor) not in replaced:  # tied weights stay tied
                             replaced[id(tensor)] = self._fake(tensor)
-                        place[name] = replaced[id(tensor)]
+                        owner[name] = replaced[id(tensor)]
         return module
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:

@@ -118,11 +118,13 @@ def measure(reward: DictConfig) -> RewardMemory:
     named = {str(part.get("name") or key): part for key, part in reward.reward_functions.items()}
     named = named or {str(reward.scorer): reward.scorer_kwargs}
     memories = [
-        _memory(name, given.get(MODEL), given.get(PROCESSOR) or given.get(geneval.COLOR_MODEL), int(reward.batch_size))
-        for name, given in named.items()
-        if given.get("device") == TRAINER
+        _memory(name, part.get(MODEL), part.get(PROCESSOR) or part.get(geneval.COLOR_MODEL), int(reward.batch_size))
+        for name, part in named.items()
+        if part.get("device") == TRAINER
     ]
-    return RewardMemory(sum(each.weights for each in memories), max((each.activations for each in memories), default=0))
+    return RewardMemory(
+        sum(memory.weights for memory in memories), max((memory.activations for memory in memories), default=0)
+    )
 
 
 @cache  # a job is estimated with many other settings
@@ -173,7 +175,7 @@ def _of_qwen2vl(config: Any, dtype: torch.dtype, batch: int, tokens: int, rank: 
     def make() -> Any:
         model = AutoModel.from_config(config, dtype=dtype)
         language = model.language_model.modules()
-        for layer in [each for each in language if rank and isinstance(each, torch.nn.Linear)]:
+        for layer in [module for module in language if rank and isinstance(module, torch.nn.Linear)]:
             down, up = (layer.in_features, rank), (rank, layer.out_features)  # peft's cannot be made of fake tensors
             layer.adapter = torch.nn.ModuleList(
                 [torch.nn.Linear(*size, bias=False, dtype=dtype) for size in (down, up)]

@@ -55,15 +55,15 @@ def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]
     if config.algorithm.sample_source == "offline":
         param_dtype = config.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype
         computed = parse_dtype("mixed_precision.param_dtype", param_dtype)
-        found, latents = _conditions(config, model, computed, guided=False)
-        return {**found, "clean_latents": latents.float()}
+        tensors, latents = _conditions(config, model, computed, guided=False)
+        return {**tensors, "clean_latents": latents.float()}
     dtype = parse_dtype("rollout.dtype", rollout.dtype)
     # On final latents, training has no guidance, and the engine records nothing for it.
-    found, latents = _conditions(config, model, dtype, guided=rollout.calculate_log_probs and _is_guided(config))
+    tensors, latents = _conditions(config, model, dtype, guided=rollout.calculate_log_probs and _is_guided(config))
     if rollout.calculate_log_probs:
         steps = window_size(config)
         levels = torch.linspace(0.9, 0.1, steps + 1 if rollout.algo.sde_contiguous else 2 * steps)
-        found |= {
+        tensors |= {
             "all_latents": example(len(levels), *latents.shape, dtype=dtype),
             "all_timesteps": levels[:steps] * 1000,
             "all_sigmas": levels,
@@ -72,9 +72,9 @@ def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]
             "velocity_projections": torch.zeros(steps, agreement.PROJECTIONS + 1),
         }
     if rollout.algo.clean_latents:
-        found["clean_latents"] = latents
-        found["sampler_levels"] = torch.linspace(1.0, 0.1, rollout.pipeline.num_inference_steps)
-    return found
+        tensors["clean_latents"] = latents
+        tensors["sampler_levels"] = torch.linspace(1.0, 0.1, rollout.pipeline.num_inference_steps)
+    return tensors
 
 
 def engine_conditions(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]:

@@ -110,7 +110,7 @@ def as_computed(module: nn.Module, precision: Precision) -> nn.Module:
     kept = set(float32_parts(module))
     for name, parameter in module.named_parameters():
         if name not in kept and parameter.is_floating_point():
-            owner, _, own = name.rpartition(".")
+            owner, _, attribute = name.rpartition(".")
             cast = nn.Parameter(parameter.to(precision.compute), requires_grad=parameter.requires_grad)
-            module.get_submodule(owner)._parameters[own] = cast
+            module.get_submodule(owner)._parameters[attribute] = cast
     return module

@@ -59,21 +59,21 @@ def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "
     `reward/<extra>/n` how many have that extra, as a finite number.
     """
     known = scored(scores)
-    made: dict[str, float] = {f"{prefix}reward/mean": known.mean().item()}
+    metrics: dict[str, float] = {f"{prefix}reward/mean": known.mean().item()}
     if len(known) > 1:  # the deviation of one sample is undefined
-        made[f"{prefix}reward/std"] = known.std().item()
+        metrics[f"{prefix}reward/std"] = known.std().item()
     if len(known) < len(scores):
-        made[f"{prefix}reward/unscored"] = len(scores) - len(known)
+        metrics[f"{prefix}reward/unscored"] = len(scores) - len(known)
     for name, values in extras.items():
         numbers = [value for value in _numbers(values) if math.isfinite(value)]
         if not numbers:
             continue
-        made[f"{prefix}reward/{name}/mean"] = float(np.mean(numbers))
+        metrics[f"{prefix}reward/{name}/mean"] = float(np.mean(numbers))
         if len(numbers) > 1:
-            made[f"{prefix}reward/{name}/std"] = float(np.std(numbers, ddof=1))
+            metrics[f"{prefix}reward/{name}/std"] = float(np.std(numbers, ddof=1))
         if len(numbers) < len(values):
-            made[f"{prefix}reward/{name}/n"] = len(numbers)
-    return made
+            metrics[f"{prefix}reward/{name}/n"] = len(numbers)
+    return metrics
 
 
 def scored(scores: Tensor) -> Tensor:
@@ -97,18 +97,18 @@ def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str,
     """Metrics of an evaluation: number of samples with a reward, means and standard errors of it and of the extras."""
     metrics = rewards(scores, extras, prefix="val/")
     count = len(scored(scores))
-    found: dict[str, float] = {}
+    shown_metrics: dict[str, float] = {}
     for name, value in metrics.items():
         # An extra that is called `reward` keeps its whole name: the shorter one names the reward itself.
         is_extra = name.count("/") > 2 and name.rpartition("/")[0] != "val/reward/reward"
         shown = name.replace("val/reward/", "val/") if is_extra else name
         if not name.endswith("/std"):
-            found[shown] = value
+            shown_metrics[shown] = value
             continue
         subject = name.removesuffix("/std")
         samples = count if subject == "val/reward" else metrics.get(f"{subject}/n", len(scores))
-        found[f"{shown.removesuffix('/std')}/stderr"] = value / math.sqrt(samples)
-    return found | {"val/n": count}
+        shown_metrics[f"{shown.removesuffix('/std')}/stderr"] = value / math.sqrt(samples)
+    return shown_metrics | {"val/n": count}
 
 
 def reward_spread(scores: Tensor, groups: Sequence[str]) -> dict[str, float]:
@@ -120,11 +120,14 @@ def reward_spread(scores: Tensor, groups: Sequence[str]) -> dict[str, float]:
     for group, score in zip(groups, scores.tolist(), strict=True):
         if not math.isnan(score):
             by_prompt.setdefault(group, []).append(score)
-    compared = [own for own in by_prompt.values() if len(own) > 1]
+    compared = [values for values in by_prompt.values() if len(values) > 1]
     if not compared:
         return {}
-    spread = float(np.mean([np.std(own) for own in compared]))
-    return {collapse.REWARD_SPREAD: spread, "reward/constant_prompts": sum(len(set(own)) == 1 for own in compared)}
+    spread = float(np.mean([np.std(values) for values in compared]))
+    return {
+        collapse.REWARD_SPREAD: spread,
+        "reward/constant_prompts": sum(len(set(values)) == 1 for values in compared),
+    }
 
 
 def image_statistics(
@@ -136,12 +139,12 @@ def image_statistics(
     """
     if not statistics:
         return {}
-    numbers = [each.numbers() for each in statistics]
-    means = {f"{prefix}images/{name}": float(np.mean([each[name] for each in numbers])) for name in numbers[0]}
+    numbers = [sample.numbers() for sample in statistics]
+    means = {f"{prefix}images/{name}": float(np.mean([values[name] for values in numbers])) for name in numbers[0]}
     by_prompt: dict[str, list[ImageStatistics]] = {}
-    for group, each in zip(groups, statistics, strict=True):
-        by_prompt.setdefault(group, []).append(each)
-    spreads = [thumbnail_diversity(own) for own in by_prompt.values() if len(own) > 1]
+    for group, sample in zip(groups, statistics, strict=True):
+        by_prompt.setdefault(group, []).append(sample)
+    spreads = [thumbnail_diversity(samples) for samples in by_prompt.values() if len(samples) > 1]
     return means | ({f"{prefix}images/diversity": float(np.mean(spreads))} if spreads else {})
 
 

@@ -62,7 +62,7 @@ class StoreDestination:
 
     def send(self, files: Sequence[ResultFile], title: str, ended: Callable[[], bool]) -> None:
         """As `Destination.send`; what was sent before an error is not sent again."""
-        for each in files:
-            if each.key not in self._sent:
-                self._store.send(each.path, each.name)
-                self._sent.add(each.key)
+        for file in files:
+            if file.key not in self._sent:
+                self._store.send(file.path, file.name)
+                self._sent.add(file.key)

@@ -69,8 +69,8 @@ class HubDestination:
         self, url: str, endpoint: str | None, card: Callable[[bool], str], variables: Mapping[str, str]
     ) -> None:
         self.url = url.rstrip("/")
-        owner, _, rest = self.url.removeprefix(PREFIX).partition("/")
-        name, _, self.folder = rest.partition("/")
+        owner, _, path = self.url.removeprefix(PREFIX).partition("/")
+        name, _, self.folder = path.partition("/")
         self.repository = f"{owner}/{name}"
         self._endpoint = endpoint
         self._card = card
@@ -81,8 +81,8 @@ class HubDestination:
 
     def send(self, files: Sequence[ResultFile], title: str, ended: Callable[[], bool]) -> None:
         """As `Destination.send`: all files are there, or none. `README.md` comes with the first checkpoint."""
-        pending = [each for each in files if each.key not in self._sent]
-        weights = [each.name for each in files if each.name.startswith(("checkpoints/", "adapters/"))]
+        pending = [file for file in files if file.key not in self._sent]
+        weights = [file.name for file in files if file.name.startswith(("checkpoints/", "adapters/"))]
         card = self._card(any("/lora/" in name for name in weights)) if weights and not self._has_card else None
         request = hub_commit.Request(
             self.repository,
@@ -90,7 +90,7 @@ class HubDestination:
             create=not self._sent,
             title=f"{self.folder}: {title}",
             files=tuple(
-                hub_commit.Upload(str(each.path), f"{self.folder}/{each.name}", each.may_change) for each in pending
+                hub_commit.Upload(str(file.path), f"{self.folder}/{file.name}", file.may_change) for file in pending
             ),
             card=card,
         )
@@ -102,7 +102,7 @@ class HubDestination:
             kind = StoreRefused if answer.refused else StoreError
             raise kind(f"the hub has taken no commit: {answer.error}")
         self._error = ""
-        self._sent |= {each.key for each in pending}
+        self._sent |= {file.key for file in pending}
         self._has_card = self._has_card or card is not None
 
 
@@ -123,13 +123,13 @@ def _answer(
     request: hub_commit.Request, variables: Mapping[str, str], ended: Callable[[], bool]
 ) -> hub_commit.Answer | None:
     """Reply of the upload process; None if it sends none before `ended`."""
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
             [sys.executable, "-m", hub_commit.__name__],
             env=hub_commit.environment(variables),
             text=True,
             stdin=subprocess.PIPE,
-            stdout=said,
+            stdout=output,
             stderr=errors,
         ) as process:
             try:
@@ -138,7 +138,7 @@ def _answer(
                 process.kill()
         if not in_time:
             return None
-        text = _read(said)
+        text = _read(output)
         if not text:
             last = _read(errors).strip().rpartition("\n")[2]
             return hub_commit.Answer(f"{hub_commit.__name__} ended with {process.returncode}: {last}")

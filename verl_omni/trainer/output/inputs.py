@@ -29,8 +29,8 @@ def fetch(config: DictConfig, cache: Path, say: Callable[[str], None]) -> None:
         StoreError: there is nothing at a URL, or the store does not give it. ValueError: this run cannot use a copy.
     """
     for setting in FILES:
-        given = OmegaConf.select(config, setting)
-        paths = list(given) if OmegaConf.is_list(given) else [given]
+        value = OmegaConf.select(config, setting)
+        paths = list(value) if OmegaConf.is_list(value) else [value]
         if any(map(_in_store, paths)):
             if config.algorithm.sample_source == "offline":
                 raise ValueError(
@@ -50,8 +50,8 @@ def fetch(config: DictConfig, cache: Path, say: Callable[[str], None]) -> None:
 
 def in_store(config: DictConfig) -> bool:
     """Whether data or model are in an S3-compatible store; before `fetch`."""
-    given = [OmegaConf.select(config, name) for name in (*FILES, "actor_rollout_ref.model.path")]
-    return any(_in_store(path) for value in given for path in (value if OmegaConf.is_list(value) else [value]))
+    values = [OmegaConf.select(config, name) for name in (*FILES, "actor_rollout_ref.model.path")]
+    return any(_in_store(path) for value in values for path in (value if OmegaConf.is_list(value) else [value]))
 
 
 def _in_store(path: Any) -> bool:
@@ -67,7 +67,7 @@ def _copy(url: str, config: DictConfig, cache: Path, say: Callable[[str], None])
     objects = store.objects()
     digest = hashlib.sha256(repr((url, where.endpoint, objects)).encode()).hexdigest()[:16]
     target = cache / digest / url.rstrip("/").rpartition("/")[2]
-    say(f"reading {url} ({sum(each.size for each in objects):,} bytes)")
-    is_file = [each.name for each in objects] == [""]
+    say(f"reading {url} ({sum(listed.size for listed in objects):,} bytes)")
+    is_file = [listed.name for listed in objects] == [""]
     download(url.rstrip("/"), target.parent if is_file else target, where)
     return str(target)

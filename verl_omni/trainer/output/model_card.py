@@ -37,8 +37,8 @@ def describe_run(config: DictConfig, job: Path) -> RunDescription:
     document: Any = YAML(typ="safe").load(job) if job.is_file() else {"spec": {"model": {}}}
     model = config.actor_rollout_ref.model
     pipeline = config.actor_rollout_ref.rollout.pipeline
-    bases = [str(each) for each in (document["spec"]["model"].get("base"), model.path) if each]
-    base = next((each for each in bases if MODEL_ID.fullmatch(each)), None)
+    bases = [str(source) for source in (document["spec"]["model"].get("base"), model.path) if source]
+    base = next((candidate for candidate in bases if MODEL_ID.fullmatch(candidate)), None)
     if (OmegaConf.select(pipeline, "num_frames") or 1) > 1:
         return RunDescription(base, "text-to-video")
     return RunDescription(base, "image-to-image" if "Edit" in (model.architecture or "") else "text-to-image")

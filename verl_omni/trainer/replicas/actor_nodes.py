@@ -34,7 +34,7 @@ def pinned(resource: str, number: int) -> dict[str, Any]:
 def in_bundles(pool: RayResourcePool, workers: int) -> list[dict[str, Any]]:
     """Options of each of the actors that share the accelerators of a pool, which take turns."""
     groups = pool.get_placement_groups(device_name=get_device_name())
-    bundles = [(group, place) for group in groups for place in range(group.bundle_count)]
+    bundles = [(group, index) for group in groups for index in range(group.bundle_count)]
     options = scorer_devices.shared_options(workers, len(bundles), pool.max_colocate_count, get_resource_name())
     chosen = [bundles[number % len(bundles)] for number in range(workers)]
     return [{**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(*bundle)} for bundle in chosen]
@@ -116,8 +116,8 @@ class PinnedRewardLoopManager(RewardLoopManager):  # type: ignore[misc]
             super()._init_reward_loop_workers()
             return
         self.reward_loop_workers = [
-            self.reward_loop_workers_class.options(name=f"reward_loop_worker_{number}", **own).remote(
+            self.reward_loop_workers_class.options(name=f"reward_loop_worker_{number}", **options_of_worker).remote(
                 self.config, self.reward_router_address
             )
-            for number, own in enumerate(placed)
+            for number, options_of_worker in enumerate(placed)
         ]

@@ -70,7 +70,7 @@ class RayLauncher:
 
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         draining = draining_nodes()
-        places = {each.replica_rank: self._node_of(each) for each in replicas}
+        places = {replica.replica_rank: self._node_of(replica) for replica in replicas}
         lost = {node for rank, node in self._nodes.items() if rank not in places}
         # Ray takes a node that was killed for alive until its health checks have failed, for half a minute. A replica
         # that is started for its place would be one too many when another node has replaced it.

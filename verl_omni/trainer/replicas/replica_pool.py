@@ -155,7 +155,7 @@ class ReplicaPool(Generic[M]):
 
     def _prove(self, replicas: Iterable[Any]) -> None:
         """Start without a pause again once a replica that was started serves, or has served between two looks."""
-        served = {each.replica_rank for each in replicas if self.updates.served(each)}
+        served = {replica.replica_rank for replica in replicas if self.updates.served(replica)}
         with self._lock:
             if served & self._unproven:
                 self._unproven -= served

@@ -172,11 +172,11 @@ def versions_of_hosts(held: Iterable[tuple[str, int]], places: Mapping[str, int]
         held: address (HOST:PORT, in a cluster the pod's) and version of each replica that serves.
         places: number of replicas that each host has room for; 1 for a host that is not in it.
     """
-    found: dict[str, list[int]] = {}
+    by_host: dict[str, list[int]] = {}
     for address, version in held:
         host = address.rpartition(":")[0].strip("[]")  # IPv6 addresses without their brackets
-        found.setdefault(host, []).append(version)
-    return {host: min(versions) for host, versions in found.items() if len(versions) >= places.get(host, 1)}
+        by_host.setdefault(host, []).append(version)
+    return {host: min(versions) for host, versions in by_host.items() if len(versions) >= places.get(host, 1)}
 
 
 def report_pools(

@@ -27,8 +27,8 @@ class ReplicaTransport:
 
     def unreachable(self, replicas: Sequence[Any]) -> dict[int, str]:
         """Rank and reason of each replica of which a process does not answer, or whose engine has ended."""
-        asked = [(each.replica_rank, each.server_handle.check_engine.remote()) for each in replicas]
-        asked += [(each.replica_rank, worker.ready.remote()) for each in replicas for worker in each.workers]
+        asked = [(replica.replica_rank, replica.server_handle.check_engine.remote()) for replica in replicas]
+        asked += [(replica.replica_rank, worker.ready.remote()) for replica in replicas for worker in replica.workers]
         errors = self._errors([answer for _, answer in asked])
         return {asked[number][0]: reason for number, reason in errors.items()}
 
@@ -40,7 +40,7 @@ class ReplicaTransport:
         """
         import ray
 
-        targets = [(each.replica_rank, worker) for each in replicas for worker in each.workers]
+        targets = [(replica.replica_rank, worker) for replica in replicas for worker in replica.workers]
         address = self.workers.open_weight_stream()
         receiving = [
             worker.receive_weights.remote(address, number, version) for number, (_, worker) in enumerate(targets)
@@ -63,9 +63,9 @@ class ReplicaTransport:
         """Rank and version of the replicas that answer; rank and reason of the others."""
         import ray
 
-        asked = [each.server_handle.get_global_steps.remote() for each in replicas]
+        asked = [replica.server_handle.get_global_steps.remote() for replica in replicas]
         errors = self._errors(asked)
-        ranks = [each.replica_rank for each in replicas]
+        ranks = [replica.replica_rank for replica in replicas]
         by_rank = {ranks[number]: ray.get(answer) for number, answer in enumerate(asked) if number not in errors}
         return by_rank, {ranks[number]: f"its weight version: {reason}" for number, reason in errors.items()}
 
@@ -75,12 +75,12 @@ class ReplicaTransport:
 
     def add(self, replicas: Sequence[Any]) -> None:
         """Add replicas to the router."""
-        servers = {each.server_address: each.server_handle for each in replicas}
+        servers = {replica.server_address: replica.server_handle for replica in replicas}
         self._routed(self.router.add_servers.remote(servers))
 
     def remove(self, replicas: Sequence[Any]) -> None:
         """Take replicas from the router; those that are not in it are ignored."""
-        self._routed(self.router.remove_servers.remote([each.server_address for each in replicas]))
+        self._routed(self.router.remove_servers.remote([replica.server_address for replica in replicas]))
 
     def _routed(self, answer: Any) -> Any:
         """The router's answer.

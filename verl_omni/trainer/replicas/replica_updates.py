@@ -90,9 +90,11 @@ class ReplicaUpdates:
     def versions(self) -> list[int]:
         """Weight version that each replica reports; a replica that does not answer stops serving."""
         with self._changed:
-            found, failed = self.transport.versions(self.replicas)
-            self._drop([(each, failed[each.replica_rank]) for each in self.replicas if each.replica_rank in failed])
-            return list(found.values())
+            versions, failed = self.transport.versions(self.replicas)
+            self._drop(
+                [(replica, failed[replica.replica_rank]) for replica in self.replicas if replica.replica_rank in failed]
+            )
+            return list(versions.values())
 
     def versions_by_host(self, places: Mapping[str, int]) -> dict[str, int]:
         """Lowest version that an update has brought to the replicas of each host on which all serve.
@@ -103,9 +105,9 @@ class ReplicaUpdates:
             places: see `versions_of_hosts`.
         """
         with self._changed:
-            held = [(each, self._held.get(each.replica_rank)) for each in self.replicas]
+            held = [(replica, self._held.get(replica.replica_rank)) for replica in self.replicas]
             return versions_of_hosts(
-                [(each.server_address, version) for each, version in held if version is not None], places
+                [(replica.server_address, version) for replica, version in held if version is not None], places
             )
 
     def all(self) -> list[Any]:
@@ -175,11 +177,11 @@ class ReplicaUpdates:
         """
         with self._changed:
             serving = self.transport.serving()
-            outside = [each for each in self.replicas if each.server_address not in serving]
+            outside = [replica for replica in self.replicas if replica.server_address not in serving]
             if self._generating is None:
                 failed = self.transport.unreachable(outside)
-                gone = [each for each in outside if each.replica_rank in failed]
-                self._drop([(each, f"it left the router: {failed[each.replica_rank]}") for each in gone])
+                gone = [replica for replica in outside if replica.replica_rank in failed]
+                self._drop([(replica, f"it left the router: {failed[replica.replica_rank]}") for replica in gone])
             elif waiting := [*outside, *self._joining]:
                 self._send(self._generating, waiting)
             elif not self.replicas:
@@ -199,28 +201,28 @@ class ReplicaUpdates:
     def _send(self, version: int, replicas: Sequence[Any]) -> None:
         """Send a version to replicas: those that have it serve, and the others leave."""
         failed = self.transport.unreachable(replicas)
-        targets = [each for each in replicas if each.replica_rank not in failed]
+        targets = [replica for replica in replicas if replica.replica_rank not in failed]
         if targets:
             failed |= self.transport.send(version, targets)
         self._drop(
             [
-                (each, f"version {version} did not reach it: {failed[each.replica_rank]}")
-                for each in replicas
-                if each.replica_rank in failed
+                (replica, f"version {version} did not reach it: {failed[replica.replica_rank]}")
+                for replica in replicas
+                if replica.replica_rank in failed
             ]
         )
-        reached = [each for each in targets if each.replica_rank not in failed]
-        self._held |= {each.replica_rank: version for each in reached}
-        joined = [each for each in reached if each in self._joining]
-        self._joining = [each for each in self._joining if each not in joined]
+        reached = [replica for replica in targets if replica.replica_rank not in failed]
+        self._held |= {replica.replica_rank: version for replica in reached}
+        joined = [replica for replica in reached if replica in self._joining]
+        self._joining = [replica for replica in self._joining if replica not in joined]
         self.replicas += joined
         serving = self.transport.serving()
-        if back := [each for each in reached if each.server_address not in serving]:
+        if back := [replica for replica in reached if replica.server_address not in serving]:
             self.transport.add(back)
-            logger.warning("replicas %s have version %d and serve", [each.replica_rank for each in back], version)
-        for each in joined:
-            times, since = self._started.pop(each.replica_rank)
-            self.reports.joined(each.replica_rank, version, replace(times, sync_s=self.clock() - since))
+            logger.warning("replicas %s have version %d and serve", [replica.replica_rank for replica in back], version)
+        for replica in joined:
+            times, since = self._started.pop(replica.replica_rank)
+            self.reports.joined(replica.replica_rank, version, replace(times, sync_s=self.clock() - since))
         self.reports.serving(len(self.replicas))
 
     def _drop(self, lost: Sequence[tuple[Any, str]]) -> None:
@@ -229,7 +231,7 @@ class ReplicaUpdates:
         gone = [replica for replica, _ in lost]
         # From the router first: no request may reach an older version.
         self.transport.remove(gone)
-        self._served |= {each.replica_rank for each in gone if each in self.replicas}
+        self._served |= {replica.replica_rank for replica in gone if replica in self.replicas}
         self._forget(gone)
         self.left += gone
         for replica, reason in lost:
@@ -238,11 +240,11 @@ class ReplicaUpdates:
             self.reports.lost(message)
 
     def _forget(self, gone: Sequence[Any]) -> None:
-        self.replicas = [each for each in self.replicas if each not in gone]
-        self._joining = [each for each in self._joining if each not in gone]
-        for each in gone:
-            self._held.pop(each.replica_rank, None)
-            self._started.pop(each.replica_rank, None)
+        self.replicas = [replica for replica in self.replicas if replica not in gone]
+        self._joining = [replica for replica in self._joining if replica not in gone]
+        for replica in gone:
+            self._held.pop(replica.replica_rank, None)
+            self._started.pop(replica.replica_rank, None)
         self.reports.serving(len(self.replicas))
 
 

@@ -83,9 +83,9 @@ def results(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Name -> value in each run, of the settings that are not the same in all; `–` where a run does not have it."""
-    flat = [dict(flatten(each)) for each in settings]
-    known = dict.fromkeys(name for each in flat for name in each if name not in NAMES)
-    by_name = {name: [shown_value(each, name) for each in flat] for name in known}
+    flat = [dict(flatten(run)) for run in settings]
+    known = dict.fromkeys(name for run in flat for name in run if name not in NAMES)
+    by_name = {name: [shown_value(run, name) for run in flat] for name in known}
     return {name: values for name, values in sorted(by_name.items()) if len(set(values)) > 1}
 
 
@@ -95,9 +95,10 @@ def image_rows(runs: Sequence[Run]) -> list[page.ImageRow]:
     if not all(of_prompts):
         return []
     images_of_runs = [{(image.prompt, image.seed): image for image in images[max(images)]} for images in of_prompts]
-    shared = [key for key in images_of_runs[0] if all(key in other for other in images_of_runs)]
+    shared = [key for key in images_of_runs[0] if all(key in images for images in images_of_runs)]
     rows = {
-        prompt: page.ImageRow(prompt, seed, [each[prompt, seed] for each in images_of_runs]) for prompt, seed in shared
+        prompt: page.ImageRow(prompt, seed, [images[prompt, seed] for images in images_of_runs])
+        for prompt, seed in shared
     }
     return list(rows.values())
 
@@ -133,6 +134,6 @@ def _others(runs: Mapping[str, Run]) -> Iterator[page.Plot]:
     scorers = {name: name.removeprefix("reward/").removesuffix("/mean") for name in plots.scorer_metrics(lines)}
     for name, label in (scorers | METRICS).items():
         having = {key: run.lines for key, run in runs.items() if statements.recorded(run.lines, name)}
-        values = {line[name] for each in having.values() for line in statements.recorded(each, name)}
+        values = {line[name] for lines_of_run in having.values() for line in statements.recorded(lines_of_run, name)}
         if len(having) > 1 and len(values) > 1:  # a plot of one value everywhere says nothing
             yield page.as_plot(label, plots.metric_of_runs(having, name))

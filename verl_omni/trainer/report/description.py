@@ -171,9 +171,9 @@ def _cost(run: Run) -> str:
     parts = [f"{images:,.0f} images"] if images else []
     if run.machine is not None:
         accelerators = _accelerators(run.settings)
-        own = sum(run.machine.accelerators.values())
-        count = accelerators if own else run.machine.cores * (get(run.settings, "trainer.nnodes") or 1)
-        parts.append(f"{number(count * seconds / 3600)} {'accelerator' if own else 'CPU core'} hours")
+        pooled = sum(run.machine.accelerators.values())
+        count = accelerators if pooled else run.machine.cores * (get(run.settings, "trainer.nnodes") or 1)
+        parts.append(f"{number(count * seconds / 3600)} {'accelerator' if pooled else 'CPU core'} hours")
     return ", ".join(parts)
 
 

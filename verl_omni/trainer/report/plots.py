@@ -170,10 +170,10 @@ def scorer_metrics(lines: Sequence[Line]) -> list[str]:
 def _equals_reward(lines: Sequence[Line], name: str) -> bool:
     """Whether a metric equals the reward in every line, except for rounding."""
     pairs = [
-        (line[own], line.get(reward))
+        (line[metric], line.get(reward))
         for line in lines
-        for own, reward in ((f"reward/{name}/mean", "reward/mean"), (f"val/{name}/mean", "val/reward/mean"))
-        if own in line
+        for metric, reward in ((f"reward/{name}/mean", "reward/mean"), (f"val/{name}/mean", "val/reward/mean"))
+        if metric in line
     ]
     return all(a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-5)) for a, b in pairs)
 

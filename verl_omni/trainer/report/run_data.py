@@ -158,7 +158,7 @@ def evenly_spaced(steps: list[int], most: int) -> list[int]:
     """At most `most` of the steps, evenly spaced, with the first and the last."""
     if len(steps) <= most:
         return steps
-    return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
+    return [steps[round(number * (len(steps) - 1) / (most - 1))] for number in range(most)]
 
 
 def parse_metrics(text: str) -> list[Line]:
@@ -194,8 +194,8 @@ def parse_events(text: str) -> list[Event]:
 def _of_last_run(events: Sequence[Event]) -> Sequence[Event]:
     """The events since the last run began in the folder; before it, others may have trained there."""
     began = [
-        place
-        for place, event in enumerate(events)
+        index
+        for index, event in enumerate(events)
         if event.event == "start" and (event.resumed_from is None if event.new_run is None else event.new_run)
     ]
     return events[began[-1] :] if began else events
@@ -223,7 +223,7 @@ def _images(folder: Path, evaluated: Set[int]) -> tuple[dict[int, list[Image]], 
         if images := [(file, entry, size) for file, entry, size in sizes if size is not None]:
             listed[int(number)] = images
     shown = evenly_spaced(sorted(listed), MOST_COLUMNS)
-    return {step: [_image(*each) for each in listed[step]] for step in shown}, unreadable
+    return {step: [_image(*entry) for entry in listed[step]] for step in shown}, unreadable
 
 
 def _png_size(file: Path) -> tuple[int, int] | None:

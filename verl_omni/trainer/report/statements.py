@@ -58,8 +58,8 @@ def duration(seconds: float) -> str:
     """Seconds in readable units."""
     if seconds < 59.95:  # with three digits, more is 60
         return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    minutes, remainder = divmod(round(seconds), 60)
+    return f"{minutes} min {remainder} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def summary(run: Run) -> str:
@@ -133,7 +133,7 @@ def ending(run: Run) -> str:
 
 
 def _last_attempt(run: Run) -> Sequence[Event]:
-    began = max((place for place, event in enumerate(run.events) if event.event == "start"), default=0)
+    began = max((index for index, event in enumerate(run.events) if event.event == "start"), default=0)
     return run.events[began:]
 
 
@@ -227,22 +227,22 @@ def agreement(steps: Sequence[Line]) -> str | None:
 def facts(run: Run) -> list[Fact]:
     """The key results at the top of the page."""
     steps = run.steps()
-    found: list[Fact] = []
+    key_facts: list[Fact] = []
     evaluated = recorded(run.evaluations(), "val/reward/mean")
     if evaluated:
         count = evaluated[-1].get("val/n")
         prompts = f"{number(count)} prompts" if count else ""
-        found.append(Fact("Held-out reward", _first_to_last(evaluated, "val/reward/mean", ".3f"), prompts))
+        key_facts.append(Fact("Held-out reward", _first_to_last(evaluated, "val/reward/mean", ".3f"), prompts))
     if correct := recorded(run.evaluations(), "val/correct/mean"):
-        found.append(Fact("Correct images", _first_to_last(correct, "val/correct/mean", ".1%")))
+        key_facts.append(Fact("Correct images", _first_to_last(correct, "val/correct/mean", ".1%")))
     if pictures := recorded(run.lines, "diversity/images"):
-        found.append(Fact("Image diversity", _first_to_last(pictures, "diversity/images", ".3g")))
+        key_facts.append(Fact("Image diversity", _first_to_last(pictures, "diversity/images", ".3g")))
     if steps:
-        found.append(Fact("Training steps", str(len(steps))))
+        key_facts.append(Fact("Training steps", str(len(steps))))
     if rates := recorded(steps, "images_per_s"):
         value = median(_value(line, "images_per_s") for line in rates)
-        found.append(Fact("Throughput", f"{number(value)} images/s", "median of the steps"))
-    return found
+        key_facts.append(Fact("Throughput", f"{number(value)} images/s", "median of the steps"))
+    return key_facts
 
 
 def _first_to_last(lines: Sequence[Line], metric: str, form: str) -> str:

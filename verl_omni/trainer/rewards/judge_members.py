@@ -43,16 +43,18 @@ class JudgeRouting:
         """Rank and reason of each replica with an ended process. An actor that is only busy is not dead."""
         import ray
 
-        actors = [(each.replica_rank, actor) for each in replicas for actor in (*each.servers, *each.workers)]
+        actors = [
+            (replica.replica_rank, actor) for replica in replicas for actor in (*replica.servers, *replica.workers)
+        ]
         asked = {actor.__ray_ready__.remote(): rank for rank, actor in actors}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS) if asked else ([], [])
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for answer in answered:
             try:
                 ray.get(answer)
             except ray.exceptions.RayActorError as error:
-                found[asked[answer]] = describe_error(error)
-        return found
+                reasons[asked[answer]] = describe_error(error)
+        return reasons
 
     def _answer(self, asked: Any) -> Any:
         import ray
@@ -146,5 +148,5 @@ class JudgeMembers:
                 reason = dead.get(replica.replica_rank) or failed.get(replica.server_address)
                 if reason:
                     self.lose(replica, reason)
-            self.reports.versions(versions_of_hosts([(each.server_address, 0) for each in self.serving], places))
+            self.reports.versions(versions_of_hosts([(replica.server_address, 0) for replica in self.serving], places))
             self.reports.queued(self.routing.peak())

@@ -62,12 +62,12 @@ class JudgeServers:
         self._replicas = [make(rank) for rank in range(judge_settings.replicas(config))]
         if judge_settings.shared(config):
             pools = split_resource_pool(trainer_pool, split_size=pool_settings.replica_size(model.rollout))
-            starting = [each.init_colocated(pool) for each, pool in zip(self._replicas, pools, strict=True)]
+            starting = [replica.init_colocated(pool) for replica, pool in zip(self._replicas, pools, strict=True)]
         else:
-            starting = [each.init_standalone() for each in self._replicas]
+            starting = [replica.init_standalone() for replica in self._replicas]
         _run_all(starting)
         self._router, self.address = start_judge_router(
-            [each.server_address for each in self._replicas],
+            [replica.server_address for replica in self._replicas],
             f"the judge {model.model_path}",
             model.deadline_seconds,
             elastic=judge_settings.elastic(config),
@@ -97,17 +97,17 @@ class JudgeServers:
     def wake_up(self) -> None:
         """Load the weights again, if the judge sleeps between batches."""
         if self._sleeps:
-            _run_all([each.wake_up() for each in self._replicas])
+            _run_all([replica.wake_up() for replica in self._replicas])
 
     def sleep(self) -> None:
         """Free the accelerators' memory, if the judge sleeps between batches."""
         if self._sleeps:
-            _run_all([each.sleep() for each in self._replicas])
+            _run_all([replica.sleep() for replica in self._replicas])
 
     def stop(self) -> None:
         """Stop the engines. Works after a failure too; an engine that does not stop in time is killed."""
         replicas = self._replicas if self.pool is None else self.pool.stop()
-        servers = [server for each in replicas for server in each.servers]
+        servers = [server for replica in replicas for server in replica.servers]
         endings = {server.shutdown.remote(): server for server in servers}
         ended, silent = ray.wait(list(endings), num_returns=len(endings), timeout=STOP_SECONDS)
         for ending in silent:

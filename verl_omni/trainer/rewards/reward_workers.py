@@ -79,8 +79,8 @@ class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
     @override
     async def compute_score(self, data: DataProto) -> dict[str, Any]:
         """The score of one sample, from the reward manager."""
-        found: dict[str, Any] = await self.reward_manager.run_single(data)
-        return found
+        score: dict[str, Any] = await self.reward_manager.run_single(data)
+        return score
 
     async def score_samples(self, samples: UnscoredSamples) -> list[Any]:
         """The scores of several samples; in the place of a score, the exception that the reward manager raised."""
@@ -185,9 +185,9 @@ class RewardWorkers(PinnedRewardLoopManager):
         }
         self._wait(replies)
         by_row = {
-            row: each
+            row: result
             for rows, part in zip(parts, ray.get(list(replies)), strict=True)
-            for row, each in zip(rows, part, strict=True)
+            for row, result in zip(rows, part, strict=True)
         }
         results = [by_row[row] for row in range(len(data))]
         if self.judge is not None:
@@ -204,13 +204,13 @@ class RewardWorkers(PinnedRewardLoopManager):
         Raises:
             ValueError: as of `compute_rm_score`.
         """
-        extras = [each["reward_extra_info"] for each in found]
-        for each in extras:
-            check_reward_fields(each)
+        extras = [result["reward_extra_info"] for result in found]
+        for extra in extras:
+            check_reward_fields(extra)
         reported = reward_columns(extras)
-        failures = [failure_of(each["reward_score"], each.get(FAILURE)) for each in found]
+        failures = [failure_of(result["reward_score"], result.get(FAILURE)) for result in found]
         return DataProto.from_dict(
-            tensors={"rm_scores": manager.assemble_rm_scores(data, [each["reward_score"] for each in found])},
+            tensors={"rm_scores": manager.assemble_rm_scores(data, [result["reward_score"] for result in found])},
             non_tensors={**reported, FAILURE: objects(failures)},
             meta_info={"reward_extra_keys": list(reported)},
         )

@@ -64,8 +64,8 @@ def read(checkpoint: Path) -> CheckpointOrigin | None:
 
 
 def _paths(value: object) -> list[Path]:
-    given = value if isinstance(value, ListConfig) else [value] if value else []
-    return [Path(str(path)) for path in given]
+    paths = value if isinstance(value, ListConfig) else [value] if value else []
+    return [Path(str(path)) for path in paths]
 
 
 def _digest(path: Path) -> str | None:
@@ -106,6 +106,6 @@ def _samples(path: Path) -> Iterator[bytes]:
     size = path.stat().st_size
     yield str(size).encode()
     with path.open("rb") as file:
-        for place in range(SAMPLES):
-            file.seek(max(0, size - SAMPLE) * place // (SAMPLES - 1))
+        for number in range(SAMPLES):
+            file.seek(max(0, size - SAMPLE) * number // (SAMPLES - 1))
             yield file.read(SAMPLE)

@@ -36,7 +36,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 def steps(folder: Path) -> list[int]:
     """Steps with a complete checkpoint, in order."""
-    return sorted(each.step for each in _manifests(folder))
+    return sorted(manifest.step for manifest in _manifests(folder))
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -56,7 +56,7 @@ def run_number(folder: Path, resumed_from: Path | None) -> int:
     Args:
         resumed_from: checkpoint that the run starts from.
     """
-    newest = max((each.run for each in _manifests(folder)), default=0)
+    newest = max((manifest.run for manifest in _manifests(folder)), default=0)
     return max(newest, 1) if resumed_from is not None and resumed_from == latest(folder) else newest + 1
 
 
@@ -158,7 +158,7 @@ def complete(folder: Path, step: int, *, keep: int, run: int) -> Path:
     os.replace(aside, final)
     _sync(folder)
     shutil.rmtree(replaced, ignore_errors=True)
-    steps = sorted(each.step for each in _manifests(folder) if each.run == run)
+    steps = sorted(manifest.step for manifest in _manifests(folder) if manifest.run == run)
     for old in steps[:-keep] if keep > 0 else []:
         shutil.rmtree(path_of(folder, old))
     return final
@@ -180,7 +180,7 @@ def _manifests(folder: Path) -> list[Manifest]:
     if not folder.is_dir():
         return []
     read = (_read(entry) for entry in folder.iterdir() if _NAME.match(entry.name))
-    return [each for each in read if each is not None]
+    return [manifest for manifest in read if manifest is not None]
 
 
 def _read(checkpoint: Path) -> Manifest | None:

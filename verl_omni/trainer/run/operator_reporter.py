@@ -95,9 +95,9 @@ class OperatorReporter:
 
     def _drop_one(self) -> None:
         """Drop the oldest event that a later one supersedes, else the oldest. The first may be in flight."""
-        for place in range(1, len(self._waiting) - 1):
-            if self._waiting[place]["event"] in SUPERSEDED:
-                del self._waiting[place]
+        for index in range(1, len(self._waiting) - 1):
+            if self._waiting[index]["event"] in SUPERSEDED:
+                del self._waiting[index]
                 return
         del self._waiting[1]
 

@@ -94,13 +94,13 @@ def describe_changes(before: DictConfig, now: DictConfig, content_before: Conten
 
 
 def _values(config: DictConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for section in (*LEARNED, *EVALUATED):
-        _flatten(section, OmegaConf.select(config, section), found)
-    found = {name: value for name, value in found.items() if not _POOL.fullmatch(name)}
-    if found.get(f"{OPTIM}.lr_scheduler_type") == "constant":
-        found.pop(f"{OPTIM}.total_training_steps", None)  # a longer run, whose learning rate does not change
-    return found
+        _flatten(section, OmegaConf.select(config, section), values)
+    values = {name: value for name, value in values.items() if not _POOL.fullmatch(name)}
+    if values.get(f"{OPTIM}.lr_scheduler_type") == "constant":
+        values.pop(f"{OPTIM}.total_training_steps", None)  # a longer run, whose learning rate does not change
+    return values
 
 
 def _flatten(name: str, value: Any, found: dict[str, Any]) -> None:

@@ -148,7 +148,7 @@ class RunFolder:
         before = {}
         if line["step"] == self._newest:
             *earlier, before = self.metrics()
-            self._write("metrics.jsonl", "".join(json.dumps(each) + "\n" for each in [*earlier, line]))
+            self._write("metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in [*earlier, line]))
         else:
             self._append("metrics.jsonl", line)
         self._newest = line["step"]
@@ -167,12 +167,12 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         index: list[dict[str, Any]] = []
         videos: dict[Path, torch.Tensor] = {}
-        for place, sample in enumerate(samples):
-            name = f"{place:02d}.png"
+        for number, sample in enumerate(samples):
+            name = f"{number:02d}.png"
             as_file(sample).save(folder / name)
             entry: dict[str, Any] = {
                 "file": name,
-                **_add_video(videos, folder, f"{place:02d}.webp", sample),
+                **_add_video(videos, folder, f"{number:02d}.webp", sample),
                 "prompt": sample.prompt,
             }
             entry |= {"seed": sample.seed, "score": sample.score, "kind": sample.kind}
@@ -214,7 +214,10 @@ def as_file(sample: ShownSample) -> Image.Image:
     """The picture of a sample, after the images of its prompt, which get its height."""
     pixels = as_picture(sample.image).permute(1, 2, 0).numpy()
     height = pixels.shape[0]
-    shown = [each.convert("RGB").resize((round(each.width * height / each.height), height)) for each in sample.inputs]
+    shown = [
+        picture.convert("RGB").resize((round(picture.width * height / picture.height), height))
+        for picture in sample.inputs
+    ]
     return Image.fromarray(np.concatenate([*map(np.asarray, shown), pixels], axis=1))
 
 
@@ -266,10 +269,10 @@ def write_samples(folder: Path, step: int, samples: Sequence[ShownSample], limit
     pictures.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, Any]] = []
     videos: dict[Path, torch.Tensor] = {}
-    for place, sample in enumerate(samples[:limit]):
-        name = f"{step}/{place:04d}.png"
+    for number, sample in enumerate(samples[:limit]):
+        name = f"{step}/{number:04d}.png"
         Image.fromarray(as_picture(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
-        video = _add_video(videos, folder, f"{step}/{place:04d}.webp", sample)
+        video = _add_video(videos, folder, f"{step}/{number:04d}.webp", sample)
         lines.append(
             {
                 "step": step,

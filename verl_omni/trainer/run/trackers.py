@@ -76,8 +76,8 @@ def open_trackers(config: DictConfig, folder: Path, first: int = 0) -> Trackers 
         # Where MLflow puts pictures without a server; its default is a folder below the working directory.
         "_MLFLOW_SERVER_ARTIFACT_ROOT": str(folder.resolve() / "mlflow"),
     }
-    for variable, place in places.items():
-        os.environ.setdefault(variable, place)
+    for variable, target in places.items():
+        os.environ.setdefault(variable, target)
     before = _lines_before(first, Path(os.environ["VERL_FILE_LOGGER_PATH"])) if "file" in names else b""
     tracking = Tracking(
         config.trainer.project_name, config.trainer.experiment_name, names, OmegaConf.to_container(config, resolve=True)
@@ -87,8 +87,8 @@ def open_trackers(config: DictConfig, folder: Path, first: int = 0) -> Trackers 
         raise TrackerNotOpened(f"trainer.logger: {', '.join(missing)} did not start; its messages are above")
     if "file" in names:
         tracking.logger["file"].fp.write(before)
-    own = os.environ["TENSORBOARD_DIR"] == places["TENSORBOARD_DIR"]  # in a folder of the user, others may write too
-    if "tensorboard" in names and own:
+    ours = os.environ["TENSORBOARD_DIR"] == places["TENSORBOARD_DIR"]  # in a folder of the user, others may write too
+    if "tensorboard" in names and ours:
         _drop_from(first, tracking.logger["tensorboard"].writer)
     return Trackers(tracking, int(config.trainer.log_val_generations))
 
@@ -125,17 +125,17 @@ def _show_in_wandb(wandb: Any, tag: str, step: int, samples: Sequence[ShownSampl
 
 
 def _show_in_tensorboard(adapter: Any, tag: str, step: int, samples: Sequence[ShownSample]) -> None:
-    for place, sample in enumerate(samples):
-        adapter.writer.add_image(f"{tag}/{place:02d}", as_picture(sample.image), step)
-        adapter.writer.add_text(f"{tag}/{place:02d}", _caption(sample), step)
+    for number, sample in enumerate(samples):
+        adapter.writer.add_image(f"{tag}/{number:02d}", as_picture(sample.image), step)
+        adapter.writer.add_text(f"{tag}/{number:02d}", _caption(sample), step)
 
 
 def _show_in_mlflow(adapter: Any, tag: str, step: int, samples: Sequence[ShownSample]) -> None:
     mlflow = importlib.import_module("mlflow")  # not among the locked packages
     folder = f"{tag}/step_{step:06d}"
-    for place, sample in enumerate(samples):
-        mlflow.log_image(_array(sample), artifact_file=f"{folder}/{place:02d}.png")
-    captions = {f"{place:02d}.png": _caption(sample) for place, sample in enumerate(samples)}
+    for number, sample in enumerate(samples):
+        mlflow.log_image(_array(sample), artifact_file=f"{folder}/{number:02d}.png")
+    captions = {f"{number:02d}.png": _caption(sample) for number, sample in enumerate(samples)}
     mlflow.log_dict(captions, artifact_file=f"{folder}/captions.json")
 
 

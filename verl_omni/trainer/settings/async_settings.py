@@ -88,7 +88,7 @@ def unlimited_text(config: DictConfig) -> str | None:
     loss = ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
     if not ahead or correction.bypass_mode or correction.rollout_rs is not None or not loss.on_recorded_steps:
         return None
-    if any(each.name == BYPASS for each in loss.required):
+    if any(setting.name == BYPASS for setting in loss.required):
         return None
     versions = "1 version" if ahead == 1 else f"{ahead} versions"
     return (

@@ -50,22 +50,25 @@ def load(overrides: Sequence[str]) -> DictConfig:
         SettingsError: a name is unknown, a value cannot be parsed, is of another kind or is not supported, a required
             setting is missing, or one does not go with the algorithm.
     """
-    loss, others = _loss([_spelled(each) for each in joined_options(overrides)])
+    loss, others = _loss([_spelled(argument) for argument in joined_options(overrides)])
     config = defaults(loss)
     known = _layout(loss, config)
-    own = _translate(others, known.names, loss)
-    if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known.names)))]:
+    translated = _translate(others, known.names, loss)
+    if unknown := [
+        *translated.problems,
+        *(line for override in translated.overrides if (line := _unknown(override, known.names))),
+    ]:
         # A recipe of a family that is missing has settings of it, which no other value makes work.
-        raise SettingsError("\n".join([*registered_names.problems_of(_given(own.overrides)), *unknown]))
+        raise SettingsError("\n".join([*registered_names.problems_of(_given(translated.overrides)), *unknown]))
     try:
-        _apply(config, [_opened(override) for override in own.overrides])
+        _apply(config, [_opened(override) for override in translated.overrides])
         if wrong := list(_wrong_groups(config, known)):
             raise SettingsError("\n".join(wrong))
         _read_engine(config.actor_rollout_ref.rollout)
-        given = [match["key"] for override in own.overrides if (match := _KEY.match(override))]
-        if wrong := list(_wrong_types(config, known, given)):
+        names = [match["key"] for override in translated.overrides if (match := _KEY.match(override))]
+        if wrong := list(_wrong_types(config, known, names)):
             raise SettingsError("\n".join(wrong))
-        _check(config, known.names, own)
+        _check(config, known.names, translated)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(str(error)) from error
     return config
@@ -109,11 +112,11 @@ def _read_engine(rollout: DictConfig) -> None:
         SettingsError: one is unknown, or its value is not supported.
     """
     engine = rollout.engine_kwargs.vllm_omni
-    given = OmegaConf.to_container(engine, resolve=True)
-    arguments, problems = engine_settings.read(given)  # type: ignore[arg-type]
+    values = OmegaConf.to_container(engine, resolve=True)
+    arguments, problems = engine_settings.read(values)  # type: ignore[arg-type]
     if problems:
         raise SettingsError("\n".join(problems))
-    defaults = {name: None for name, value in given.items() if value is None and name in engine_settings.SETTINGS}
+    defaults = {name: None for name, value in values.items() if value is None and name in engine_settings.SETTINGS}
     rollout.engine_kwargs.vllm_omni = {**defaults, **arguments}
     if engine_settings.BATCH.rpartition(".")[2] in arguments:
         rollout.max_num_seqs = f"${{{engine_settings.BATCH}}}"
@@ -121,11 +124,11 @@ def _read_engine(rollout: DictConfig) -> None:
 
 def _guide_evaluations(rollout: DictConfig) -> None:
     """Let `true_cfg_scale` of evaluations default to their `guidance_scale`, as in training."""
-    own = rollout.val_kwargs.pipeline
-    if OmegaConf.is_interpolation(rollout.pipeline, "true_cfg_scale") and OmegaConf.is_dict(own):
-        with open_dict(own):
-            if "guidance_scale" in own:
-                own.setdefault("true_cfg_scale", own.guidance_scale)
+    evaluated = rollout.val_kwargs.pipeline
+    if OmegaConf.is_interpolation(rollout.pipeline, "true_cfg_scale") and OmegaConf.is_dict(evaluated):
+        with open_dict(evaluated):
+            if "guidance_scale" in evaluated:
+                evaluated.setdefault("true_cfg_scale", evaluated.guidance_scale)
 
 
 @cache
@@ -216,14 +219,14 @@ def without_effect(
             nothing, are included.
         has_accelerator: without one, also settings with a value that changes nothing on a CPU.
     """
-    given = _given(overrides)
-    found = {name: rule.reason for name in given if isinstance(rule := find_rule(name), WithoutEffect)}
+    values = _given(overrides)
+    reasons = {name: rule.reason for name in values if isinstance(rule := find_rule(name), WithoutEffect)}
     if config is not None:
         loss = config.actor_rollout_ref.actor.diffusion_loss.loss_mode
         known = _layout(loss, config).names
-        found |= {name: f"loss_mode={loss} does not read it" for name in given if _is_of_another_loss(name, known)}
-        found |= unused_values.find(config, given)
-    return found if has_accelerator else found | cpu_values.find(given)
+        reasons |= {name: f"loss_mode={loss} does not read it" for name in values if _is_of_another_loss(name, known)}
+        reasons |= unused_values.find(config, values)
+    return reasons if has_accelerator else reasons | cpu_values.find(values)
 
 
 @dataclass(slots=True)
@@ -241,7 +244,7 @@ class _Translated:
 
 
 def _translate(overrides: Sequence[str], known: Collection[str], loss: str) -> _Translated:
-    found = _Translated()
+    translated = _Translated()
     names = [match["key"] for override in overrides if (match := _KEY.match(override))]
     for override in overrides:
         match = _KEY.match(override)
@@ -255,18 +258,18 @@ def _translate(overrides: Sequence[str], known: Collection[str], loss: str) -> _
         if deleted and isinstance(rule, WithoutEffect):
             continue
         if match is None or rule is None or deleted:
-            found.overrides.append(override)
+            translated.overrides.append(override)
             continue
         match rule:
             case Renamed(name=name):
-                found.overrides.append(f"{name}={text}")
+                translated.overrides.append(f"{name}={text}")
             case Copied(name=name):
                 if name not in names:
-                    found.overrides.append(f"{name}={text}")
-                found.copies.append((key, name, _parsed(text)))
+                    translated.overrides.append(f"{name}={text}")
+                translated.copies.append((key, name, _parsed(text)))
             case Rejected(accepted=accepted, advice=advice) if not rule.accepts(_parsed(text)):
-                found.problems.append(f"{key}: {refused_choice(_parsed(text), accepted, advice)}")
-    return found
+                translated.problems.append(f"{key}: {refused_choice(_parsed(text), accepted, advice)}")
+    return translated
 
 
 def _is_of_another_loss(name: str, known: Collection[str]) -> bool:
@@ -276,11 +279,11 @@ def _is_of_another_loss(name: str, known: Collection[str]) -> bool:
 
 def _given(overrides: Sequence[str]) -> dict[str, Any]:
     """The values of overrides by name, including the entries of a mapping of engine settings."""
-    given = (match for each in overrides if (match := _KEY.match(_spelled(each))))
-    found = {match["key"]: _parsed(match["value"] or "") for match in given}
-    inner = found.get(ENGINE)
-    own = inner if isinstance(inner, dict) else {}
-    return {**{engine_settings.full_name(f"{ENGINE}.{name}"): value for name, value in own.items()}, **found}
+    matches = (match for override in overrides if (match := _KEY.match(_spelled(override))))
+    values = {match["key"]: _parsed(match["value"] or "") for match in matches}
+    inner = values.get(ENGINE)
+    engine_values = inner if isinstance(inner, dict) else {}
+    return {**{engine_settings.full_name(f"{ENGINE}.{name}"): value for name, value in engine_values.items()}, **values}
 
 
 def _parsed(text: str) -> Any:
@@ -293,13 +296,13 @@ def _parsed(text: str) -> Any:
 
 def _differing_copies(config: DictConfig, copies: Sequence[tuple[str, str, Any]]) -> Iterator[str]:
     for key, name, value in copies:
-        own = OmegaConf.select(config, name)
+        original = OmegaConf.select(config, name)
         if unused_values.of_training_without_steps(config, key):
             continue
-        if value != (OmegaConf.to_container(own) if OmegaConf.is_config(own) else own):
-            given = plain_value(value)
-            there = plain_value(own)
-            yield f"{key}: {given} differs from {name}, which is {there}; write the value there only"
+        if value != (OmegaConf.to_container(original) if OmegaConf.is_config(original) else original):
+            copy = plain_value(value)
+            there = plain_value(original)
+            yield f"{key}: {copy} differs from {name}, which is {there}; write the value there only"
 
 
 def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
@@ -324,8 +327,8 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _external_lib(overrides: Sequence[str]) -> Any:
-    given = [match for override in overrides if (match := _KEY.match(override)) and match["key"] == EXTERNAL_LIB]
-    return _parsed(given[-1]["value"] or "null") if given else None
+    matches = [match for override in overrides if (match := _KEY.match(override)) and match["key"] == EXTERNAL_LIB]
+    return _parsed(matches[-1]["value"] or "null") if matches else None
 
 
 def _missing(config: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -36,19 +36,19 @@ def import_extensions(named: Any) -> None:
                     f"{EXTERNAL_LIB}: no module {module!r}; write the name of a Python module that is installed, or in "
                     "a folder of PYTHONPATH"
                 ) from error
-            said = f"{type(error).__name__}: {error}"
-            raise ExtensionFailed(f"{EXTERNAL_LIB}: the import of {module} failed: {said}") from error
+            description = f"{type(error).__name__}: {error}"
+            raise ExtensionFailed(f"{EXTERNAL_LIB}: the import of {module} failed: {description}") from error
 
 
 def default_settings(name: str, entry: RegisteredAlgorithm) -> dict[str, Any]:
     """The settings file of the algorithm given as `like`, with the fields of its settings type as `diffusion_loss`."""
     if entry.like is None:
         raise ValueError(f"{name} is an algorithm of this package")
-    found = algorithm_defaults(entry.like)
-    group = found["actor_rollout_ref"]
+    settings = algorithm_defaults(entry.like)
+    group = settings["actor_rollout_ref"]
     if entry.loss is None:
         kind = load(entry.implementation).settings
-        own = {key: value for key, value in asdict(kind(loss_mode=name)).items() if not key.startswith("_")}
-        group["actor"]["diffusion_loss"] = {"_target_": f"{kind.__module__}.{kind.__qualname__}", **own}
+        loss_settings = {key: value for key, value in asdict(kind(loss_mode=name)).items() if not key.startswith("_")}
+        group["actor"]["diffusion_loss"] = {"_target_": f"{kind.__module__}.{kind.__qualname__}", **loss_settings}
     group["actor"]["diffusion_loss"]["loss_mode"] = group["model"]["algorithm"] = name
-    return found
+    return settings

@@ -67,8 +67,8 @@ def fill_in(config: DictConfig, *, has_accelerator: bool) -> None:
         model.rollout.enable_sleep_mode = sleeps(config) and has_accelerator
         if has_accelerator:
             return
-        own: dict[str, Any] = {"distributed_executor_backend": "uni"}
-        model.rollout.engine_kwargs.vllm = {**own, **(model.rollout.engine_kwargs.get("vllm") or {})}
+        defaults: dict[str, Any] = {"distributed_executor_backend": "uni"}
+        model.rollout.engine_kwargs.vllm = {**defaults, **(model.rollout.engine_kwargs.get("vllm") or {})}
 
 
 def _check_replicas(config: DictConfig, model: DictConfig) -> None:

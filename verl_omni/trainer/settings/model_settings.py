@@ -35,7 +35,7 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
         training_adapter,
     )
 
-    given = model.path
+    named_path = model.path
     folder = model_folder(model.path, "actor_rollout_ref.model.path")
     model.path = str(folder)
     index = folder / "model_index.json"
@@ -49,7 +49,7 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
         model.architecture = parts["_class_name"]
     adapter = training_adapter(model.architecture)
     if boundary_ratio(folder) is not None and not family(model.architecture).experts:
-        supported = ", ".join(name for name, each in FAMILIES.items() if each.experts)
+        supported = ", ".join(name for name, entry in FAMILIES.items() if entry.experts)
         raise ValueError(
             f"actor_rollout_ref.model.path: {folder} has a second transformer for low noise levels, "
             f"{SECOND_TRANSFORMER}, which is supported for {supported} only, not for {model.architecture}"
@@ -63,8 +63,8 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
         model.extra_tokenizers = {}
     if model.tokenizer_path is None:
         model.tokenizer_path = f"{model.path}/tokenizer"
-    elif model.tokenizer_path.startswith(f"{given}/"):  # a path below a hub id, which the hub does not have
-        model.tokenizer_path = str(folder / model.tokenizer_path.removeprefix(f"{given}/"))
+    elif model.tokenizer_path.startswith(f"{named_path}/"):  # a path below a hub id, which the hub does not have
+        model.tokenizer_path = str(folder / model.tokenizer_path.removeprefix(f"{named_path}/"))
     if model.custom_chat_template is None:
         model.custom_chat_template = adapter.CHAT_TEMPLATE
     if model.lora_adapter_path is not None:
@@ -115,8 +115,8 @@ def _check_sampler(architecture: str, adapter: Any, folder: Path, rollout: DictC
     if hasattr(adapter, "SCHEDULERS") and (folder / "scheduler").is_dir():  # `drl fit` needs none
         scheduler_config(folder, adapter.SCHEDULERS, dynamic=adapter.DYNAMIC_SHIFT)
     # Files that are missing are found when the parts of the model are loaded.
-    whole = all((folder / part / "config.json").is_file() for part in ("transformer", "vae"))
-    size = size_check(architecture, folder) if whole else None
+    complete = all((folder / part / "config.json").is_file() for part in ("transformer", "vae"))
+    size = size_check(architecture, folder) if complete else None
     longest = getattr(adapter, "MOST_TOKENS", None)
     evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
     for group, pipeline in (("pipeline", rollout.pipeline), ("val_kwargs.pipeline", evaluated)):

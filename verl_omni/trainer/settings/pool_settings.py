@@ -103,13 +103,13 @@ def resources(config: DictConfig) -> dict[str, str]:
 
 def local_problem(config: DictConfig) -> str | None:
     """Message about a Ray resource that does not exist if the run starts Ray on this machine; None if there is none."""
-    given = {
+    resources = {
         f"{ROLLOUT}.ray_resource": config.actor_rollout_ref.rollout.ray_resource,
         "reward.reward_model.ray_resource": config.reward.reward_model.ray_resource,
     }
     pools = pools_of(config.reward.reward_functions)
-    given |= {f"reward.reward_functions.{key}.pool.ray_resource": pool.ray_resource for key, pool in pools.items()}
-    for name, resource in given.items():
+    resources |= {f"reward.reward_functions.{key}.pool.ray_resource": pool.ray_resource for key, pool in pools.items()}
+    for name, resource in resources.items():
         if resource is not None:
             return (
                 f"{name}: {resource}: this machine has accelerators of one kind; remove it, or name a Ray cluster with "

@@ -84,12 +84,12 @@ def fill_in(config: DictConfig, cpus: int) -> None:
         engine_batch=rollout.max_num_seqs,
         cpus=cpus,
     )
-    given = {
+    counts = {
         "actor_rollout_ref.rollout.agent.num_workers": rollout.agent.num_workers,
         "actor_rollout_ref.rollout.max_concurrent_requests": rollout.max_concurrent_requests,
         "reward.num_workers": config.reward.num_workers,
     }
-    for name, value in given.items():
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{name}: must be at least 1, or null for a number derived from the run, not {value}")
     with open_dict(config):
@@ -131,5 +131,5 @@ def logical_cpus(config: DictConfig) -> int:
 def local_accelerators(config: DictConfig) -> int:
     """Accelerators of a run whose pools are all on one node."""
     rollout = config.actor_rollout_ref.rollout
-    own = judge_settings.accelerators(config) + scorer_devices.pooled_accelerators(config.reward)
-    return int(config.trainer.n_gpus_per_node + rollout.nnodes * rollout.n_gpus_per_node + own)
+    dedicated = judge_settings.accelerators(config) + scorer_devices.pooled_accelerators(config.reward)
+    return int(config.trainer.n_gpus_per_node + rollout.nnodes * rollout.n_gpus_per_node + dedicated)

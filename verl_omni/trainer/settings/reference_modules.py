@@ -109,9 +109,9 @@ def _names_only_several(reward: DictConfig) -> bool:
     """Whether `reward_functions` are the only scorers, and the manager is the one that is there by default."""
     manager = reward.reward_manager
     path = reward.custom_reward_function.path
-    own = manager.source == "importlib" and manager.module.path == MANAGERS and manager.name == ONE
+    is_default = manager.source == "importlib" and manager.module.path == MANAGERS and manager.name == ONE
     return (
-        own
+        is_default
         and bool(reward.reward_functions)
         and reward.scorer is None
         and (path is None or is_placeholder(SEVERAL_SCORERS, path))

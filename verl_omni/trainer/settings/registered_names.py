@@ -22,8 +22,8 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     """A line for each name that is given and not registered. Modules of the user's have been imported."""
     model = config.actor_rollout_ref.model
     agent = config.actor_rollout_ref.rollout.agent
-    given = {PATH: model.path, ARCHITECTURE: model.architecture, DEFAULT_LOOP: agent.default_agent_loop}
-    yield from problems_of({**given, LOOPS_FILE: agent.agent_loop_config_path})
+    names = {PATH: model.path, ARCHITECTURE: model.architecture, DEFAULT_LOOP: agent.default_agent_loop}
+    yield from problems_of({**names, LOOPS_FILE: agent.agent_loop_config_path})
 
 
 def problems_of(values: Mapping[str, Any]) -> Iterator[str]:

@@ -36,12 +36,12 @@ def is_group_wise(reward: DictConfig) -> bool:
     """Whether a scorer gets all samples of a prompt together. A function that does not exist does not."""
     function = reward.custom_reward_function
     parts = [
-        dict(given) | {"name": given.get("name") or ("compute_score" if given.get("path") else key)}
-        for key, given in reward.reward_functions.items()
+        dict(part) | {"name": part.get("name") or ("compute_score" if part.get("path") else key)}
+        for key, part in reward.reward_functions.items()
     ]
     parts += [{"path": function.path, "name": function.name}] if function.path else []
     parts += [{**(reward.scorer_kwargs or {}), "name": reward.scorer}] if reward.scorer else []
-    return any(_is_group_wise(given) for given in parts)
+    return any(_is_group_wise(part) for part in parts)
 
 
 def _is_group_wise(given: Mapping[str, Any]) -> bool:
@@ -110,14 +110,14 @@ def sample_problems(config: DictConfig) -> Iterator[str]:
         for key, part in reward.reward_functions.items()
         if not part.get("path")
     }
-    for where, (name, given) in named.items():
+    for where, (name, settings) in named.items():
         takes = modality(name) if name in SCORERS else None
         if takes == "audio" and architecture not in FAMILIES.registered:
             yield (
                 f"{where}: {name} scores audio, and {architecture} generates none; a model family of "
                 "your own may (docs/guides/own-family.md)"
             )
-        pickled = name in ("http", "http_batch") and given.get("protocol") == "pickle"
+        pickled = name in ("http", "http_batch") and settings.get("protocol") == "pickle"
         if (takes == "image" or pickled) and family(architecture).videos:
             protocol = " with protocol=pickle" if pickled else ""
             yield (
@@ -141,14 +141,16 @@ def _of_several(reward: DictConfig) -> Iterator[str]:
     elif problem := weight_problem(parts):
         yield problem
     served = bool(reward.reward_model.enable)
-    for key, given in parts.items():
+    for key, part in parts.items():
         where = f"reward.reward_functions.{key}"
-        own = {name: value for name, value in given.items() if name not in OWN_SETTINGS}
-        if path := given.get("path"):
-            pooled = given.get("pool") is not None
-            yield from _of_function(where, "path", str(path), given.get("name") or "compute_score", own, pooled=pooled)
+        settings = {name: value for name, value in part.items() if name not in OWN_SETTINGS}
+        if path := part.get("path"):
+            pooled = part.get("pool") is not None
+            yield from _of_function(
+                where, "path", str(path), part.get("name") or "compute_score", settings, pooled=pooled
+            )
         else:
-            yield from _of_scorer(where, "name", str(given.get("name") or key), own, served=served)
+            yield from _of_scorer(where, "name", str(part.get("name") or key), settings, served=served)
 
 
 def _of_one(reward: DictConfig) -> Iterator[str]:
@@ -156,14 +158,14 @@ def _of_one(reward: DictConfig) -> Iterator[str]:
         yield f"reward.reward_functions: is not read by {ONE}; write reward.reward_manager.name={SEVERAL_SCORERS}"
     kwargs = OmegaConf.to_container(reward.scorer_kwargs, resolve=True)
     function = reward.custom_reward_function
-    given = OmegaConf.to_container(function.reward_kwargs, resolve=True)
+    arguments = OmegaConf.to_container(function.reward_kwargs, resolve=True)
     if function.path is not None:
         for name in ("scorer", "scorer_kwargs"):
             if reward[name]:
                 yield f"reward.{name}: is not read with {FUNCTION}.path; remove one of them"
-        yield from _of_function(FUNCTION, "path", str(function.path), function.name, given, "reward_kwargs.")
+        yield from _of_function(FUNCTION, "path", str(function.path), function.name, arguments, "reward_kwargs.")
         return
-    if given:
+    if arguments:
         yield f"{FUNCTION}.reward_kwargs: is not read without {FUNCTION}.path; write reward.scorer_kwargs"
     if reward.scorer is not None:  # otherwise each row's data source names a scorer
         served = bool(reward.reward_model.enable)
@@ -189,9 +191,9 @@ def _of_scorer(
         if not (file and function.isidentifier()):
             yield f"{where}.{inside}function: must be given as path/to/file.py:name or package.module:name"
             return
-        own = {key: value for key, value in given.items() if key != "function"}
+        arguments = {key: value for key, value in given.items() if key != "function"}
         path = file if file.endswith(".py") else f"pkg://{file}"
-        yield from _of_function(where, f"{inside}function", path, function, own, inside)
+        yield from _of_function(where, f"{inside}function", path, function, arguments, inside)
         return
     signature = signature_of(get_scorer(name))
     complete = (

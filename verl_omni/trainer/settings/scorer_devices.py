@@ -69,9 +69,9 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     if not (shared := sharing(config.reward)):
         return
     names = ", ".join(shared)
-    if own := devices(config.reward):
+    if named := devices(config.reward):
         yield (
-            f"{names}: a reward worker has dedicated accelerators ({', '.join(own)}), or shares the trainer's; write "
+            f"{names}: a reward worker has dedicated accelerators ({', '.join(named)}), or shares the trainer's; write "
             f"{TRAINER} for all of them, or for none"
         )
     if async_settings.batches_ahead(config):
@@ -87,10 +87,10 @@ def resolved(config: DictConfig, device: str) -> DictConfig:
     Args:
         device: torch's name of it; Ray shows a reward worker one accelerator.
     """
-    made = copy.deepcopy(config)
+    copied = copy.deepcopy(config)
     for name in sharing(config.reward):
-        OmegaConf.update(made, name, device)
-    return made
+        OmegaConf.update(copied, name, device)
+    return copied
 
 
 def describe(reward: DictConfig, device: str) -> str | None:
@@ -99,28 +99,28 @@ def describe(reward: DictConfig, device: str) -> str | None:
     Args:
         device: the trainer's, as torch names it.
     """
-    parts = {str(own.get("name") or key): own for key, own in reward.reward_functions.items()}
+    parts = {str(part.get("name") or key): part for key, part in reward.reward_functions.items()}
     function = reward.custom_reward_function
-    one = {str(reward.scorer or "the scorers of the rows"): reward.scorer_kwargs}
+    single = {str(reward.scorer or "the scorers of the rows"): reward.scorer_kwargs}
     if function.path is not None:
-        one = {str(function.name): function.reward_kwargs or {}}
-    named = parts or one
-    found = []
-    for name, given in named.items():
-        if pool := pool_of(given):
+        single = {str(function.name): function.reward_kwargs or {}}
+    named = parts or single
+    lines = []
+    for name, settings in named.items():
+        if pool := pool_of(settings):
             where = f"{device}, an accelerator for each" if pool.accelerators else "cpu"
-            found.append(f"{name} in {pool.processes} dedicated processes on {where}")
+            lines.append(f"{name} in {pool.processes} dedicated processes on {where}")
             continue
-        if (own := given.get("device") or ("cpu" if has_setting(name, "device") else None)) is None:
+        if (chosen := settings.get("device") or ("cpu" if has_setting(name, "device") else None)) is None:
             continue
-        if own == TRAINER:
-            found.append(f"{name} on the trainer's {device}, once a batch is generated")
-        elif _ACCELERATOR.fullmatch(str(own)):
-            found.append(f"{name} on {own}, a dedicated accelerator")
+        if chosen == TRAINER:
+            lines.append(f"{name} on the trainer's {device}, once a batch is generated")
+        elif _ACCELERATOR.fullmatch(str(chosen)):
+            lines.append(f"{name} on {chosen}, a dedicated accelerator")
         else:
             advice = "" if device == "cpu" else f"; its setting device={TRAINER} would share the trainer's {device}"
-            found.append(f"{name} on {own}{advice}")
-    return f"scorers: {', '.join(found)}" if found else None
+            lines.append(f"{name} on {chosen}{advice}")
+    return f"scorers: {', '.join(lines)}" if lines else None
 
 
 def per_worker(reward: DictConfig) -> int:
@@ -128,8 +128,8 @@ def per_worker(reward: DictConfig) -> int:
 
     Ray shows a worker those that it reserved only, as device 0, 1, ….
     """
-    found = [_ACCELERATOR.fullmatch(each) for each in devices(reward).values()]
-    return max((int(match[1] or 0) + 1 for match in found if match is not None), default=0)
+    matches = [_ACCELERATOR.fullmatch(name) for name in devices(reward).values()]
+    return max((int(match[1] or 0) + 1 for match in matches if match is not None), default=0)
 
 
 def wanted(reward: DictConfig) -> int:

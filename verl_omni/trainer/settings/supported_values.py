@@ -63,7 +63,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
     Args:
         installed: packages of `TRACKER_PACKAGES` that can be imported.
     """
-    own = [
+    problems = [
         *find_conflicts(config),
         *_limits(config),
         *_numbers(config),
@@ -79,7 +79,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         *_optimizer(config.actor_rollout_ref.actor.optim),
     ]
     return [
-        *own,
+        *problems,
         *_values(config),
         *_open_groups(config),
         *_paths(config),
@@ -137,21 +137,21 @@ def _open_groups(config: DictConfig) -> Iterator[str]:
     ]
     for tokenizer, entry in config.actor_rollout_ref.model.extra_tokenizers.items():
         groups.append((f"{MODEL}.extra_tokenizers.{tokenizer}", entry, ["path", "max_length"]))
-    for where, given, known in groups:
-        if not OmegaConf.is_dict(given):
-            yield f"{where}: must be a group of {' and '.join(known)}, not {given}"
+    for where, group, known in groups:
+        if not OmegaConf.is_dict(group):
+            yield f"{where}: must be a group of {' and '.join(known)}, not {group}"
             continue
-        for name in given:
+        for name in group:
             if name not in known:
                 yield f"{where}.{name}: unknown setting{nearest_name(name, known)}"
 
 
 def _optimizer(optim: DictConfig) -> Iterator[str]:
-    own = optim.override_optimizer_config
-    if not (own is None or OmegaConf.is_dict(own)):
-        yield f"{OPTIM}.override_optimizer_config: must be a group of arguments of AdamW, not {own}"
-        own = None
-    for name in own or ():
+    arguments = optim.override_optimizer_config
+    if not (arguments is None or OmegaConf.is_dict(arguments)):
+        yield f"{OPTIM}.override_optimizer_config: must be a group of arguments of AdamW, not {arguments}"
+        arguments = None
+    for name in arguments or ():
         if name not in ADAMW:
             yield f"{OPTIM}.override_optimizer_config.{name}: is not one of {', '.join(ADAMW)}"
 

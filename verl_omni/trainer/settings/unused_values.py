@@ -57,8 +57,8 @@ def unneeded(loss: str, name: str, value: Any) -> str | None:
     """
     if name == KL and value is True and not ALGORITHMS[loss].on_recorded_steps:
         setting = ALGORITHMS[loss].near_base
-        own = f"; what keeps {loss} near the base is diffusion_loss.{setting}" if setting else ""
-        return f"a KL loss is of recorded steps{own}"
+        advice = f"; what keeps {loss} near the base is diffusion_loss.{setting}" if setting else ""
+        return f"a KL loss is of recorded steps{advice}"
     if name != LOG_PROBS or value is ALGORITHMS[loss].on_recorded_steps:
         return None
     if value is False:  # the loss uses the trainer's, as the reference does with this value
@@ -145,10 +145,10 @@ def _of_engine(settings: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple
     idle = engine_settings.without_effect(
         engine, enforce_eager=rollout.enforce_eager, attention_backend=rollout.rollout_attn_backend
     )
-    found = dict(idle)
+    unread = dict(idle)
     if settings.model.architecture in FAMILIES:  # known when the model's folder has been read
-        found |= unread_engine_settings(settings.model.architecture, engine)
-    for name, reason in found.items():
+        unread |= unread_engine_settings(settings.model.architecture, engine)
+    for name, reason in unread.items():
         if (full := f"{engine_settings.GROUP}.{name}") in given:
             yield full, reason
 

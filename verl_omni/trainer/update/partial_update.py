@@ -93,7 +93,7 @@ class PartialUpdate:
         if not self._is_scaled:
             return torch.equal(sent, known)
         # Advantages that the loss clips are not proportional to the scale.
-        largest = max(float(each.abs().max()) for each in (sent, wanted, wanted / scale))
+        largest = max(float(values.abs().max()) for values in (sent, wanted, wanted / scale))
         return largest <= self._loss.adv_clip_max and torch.allclose(sent * scale, known, rtol=ROUNDING, atol=0)
 
     def _update(self, batch: TrainingBatch, *, is_last: bool, scale: float = 1.0) -> Metrics:

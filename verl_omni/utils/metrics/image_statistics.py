@@ -40,7 +40,7 @@ class ImageStatistics:
 
     def numbers(self) -> dict[str, float]:
         """The statistics by name, without the thumbnail."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "thumbnail"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "thumbnail"}
 
 
 def measure(sample: Any) -> ImageStatistics:
@@ -52,16 +52,16 @@ def measure(sample: Any) -> ImageStatistics:
     pixels = as_pixels(sample)
     frames = pixels[None] if pixels.ndim == 3 else pixels
     places = torch.linspace(0, len(frames) - 1, min(len(frames), MOST_FRAMES)).round().long()
-    colored = [_as_rgb(frames[place]) for place in places]
+    colored = [_as_rgb(frames[index]) for index in places]
     measured = [_measure_frame(frame) for frame in colored]
-    means = {name: float(np.mean([each[name] for each in measured])) for name in measured[0]}
+    means = {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
     small = adaptive_avg_pool2d(colored[0].float(), THUMBNAIL).round().to(torch.uint8)
     return ImageStatistics(**means, thumbnail=small.numpy())
 
 
 def thumbnail_diversity(statistics: list[ImageStatistics]) -> float:
     """Mean pixel standard deviation across the thumbnails of a prompt's samples, from 0 to 1."""
-    return float(np.stack([each.thumbnail for each in statistics]).astype(np.float64).std(axis=0).mean() / 255)
+    return float(np.stack([sample.thumbnail for sample in statistics]).astype(np.float64).std(axis=0).mean() / 255)
 
 
 def _as_rgb(frame: Tensor) -> Tensor:

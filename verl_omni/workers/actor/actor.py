@@ -245,14 +245,14 @@ class DiffusionActor:
         if not needed:
             return {}
         rows = torch.cat([chosen[self._learning(chosen_rows(batch, chosen), objective)] for chosen in needed]).unique()
-        found: Batch = {}
+        starts: Batch = {}
         for chosen in rows.split(self._micro_batch(objective)):
             part = chosen_rows(objective.prepare(chosen_rows(batch, chosen)), slice(None), self.device)
-            terms = [objective.start_values(part, place) for place in range(objective.term_count(part))]
+            terms = [objective.start_values(part, index) for index in range(objective.term_count(part))]
             for name in terms[0]:
                 values = torch.stack([term[name] for term in terms], dim=1).cpu()
-                found.setdefault(name, values.new_full((size(batch), *values.shape[1:]), math.nan))[chosen] = values
-        return found
+                starts.setdefault(name, values.new_full((size(batch), *values.shape[1:]), math.nan))[chosen] = values
+        return starts
 
     def _accumulation(self, objective: Objective, rows: int) -> GradientAccumulation:
         samples = self.config.ppo_micro_batch_size_per_gpu

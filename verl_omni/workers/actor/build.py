@@ -37,10 +37,10 @@ def load_transformer(model: Any, *, precision: Precision, seed: int, component: 
     """
     from diffusers import AutoModel
 
-    made: nn.Module = AutoModel.from_pretrained(
+    transformer: nn.Module = AutoModel.from_pretrained(
         str(Path(model.path)), subfolder=component, torch_dtype=precision.frozen
     )
-    return prepare(made, model, precision=precision, seed=seed, component=component)
+    return prepare(transformer, model, precision=precision, seed=seed, component=component)
 
 
 def prepare(
@@ -124,15 +124,15 @@ def _fill_adapter(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None
 
 def cast(module: nn.Module, dtype: torch.dtype, kept: frozenset[str]) -> None:
     """Cast floating-point parameters and persistent buffers to `dtype`, or to float32 if named in `kept`."""
-    made: dict[int, nn.Parameter] = {}
+    by_id: dict[int, nn.Parameter] = {}
     for prefix, part in module.named_modules():
         wanted = torch.float32 if kept & {*prefix.split(".")} else dtype
         for name, parameter in part._parameters.items():
             if parameter is not None and parameter.is_floating_point():
                 owner = torch.float32 if name in kept else wanted
-                if id(parameter) not in made:  # tied weights stay tied
-                    made[id(parameter)] = nn.Parameter(parameter.to(owner), requires_grad=parameter.requires_grad)
-                part._parameters[name] = made[id(parameter)]
+                if id(parameter) not in by_id:  # tied weights stay tied
+                    by_id[id(parameter)] = nn.Parameter(parameter.to(owner), requires_grad=parameter.requires_grad)
+                part._parameters[name] = by_id[id(parameter)]
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.is_floating_point() and name not in part._non_persistent_buffers_set:
                 part._buffers[name] = buffer.to(wanted)
@@ -142,8 +142,8 @@ def _cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
     kept = set(float32_parts(module))
     for name, buffer in module.named_buffers():
         if buffer.is_floating_point() and name not in kept:
-            owner, _, own = name.rpartition(".")
-            setattr(module.get_submodule(owner), own, buffer.to(dtype))
+            owner, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(owner), attribute, buffer.to(dtype))
 
 
 def select_attention(module: Any, backend: str) -> None:
@@ -156,7 +156,7 @@ def select_attention(module: Any, backend: str) -> None:
         module.set_attention_backend(backend)
     except Exception as error:
         raise ImportError(f"model.attn_backend={backend!r} cannot be used: {error}") from error
-    if not any(hasattr(each, "_attention_backend") for each in module.attn_processors.values()):
+    if not any(hasattr(processor, "_attention_backend") for processor in module.attn_processors.values()):
         # A warning, not an error: recipes of verl-omni set a backend for every family.
         logger.warning(
             "model.attn_backend=%r has no effect: %s always uses torch's attention", backend, type(module).__name__
@@ -165,5 +165,5 @@ def select_attention(module: Any, backend: str) -> None:
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:
     """The unsharded tensor of a parameter. A collective: every rank must call it in the same order."""
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[attr-defined]
-    return whole.detach()
+    unsharded = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[attr-defined]
+    return unsharded.detach()

@@ -52,20 +52,20 @@ class Experts(nn.Module):
         outputs = []
         places = []
         without_effect = 0.0
-        for transformer, own, needed in zip(
+        for transformer, own_rows, needed in zip(
             (self.transformer, self.transformer_2), rows, self._needed(rows), strict=True
         ):
-            if len(own) > 0:
-                outputs.append(_on_rows(transformer, own, timestep, inputs))
-                places.append(own)
+            if len(own_rows) > 0:
+                outputs.append(_on_rows(transformer, own_rows, timestep, inputs))
+                places.append(own_rows)
             elif needed:
-                without_effect = _on_rows(transformer, own.new_zeros(1), timestep, inputs).sum() * 0
+                without_effect = _on_rows(transformer, own_rows.new_zeros(1), timestep, inputs).sum() * 0
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)[torch.cat(places).argsort()]
         return (output + without_effect,)
 
     def _needed(self, rows: list[Tensor]) -> list[bool]:
         """Whether any rank has rows for each transformer. A collective with several ranks."""
-        counts = torch.tensor([len(own) for own in rows], device=rows[0].device)
+        counts = torch.tensor([len(rows_of_expert) for rows_of_expert in rows], device=rows[0].device)
         if self._shared:
             torch.distributed.all_reduce(counts)
         return [count > 0 for count in counts.tolist()]
@@ -113,5 +113,5 @@ def _on_rows(transformer: nn.Module, rows: Tensor, timestep: Tensor, inputs: Map
     if len(rows) < len(timestep):
         timestep = timestep[rows]
         inputs = {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    found: Tensor = transformer(timestep=timestep, **inputs)[0]
-    return found
+    predicted: Tensor = transformer(timestep=timestep, **inputs)[0]
+    return predicted

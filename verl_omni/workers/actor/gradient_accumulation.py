@@ -95,15 +95,15 @@ class GradientAccumulation:
         learns = self._objective.rows_with_gradient(part)
         passes = self._objective.term_count(part)
         self.terms = self._rows * passes
-        for place in range(passes):
-            self._before_pass(is_last and place == passes - 1)
-            term, found = self._objective.term(part, place)
+        for index in range(passes):
+            self._before_pass(is_last and index == passes - 1)
+            term, measured = self._objective.term(part, index)
             # The sum over all micro-batches and terms is the mean over the mini-batch.
             share = term.sum() / self.terms
             # FSDP2 averages gradients over all ranks, but the gradients of a sequence's parts must be summed.
             (share * self._sequence_ranks).backward()
             self.loss += share.item()
-            self.measurements.add(found, learns)
+            self.measurements.add(measured, learns)
 
 
 def size(batch: Batch) -> int:

@@ -69,7 +69,7 @@ def _copy_views(module: nn.Module, arguments: Any, found: Any) -> Any:
     """Forward hook, called before FSDP2's own, which warns about a module that returns a view."""
     if isinstance(found, torch.Tensor):
         return found.clone() if found._is_view() else found
-    return tuple(_copy_views(module, arguments, each) for each in found) if isinstance(found, tuple) else found
+    return tuple(_copy_views(module, arguments, item) for item in found) if isinstance(found, tuple) else found
 
 
 def compile_layers(module: Any, prefixes: Sequence[str], backend: str = "inductor") -> None:
@@ -119,13 +119,13 @@ def _is_layer(name: str, prefixes: Sequence[str]) -> bool:
 
 def _trained_modules(module: nn.Module, parts: set[str]) -> Iterator[str]:
     """Modules whose parameters are all trained and all among `parts`, without modules inside of them."""
-    found: list[str] = []
-    for name, each in module.named_modules():
-        inside = {f"{name}.{own}": p for own, p in each.named_parameters()}
-        if not inside or any(name.startswith(f"{outer}.") for outer in found):
+    outer_modules: list[str] = []
+    for name, submodule in module.named_modules():
+        inside = {f"{name}.{parameter_name}": p for parameter_name, p in submodule.named_parameters()}
+        if not inside or any(name.startswith(f"{outer}.") for outer in outer_modules):
             continue
-        if all(own in parts and p.requires_grad for own, p in inside.items()):
-            found.append(name)
+        if all(parameter_name in parts and p.requires_grad for parameter_name, p in inside.items()):
+            outer_modules.append(name)
             yield name
 
 

@@ -177,6 +177,6 @@ class Policy:
 def _frozen_base(base: nn.Module, trained: nn.Module) -> nn.Module:
     """The base with the buffers of the trained model: loaded with weights in bfloat16, its own would be rounded."""
     for name, buffer in trained.named_buffers():
-        owner, _, own = name.rpartition(".")
-        base.get_submodule(owner)._buffers[own] = buffer
+        owner, _, attribute = name.rpartition(".")
+        base.get_submodule(owner)._buffers[attribute] = buffer
     return base.requires_grad_(False)

@@ -251,8 +251,8 @@ def _names(component: str, opened: Any) -> tuple[dict[str, dict[str, str]], set[
         elif half is None or name.startswith(("text_encoder", "unet.")):
             raise UnsupportedAdapter(f"{stored} is no LoRA tensor of a transformer, <layer>.lora_A.weight or lora_B")
         else:
-            own = component if component == SECOND_TRANSFORMER else prefix["component"] or component
-            names.setdefault(own, {})[f"{half['module']}.{half['half']}.weight"] = stored
+            transformer = component if component == SECOND_TRANSFORMER else prefix["component"] or component
+            names.setdefault(transformer, {})[f"{half['module']}.{half['half']}.weight"] = stored
     return names, alphas
 
 

@@ -69,8 +69,8 @@ def load_sharded(
     transformer = without_memory(folder, precision.frozen)
     with open_files(folder) as files:
         files.check({name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()})
-        for name, owner, own in _persistent_buffers(transformer):
-            owner._buffers[own] = files.read(name).to(owner._buffers[own].dtype)  # type: ignore[union-attr]
+        for name, owner, attribute in _persistent_buffers(transformer):
+            owner._buffers[attribute] = files.read(name).to(owner._buffers[attribute].dtype)  # type: ignore[union-attr]
         with _placeholders(transformer):
             build.prepare(transformer, model, precision=precision, seed=seed, component=component)
         from_files = {name for name, parameter in transformer.named_parameters() if parameter.is_meta}
@@ -140,9 +140,9 @@ def _has_tensor(value: Any) -> bool:
 def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """(name in the files, module that owns it, its name there) of the buffers that the files have."""
     for prefix, part in module.named_modules():
-        for own, buffer in part._buffers.items():
-            if buffer is not None and own not in part._non_persistent_buffers_set:
-                yield f"{prefix}.{own}" if prefix else own, part, own
+        for attribute, buffer in part._buffers.items():
+            if buffer is not None and attribute not in part._non_persistent_buffers_set:
+                yield f"{prefix}.{attribute}" if prefix else attribute, part, attribute
 
 
 @contextmanager
@@ -151,19 +151,19 @@ def _placeholders(module: nn.Module) -> Iterator[None]:
 
     peft moves a new adapter to the device of the layer that it adapts: on the meta device it would lose its values.
     """
-    made: set[int] = set()
+    placeholders: set[int] = set()
     for part in module.modules():
-        for own, parameter in part._parameters.items():
+        for attribute, parameter in part._parameters.items():
             if parameter is not None and parameter.is_meta:
                 empty = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
-                part._parameters[own] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                made.add(id(part._parameters[own]))
+                part._parameters[attribute] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                placeholders.add(id(part._parameters[attribute]))
     yield
     for part in module.modules():
-        for own, parameter in part._parameters.items():
-            if parameter is not None and id(parameter) in made:
+        for attribute, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) in placeholders:
                 meta = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-                part._parameters[own] = nn.Parameter(meta, requires_grad=parameter.requires_grad)
+                part._parameters[attribute] = nn.Parameter(meta, requires_grad=parameter.requires_grad)
 
 
 def _allocate(module: nn.Module, device: torch.device) -> None:

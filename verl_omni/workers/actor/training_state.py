@@ -120,8 +120,8 @@ class TrainingState:
             for base, factor in zip(self.scheduler.base_lrs, self.scheduler.lr_lambdas, strict=True)
         ]
         self.scheduler.load_state_dict({**stored, "base_lrs": self.scheduler.base_lrs, "_last_lr": rates})
-        for group, own, rate in zip(self.optimizer.param_groups, options, rates, strict=True):
-            group.update(own, lr=rate)
+        for group, settings, rate in zip(self.optimizer.param_groups, options, rates, strict=True):
+            group.update(settings, lr=rate)
 
     def _state(self) -> dict[str, Any]:
         """The state as references: loading writes into its tensors."""
@@ -191,8 +191,8 @@ def read_weights(folder: Path, *, average: bool) -> dict[str, torch.Tensor]:
     key = AVERAGE if average else TRAINED
     stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     tensors = {
-        name: torch.empty(each.size, dtype=each.properties.dtype)
-        for name, each in stored.items()
+        name: torch.empty(stored_tensor.size, dtype=stored_tensor.properties.dtype)
+        for name, stored_tensor in stored.items()
         if name.startswith(f"{key}.")
     }
     try:
@@ -210,7 +210,7 @@ def _create_missing_states(optimizer: torch.optim.Optimizer) -> None:
     creates them has a learning rate of 0 and gradients of 0, so it changes no weight; its count is taken back.
     """
     groups = optimizer.param_groups
-    missing = [each for group in groups for each in group["params"] if each not in optimizer.state]
+    missing = [parameter for group in groups for parameter in group["params"] if parameter not in optimizer.state]
     if not missing:
         return
     for parameter in missing:
@@ -219,8 +219,8 @@ def _create_missing_states(optimizer: torch.optim.Optimizer) -> None:
     for group in groups:
         group.update(lr=0.0, eps=1.0)  # with an eps of 0, it would divide 0 by 0
     optimizer.step()
-    for group, own in zip(groups, kept, strict=True):
-        group.update(own)
+    for group, values in zip(groups, kept, strict=True):
+        group.update(values)
     optimizer.zero_grad()
     for parameter in missing:
         optimizer.state[parameter]["step"].zero_()
@@ -242,7 +242,7 @@ def _failure(error: Any, what: str) -> OSError:
 def _copied(value: Any) -> Any:
     """A copy in CPU memory; shards stay shards."""
     if isinstance(value, dict):
-        return {name: _copied(each) for name, each in value.items()}
+        return {name: _copied(item) for name, item in value.items()}
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     return copy.deepcopy(value)

@@ -164,8 +164,8 @@ def training_algorithm(name: str) -> TrainingAlgorithm[Any]:
     """
     registry.check_name(name)
     entry = ALGORITHMS[name]
-    found: TrainingAlgorithm[Any] = load(entry.implementation)()
-    return found if entry.loss is None else found.with_loss(load(entry.loss))
+    algorithm: TrainingAlgorithm[Any] = load(entry.implementation)()
+    return algorithm if entry.loss is None else algorithm.with_loss(load(entry.loss))
 
 
 def estimate_advantages(samples: Samples, config: DictConfig) -> Tensor:
@@ -177,15 +177,15 @@ def estimate_advantages(samples: Samples, config: DictConfig) -> Tensor:
     name = config.algorithm.adv_estimator
     rows = rows_with_reward(samples.scores)
     scores = samples.scores[rows]
-    found: Tensor = load(ESTIMATORS[name])(scores, [samples.groups[row] for row in rows], config.algorithm)
-    if not isinstance(found, Tensor):
-        raise ValueError(f"algorithm.adv_estimator: {name} returned a {type(found).__name__}, expected a tensor [B]")
-    if found.shape != scores.shape or not found.isfinite().all():
+    values: Tensor = load(ESTIMATORS[name])(scores, [samples.groups[row] for row in rows], config.algorithm)
+    if not isinstance(values, Tensor):
+        raise ValueError(f"algorithm.adv_estimator: {name} returned a {type(values).__name__}, expected a tensor [B]")
+    if values.shape != scores.shape or not values.isfinite().all():
         raise ValueError(
-            f"algorithm.adv_estimator: {name} returned {list(found.shape)} advantages for {len(scores)} samples, or "
+            f"algorithm.adv_estimator: {name} returned {list(values.shape)} advantages for {len(scores)} samples, or "
             "one that is not finite"
         )
-    return found.new_zeros(len(samples.scores)).index_copy(0, rows, found)
+    return values.new_zeros(len(samples.scores)).index_copy(0, rows, values)
 
 
 def group_relative(rewards: Tensor, groups: Sequence[str], algorithm: DictConfig) -> Tensor:

@@ -35,9 +35,9 @@ class RequiredSetting:
         """Message about a wrong value, as `drl validate` prints it; None if it is the required one."""
         if found == self.value:
             return None
-        given = plain_value(found)
+        written = plain_value(found)
         needed = plain_value(self.value)
-        return f"{self.name}: {given} does not go with {loss}: {self.reason}; it needs {needed}"
+        return f"{self.name}: {written} does not go with {loss}: {self.reason}; it needs {needed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class RegisteredAlgorithm:
 
     def conflict(self, setting: str, value: Any, name: str) -> str | None:
         """Why the algorithm, by its name, cannot use a value of a setting; None: it can, or the trainer drops it."""
-        wrong = (each.conflict(value, name) for each in self.required if each.name == setting)
+        wrong = (needed.conflict(value, name) for needed in self.required if needed.name == setting)
         return None if setting in DROPPED else next((text for text in wrong if text), None)
 
     def out_of_range(self, loss: Any) -> Iterator[str]:
@@ -109,7 +109,7 @@ class RegisteredAlgorithm:
     @property
     def on_recorded_steps(self) -> bool:
         """Whether it trains on recorded steps of the sampler."""
-        return any(each.name.endswith(".calculate_log_probs") and each.value for each in self.required)
+        return any(setting.name.endswith(".calculate_log_probs") and setting.value for setting in self.required)
 
     def rows_per_prompt(self, samples: int) -> int:
         """Rows that the samples of one prompt make."""

@@ -128,8 +128,8 @@ class NFTObjective:
     def finish(self) -> None:
         if self.step % self.interval:
             return
-        own = {"rate": self.config.old_decay_rate, "most": self.config.old_decay_max}
-        settings = own if self.schedule is None else DECAY_SCHEDULES[self.schedule]
+        rates = {"rate": self.config.old_decay_rate, "most": self.config.old_decay_max}
+        settings = rates if self.schedule is None else DECAY_SCHEDULES[self.schedule]
         self.old.follow(self.policy.trained, nft.old_decay(self.step - 1, **settings))
 
 

@@ -350,9 +350,9 @@ def velocity_limits(config: DictConfig) -> dict[str, Any]:
 
     Those are the dtypes of the engine, of the computation, and of the frozen weights of LoRA.
     """
-    given = config.trainer.max_velocity_difference
-    if given is not None:
-        return {"velocity_tolerance": float(given)}
+    limit = config.trainer.max_velocity_difference
+    if limit is not None:
+        return {"velocity_tolerance": float(limit)}
     settings = config.actor_rollout_ref
     fsdp = settings.actor.fsdp_config
     frozen = (fsdp.model_dtype,) if settings.model.lora_rank > 0 and fsdp.model_dtype is not None else ()

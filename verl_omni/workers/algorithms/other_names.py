@@ -51,21 +51,21 @@ def resolve(overrides: Sequence[str], default: str, parse: Callable[[str], str])
     Raises:
         ValueError: two settings name different algorithms that are Flow-GRPO with other settings.
     """
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     others: list[str] = []
     for override in overrides:
         name, _, text = override.partition("=")
         if (setting := name.lstrip("+")) in (LOSS, SAMPLED_FOR, ESTIMATOR):
-            given[setting] = parse(text)
+            values[setting] = parse(text)
         if setting == SAMPLED_FOR:
-            others.append(f"{name}={_meant(given[setting]).algorithm}")
+            others.append(f"{name}={_meant(values[setting]).algorithm}")
         elif setting != LOSS:
             others.append(override)
-    if problem := _contradiction(given):
+    if problem := _contradiction(values):
         raise ValueError(problem)
-    defaults = [line for setting in (SAMPLED_FOR, LOSS) for line in _meant(given.get(setting, "")).defaults]
-    sampled_for = given.get(SAMPLED_FOR, "")
-    named = given.get(LOSS) or ("" if "${" in sampled_for else sampled_for) or default
+    defaults = [line for setting in (SAMPLED_FOR, LOSS) for line in _meant(values.get(setting, "")).defaults]
+    sampled_for = values.get(SAMPLED_FOR, "")
+    named = values.get(LOSS) or ("" if "${" in sampled_for else sampled_for) or default
     return _meant(named).algorithm, [*defaults, *others]
 
 

@@ -39,7 +39,7 @@ HIGHEST_WHOLE_RATE = 3e-4
 # Names of models that were distilled to few steps.
 _NAMED = (
     r"turbo|lightning|distill|[-_.]lcm|[-_.]dmd",
-    *(each.distilled for each in FOLDERS.values() if each.distilled),
+    *(folder.distilled for folder in FOLDERS.values() if folder.distilled),
 )
 DISTILLED = re.compile("|".join(_NAMED), re.IGNORECASE)
 FLOW_GRPO = "arXiv:2505.05470"

@@ -71,12 +71,12 @@ class DiffusionLossFn(ABC):
         Raises:
             ValueError: something is missing.
         """
-        for required, given in (
+        for required, tensors in (
             (self.required_model_output_keys, model_output),
             (self.required_data_keys, data),
         ):
-            if missing := [name for name in required if name not in given]:
-                raise ValueError(f"{type(self).__name__} needs {', '.join(missing)}; there is {', '.join(given)}")
+            if missing := [name for name in required if name not in tensors]:
+                raise ValueError(f"{type(self).__name__} needs {', '.join(missing)}; there is {', '.join(tensors)}")
 
 
 def check_keys(loss: type[DiffusionLossFn]) -> None:

@@ -42,4 +42,4 @@ def messages(rollout: DiffusionRolloutConfig) -> list[str]:
 
 def fit(rollout: DiffusionRolloutConfig) -> DiffusionRolloutConfig:
     """The same settings with `changes`."""
-    return replace(rollout, **found) if (found := changes(rollout)) else rollout
+    return replace(rollout, **changed) if (changed := changes(rollout)) else rollout

@@ -78,7 +78,7 @@ def _text(rule: Rule, at: str) -> str:
 def _with_names(rules: Sequence[str], schema: Schema) -> str:
     """All of the rules, with a name for each field that they look up several times and every object has."""
     parts = [_split(rule) for rule in rules]
-    counted = Counter(path for first, _ in parts for found in PATH.finditer(first) for path in _reads(found))
+    counted = Counter(path for first, _ in parts for match in PATH.finditer(first) for path in _reads(match))
     # The outer fields first: the others are looked up in them.
     names = {
         path: "_".join(path.split(".")[1:])
@@ -86,7 +86,7 @@ def _with_names(rules: Sequence[str], schema: Schema) -> str:
         if (counted[path] - 1) * _copied_fields(path, schema) > NAME_COSTS
     }
     expression = " && ".join(
-        f"({PATH.sub(lambda found: _renamed(found, names), first)}{rest})" for first, rest in parts
+        f"({PATH.sub(lambda match: _renamed(match, names), first)}{remainder})" for first, remainder in parts
     )
     for path, name in reversed(names.items()):
         around, _, field = path.rpartition(".")

@@ -100,14 +100,14 @@ def _merged(node: Schema, definitions: Schema, at: str) -> Schema:
     """A node merged with its reference, or with its one type besides null; the node's own keywords win."""
     if "$ref" in node:
         name = node["$ref"].rpartition("/")[2]
-        rest = {key: value for key, value in node.items() if key != "$ref"}
-        return _joined(_merged(definitions[name], definitions, at), rest)
+        keywords = {key: value for key, value in node.items() if key != "$ref"}
+        return _joined(_merged(definitions[name], definitions, at), keywords)
     if "anyOf" in node:
         kinds = [kind for kind in node["anyOf"] if kind != {"type": "null"}]
         if len(kinds) != 1:
             raise NotStructural(f"{at}: one of {len(kinds)} kinds")
-        rest = {key: value for key, value in node.items() if key != "anyOf"}
-        return _joined(_merged(kinds[0], definitions, at), rest)
+        keywords = {key: value for key, value in node.items() if key != "anyOf"}
+        return _joined(_merged(kinds[0], definitions, at), keywords)
     return node
 
 

@@ -107,8 +107,8 @@ class Document:
             reason = f": {_reason(error)}" if isinstance(error, MarkedYAMLError) and error.problem else ""
             raise JobError([Problem(where, f"the value is not valid YAML: {text!r}{reason}")]) from error
         *parents, last = path = _path(name)
-        if said := self._made_by(path):
-            raise JobError([Problem(where, f"already set by {said}; remove one of the two")])
+        if earlier := self._made_by(path):
+            raise JobError([Problem(where, f"already set by {earlier}; remove one of the two")])
         node: Any = self.tree
         for step in parents:
             node = _child(node, step, where)
@@ -132,14 +132,14 @@ class Document:
     def where(self, path: FieldPath) -> str:
         """File and line, or option, of the value at `path` or of its nearest existing parent."""
         for length in range(len(path), 0, -1):
-            if said := self.assigned.get(path[:length]):
-                return said
+            if option := self.assigned.get(path[:length]):
+                return option
         node: Any = self.tree
         line = self.tree.lc.line if self.others else 0
         for depth, step in enumerate(path):
             if isinstance(node, CommentedMap) and step in node:
-                if step not in (node.lc.data or {}) and (said := self._made_by(path[: depth + 1])):
-                    return said
+                if step not in (node.lc.data or {}) and (option := self._made_by(path[: depth + 1])):
+                    return option
                 line = node.lc.key(step)[0] if step in (node.lc.data or {}) else line
             elif isinstance(node, CommentedSeq) and isinstance(step, int) and step < len(node):
                 line = node.lc.item(step)[0] if step in (node.lc.data or {}) else line
@@ -150,7 +150,7 @@ class Document:
 
     def _made_by(self, path: FieldPath) -> str | None:
         """The first assignment of the value at `path`, or of one in it."""
-        return next((said for made, said in self.assigned.items() if made[: len(path)] == path), None)
+        return next((option for assigned, option in self.assigned.items() if assigned[: len(path)] == path), None)
 
     def dump(self) -> str:
         """The YAML text, with comments."""

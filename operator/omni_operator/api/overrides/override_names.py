@@ -51,7 +51,7 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
     """
     name = engine_settings.full_name(name)
     if name == ENGINE and value.lstrip().startswith("{"):
-        inner = (describe_unsupported(f"{ENGINE}.{own}", "null", loss) for own in _names_in(value))
+        inner = (describe_unsupported(f"{ENGINE}.{setting}", "null", loss) for setting in _names_in(value))
         return next((text for text in inner if text), None)
     known = layout(loss or default_algorithm()).names
     if name in known or find_rule(name) is not None:
@@ -80,8 +80,8 @@ def has_no_effect(name: str) -> bool:
 def _is_open(name: str) -> bool:
     """Whether the user chooses the name: in an open group, but for the engine's settings, whose names are known."""
     if name.startswith(f"{ENGINE}."):
-        own, dot, _ = name.removeprefix(f"{ENGINE}.").partition(".")
-        return bool(dot) and own in engine_settings.SETTINGS and engine_settings.SETTINGS[own].kind is dict
+        setting, dot, _ = name.removeprefix(f"{ENGINE}.").partition(".")
+        return bool(dot) and setting in engine_settings.SETTINGS and engine_settings.SETTINGS[setting].kind is dict
     return is_in_open_group(name)
 
 
@@ -145,14 +145,14 @@ def find_repeated(given: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, 
         Place of the override, place of the earlier one, and the setting.
     """
     places: dict[str, int] = {}
-    for place, (name, value) in enumerate(given):
+    for index, (name, value) in enumerate(given):
         settings = list(_settings_in(setting_here(name), value))
         for setting in settings:
-            same = (other for other in places if _overlap(setting, other))
+            same = (known for known in places if _overlap(setting, known))
             if (earlier := next(same, None)) is not None:
-                yield place, places[earlier], setting
+                yield index, places[earlier], setting
                 break
-        places |= dict.fromkeys(settings, place)
+        places |= dict.fromkeys(settings, index)
 
 
 def _settings_in(name: str, value: str) -> Iterator[str]:
@@ -199,14 +199,14 @@ def _loader() -> Any:
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     digits = "[0-9](_?[0-9])*"
-    whole = "(0|[1-9](_?[0-9])*)"
+    integer = "(0|[1-9](_?[0-9])*)"
     power = f"([eE][-+]?{digits})"
     for kind, pattern, first in (
         ("bool", r"(?i:true|false)", "tTfF"),
-        ("int", f"[-+]?{whole}", "-+0123456789"),
+        ("int", f"[-+]?{integer}", "-+0123456789"),
         (
             "float",
-            rf"[-+]?(({whole}\.({digits})?|\.{digits}){power}?|{whole}{power}|(?i:inf|nan))",
+            rf"[-+]?(({integer}\.({digits})?|\.{digits}){power}?|{integer}{power}|(?i:inf|nan))",
             "-+.0123456789iInN",
         ),
         ("null", r"(?i:null)|~|", ["n", "N", "~", ""]),

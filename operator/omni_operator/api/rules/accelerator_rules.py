@@ -39,8 +39,8 @@ def _fits_trainer(pool: str) -> str:
 
 def _in_pod(pool: str) -> str:
     """Accelerators of a pod of a pool."""
-    own = f"{pool}.accelerator"
-    return f"({own}.count if {own} is not None else self.trainer.accelerator.count)"
+    accelerator = f"{pool}.accelerator"
+    return f"({accelerator}.count if {accelerator} is not None else self.trainer.accelerator.count)"
 
 
 ACCELERATOR_RULES = (

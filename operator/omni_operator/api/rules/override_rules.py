@@ -37,23 +37,23 @@ def override_violations(
         return
     # By the name that a setting has here; each has one override (`training.Algorithm`).
     places: dict[str, int] = {}
-    given: dict[str, Any] = {}
-    for place, line in enumerate(algorithm.overrides):
+    settings: dict[str, Any] = {}
+    for index, line in enumerate(algorithm.overrides):
         if (match := OVERRIDE.match(line)) and "${" not in match[3]:
-            places[setting_here(match[2])] = place
-            given[setting_here(match[2])] = read_value(match[3])
-    wrong = dict(find_wrong_values(given, LOSSES.get(algorithm.name)))
-    given = {name: value for name, value in given.items() if name not in wrong}
+            places[setting_here(match[2])] = index
+            settings[setting_here(match[2])] = read_value(match[3])
+    wrong = dict(find_wrong_values(settings, LOSSES.get(algorithm.name)))
+    settings = {name: value for name, value in settings.items() if name not in wrong}
     checks: tuple[Iterable[tuple[str, str]], ...] = (
         wrong.items(),
-        _as_in_the_trainer(given, algorithm.name, rollout, trains_adapter=trains_adapter),
-        _resumed(given),
-        _ranks(given, trainer),
-        _sampler(given, algorithm.name, rollout),
-        _pools(given, rollout),
-        _ahead(given, rollout),
+        _as_in_the_trainer(settings, algorithm.name, rollout, trains_adapter=trains_adapter),
+        _resumed(settings),
+        _ranks(settings, trainer),
+        _sampler(settings, algorithm.name, rollout),
+        _pools(settings, rollout),
+        _ahead(settings, rollout),
     )
-    for name, text in (found for check in checks for found in check):
+    for name, text in (violation for check in checks for violation in check):
         yield Violation(("algorithm", "overrides", places[name]), f"{name}: {text}")
 
 
@@ -69,10 +69,10 @@ def _as_in_the_trainer(
     }
     config = configuration_of(loss or default_algorithm(), given | values)
     engine = config.actor_rollout_ref.rollout
-    found = [*find_conflicts(config), *engine_settings.conflicts(engine, trains_adapter=trains_adapter)]
+    conflicts = [*find_conflicts(config), *engine_settings.conflicts(engine, trains_adapter=trains_adapter)]
     if loss is not None:
-        found += ALGORITHMS[loss].problems(config)
-    for line in found:
+        conflicts += ALGORITHMS[loss].problems(config)
+    for line in conflicts:
         name, _, text = line.partition(": ")
         if name in given:  # others are of fields, whose rules are in the CRD
             yield name, text

@@ -102,8 +102,8 @@ def _check_mapping(value: dict[str, Any], node: Node, at: Path, *, complete: boo
 
 def _check_list(value: list[Any], node: Node, at: Path, *, complete: bool) -> Iterator[Violation]:
     part = _nodes()[node["items"]]
-    for place, item in enumerate(value):
-        yield from _check(item, part, (*at, place), complete=complete)
+    for index, item in enumerate(value):
+        yield from _check(item, part, (*at, index), complete=complete)
     keys = node.get("x-kubernetes-list-map-keys", ())
     if keys and all(isinstance(item, dict) for item in value):
         defaults = {key: _nodes()[part["properties"][key]].get("default") for key in keys}
@@ -114,8 +114,8 @@ def _check_list(value: list[Any], node: Node, at: Path, *, complete: bool) -> It
 
 def _repeated(keys: list[Any], at: Path) -> Iterator[Violation]:
     known: set[str] = set()
-    for place, key in enumerate(keys):
+    for index, key in enumerate(keys):
         text = json.dumps(key)
         if text in known:
-            yield Violation((*at, place), "is in the list already")
+            yield Violation((*at, index), "is in the list already")
         known.add(text)

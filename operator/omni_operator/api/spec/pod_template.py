@@ -42,13 +42,13 @@ def _by_name(description: str, most: int, properties: dict[str, Any]) -> dict[st
 
 def _strings(description: str) -> dict[str, Any]:
     values = {"type": "string", "maxLength": 4096}
-    own = Cel(f"self.all(key, ![{', '.join(map(repr, RESERVED_KEYS))}].exists(own, key.startsWith(own)))", OURS)
+    rule = Cel(f"self.all(key, ![{', '.join(map(repr, RESERVED_KEYS))}].exists(own, key.startsWith(own)))", OURS)
     return {
         "type": "object",
         "maxProperties": 64,
         "description": description,
         "additionalProperties": values,
-        VALIDATIONS: [own.entry()],
+        VALIDATIONS: [rule.entry()],
     }
 
 
@@ -86,8 +86,8 @@ def _formed(template: dict[str, JsonValue]) -> dict[str, JsonValue]:
 def _labels(template: dict[str, Any]) -> Iterator[Violation]:
     metadata = template.get("metadata", {})
     for name, find in (("labels", find_bad_labels), ("annotations", find_bad_annotations)):
-        for found in find(metadata.get(name, {})):
-            yield Violation(("metadata", name, *found.at), found.text)
+        for violation in find(metadata.get(name, {})):
+            yield Violation(("metadata", name, *violation.at), violation.text)
 
 
 def _wrong(value: Any, schema: dict[str, Any], at: Path) -> Iterator[Violation]:
@@ -119,8 +119,8 @@ def _wrong_mapping(value: dict[str, Any], schema: dict[str, Any], at: Path) -> I
 def _wrong_list(value: list[Any], schema: dict[str, Any], at: Path) -> Iterator[Violation]:
     if len(value) > schema["maxItems"]:
         yield Violation(at, f"at most {schema['maxItems']} entries")
-    for place, item in enumerate(value):
-        yield from _wrong(item, schema["items"], (*at, place))
+    for index, item in enumerate(value):
+        yield from _wrong(item, schema["items"], (*at, index))
     names = [item.get("name") for item in value if isinstance(item, dict)]
     if None in names:
         yield Violation(at, "every entry needs a name")

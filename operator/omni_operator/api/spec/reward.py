@@ -306,8 +306,8 @@ class Reward(StrictModel):
         for name, count in Counter(scorer.name for scorer in self.scorers).items():
             if count > 1:
                 yield Violation(("scorers",), f"{count} scorers are called {name!r}; names must differ")
-        for place, scorer in enumerate(self.scorers):
-            yield from (Violation(("scorers", place, *at), text) for at, text in self._judge_problems(scorer))
+        for index, scorer in enumerate(self.scorers):
+            yield from (Violation(("scorers", index, *at), text) for at, text in self._judge_problems(scorer))
 
     def _judge_problems(self, scorer: Scorer) -> Iterator[tuple[tuple[str, ...], str]]:
         url = scorer.settings.get("base_url")

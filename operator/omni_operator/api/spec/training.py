@@ -98,7 +98,7 @@ class Algorithm(StrictModel):
     @override
     def violations(self) -> Iterator[Violation]:
         yield from super().violations()
-        for place, line in enumerate(self.overrides):
+        for index, line in enumerate(self.overrides):
             match = OVERRIDE.match(line)
             if match is None:
                 continue  # a rule refuses it
@@ -108,17 +108,17 @@ class Algorithm(StrictModel):
             if text is None and self.entrypoint == ENTRYPOINT:
                 text = describe_unsupported(match[2], match[3], LOSSES.get(self.name))
             if text is not None:
-                yield Violation(("overrides", place), text)
+                yield Violation(("overrides", index), text)
         if self.entrypoint == ENTRYPOINT:
             yield from self._repeated()
 
     def _repeated(self) -> Iterator[Violation]:
         """CEL would compare each pair of names, which costs more than a rule may."""
-        matches = {place: match for place, line in enumerate(self.overrides) if (match := OVERRIDE.match(line))}
+        matches = {index: match for index, line in enumerate(self.overrides) if (match := OVERRIDE.match(line))}
         places = list(matches)
-        for place, earlier, name in find_repeated([(match[2], match[3]) for match in matches.values()]):
+        for index, earlier, name in find_repeated([(match[2], match[3]) for match in matches.values()]):
             text = f"{name}: already set by overrides[{places[earlier]}]; remove one of the two"
-            yield Violation(("overrides", places[place]), text)
+            yield Violation(("overrides", places[index]), text)
 
 
 class Batch(StrictModel):

@@ -88,10 +88,10 @@ def read_tail(log: Path, start: int, limit: int) -> list[str]:
 def log_excerpt(lines: Sequence[str], limit: int = 15) -> list[str]:
     """At most `limit` lines: the end of the last traceback if there is one, else the last lines of interest."""
     clean = [_PREFIX.sub("", _COLOR.sub("", line)).rstrip() for line in lines]
-    starts = [place for place, line in enumerate(clean) if _TRACEBACK in line]
+    starts = [index for index, line in enumerate(clean) if _TRACEBACK in line]
     if starts:
         after = clean[starts[-1] :]
-        ends = [place for place, line in enumerate(after) if _ERROR.match(line.strip())]
+        ends = [index for index, line in enumerate(after) if _ERROR.match(line.strip())]
         trace = [line for line in after[: ends[0] + 1 if ends else limit] if not _NOISE.search(line)]
         return trace if len(trace) <= limit else [trace[0], "  ...", *trace[-(limit - 2) :]]
     return [line for line in clean if not _NOISE.search(line)][-limit:]

@@ -87,8 +87,8 @@ def input_problems(job: DiffusionRLJob, document: Document) -> list[Problem]:
     }
     paths = (*data.train, *data.validation)
     files = {
-        name: {str(place): path for place, path in enumerate(given) if not is_in_store(path) and not custom}
-        for name, given in (("train", data.train), ("validation", data.validation))
+        name: {str(index): path for index, path in enumerate(listed) if not is_in_store(path) and not custom}
+        for name, listed in (("train", data.train), ("validation", data.validation))
     }
     from verl_omni.trainer.data import input_check
 
@@ -102,18 +102,18 @@ def input_problems(job: DiffusionRLJob, document: Document) -> list[Problem]:
         pairs=job.spec.algorithm.reads_pairs,
         settings=[] if any(map(is_in_store, paths)) or custom else render_overrides(job, local_layout(job, "runs")),
     )
-    found = list(input_check.file_problems(inputs))
-    if not found and input_check.needs_model(inputs):
+    findings = list(input_check.file_problems(inputs))
+    if not findings and input_check.needs_model(inputs):
         result = run_module(INPUT_CHECK, [json.dumps(asdict(inputs))])
         if result.returncode:
             return [Problem("this machine", f"the check of model and prompts failed: {result.stderr.strip()[-2000:]}")]
-        found = json.loads(result.stdout.splitlines()[-1])
+        findings = json.loads(result.stdout.splitlines()[-1])
     at: dict[str, FieldPath] = {
         "model": ("spec", "model", "base"),
         "adapter": ("spec", "model", "lora", "startFrom"),
-        **{f"{name}/{place}": ("spec", "data", name, int(place)) for name in files for place in files[name]},
+        **{f"{name}/{index}": ("spec", "data", name, int(index)) for name in files for index in files[name]},
     }
-    return [Problem(document.where(at[name]), text, format_path(at[name])) for name, text in found]
+    return [Problem(document.where(at[name]), text, format_path(at[name])) for name, text in findings]
 
 
 def _overrides(job: DiffusionRLJob) -> dict[str, str]:
@@ -174,17 +174,17 @@ def _sizes(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     sides: list[tuple[FieldPath, str, str, int]] = [
         (("spec", "rollout", "pipeline", side), "", side, getattr(pipeline, side)) for side in SIDES
     ]
-    for place, text in enumerate(algorithm.overrides):
+    for number, text in enumerate(algorithm.overrides):
         name, _, value = text.lstrip("+").partition("=")
         if name in EVALUATED_SIDES and value.strip().isdecimal():
-            sides.append((("spec", "algorithm", "overrides", place), f"{name}: ", name.rpartition(".")[2], int(value)))
+            sides.append((("spec", "algorithm", "overrides", number), f"{name}: ", name.rpartition(".")[2], int(value)))
     try:
         index = json.loads((Path(model.base) / "model_index.json").read_text(encoding="utf-8"))
         check = size_check(index["_class_name"], Path(model.base))
     except (OSError, ValueError, LookupError, TypeError):
         return  # the trainer names the file
     for at, name, side, pixels in sides:
-        if problem := check(*(pixels if each == side else None for each in SIDES)):
+        if problem := check(*(pixels if dimension == side else None for dimension in SIDES)):
             yield at, f"{name}{problem.removeprefix(f'{side} ')}"
 
 
@@ -192,8 +192,8 @@ def _prompts(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     data = job.spec.data
     custom = any(name.startswith(CUSTOM_DATASET) for name in _overrides(job))
     for name, files in (("train", data.train), ("validation", data.validation)):
-        for place, path in enumerate(files):
-            at = ("spec", "data", name, place)
+        for index, path in enumerate(files):
+            at = ("spec", "data", name, index)
             if is_in_store(path):
                 continue  # the trainer downloads it
             if not os.access(path, os.R_OK) or not Path(path).is_file():
@@ -205,16 +205,16 @@ def _prompts(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
 def _functions(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     own_manager = any(name.startswith(REWARD_MANAGER) for name in _overrides(job))
     called = job.spec.algorithm.entrypoint == ENTRYPOINT and not own_manager
-    for place, scorer in enumerate(job.spec.reward.scorers):
+    for index, scorer in enumerate(job.spec.reward.scorers):
         if scorer.function and not scorer.function.path.startswith("pkg://"):
             for at, text in _function(scorer, scorer.function, called=called):
-                yield ("spec", "reward", "scorers", place, *at), text
+                yield ("spec", "reward", "scorers", index, *at), text
         if scorer.pool and scorer.pool.python and not os.access(scorer.pool.python, os.X_OK):
-            at = ("spec", "reward", "scorers", place, "pool", "python")
+            at = ("spec", "reward", "scorers", index, "pool", "python")
             yield at, f"no interpreter {console.short_path(Path(scorer.pool.python))}"
         for setting, path in scorer.paths.items():
             if not Path(path).exists():
-                at = ("spec", "reward", "scorers", place, "settings", setting)
+                at = ("spec", "reward", "scorers", index, "settings", setting)
                 yield at, f"no file or folder {console.short_path(Path(path))}"
 
 
@@ -255,18 +255,18 @@ def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> 
         ("rollout",): spec.rollout_accelerator.vendor,
         ("reward", "model"): spec.judge_accelerator.vendor,
     }
-    for place, scorer in enumerate(spec.reward.scorers):
+    for index, scorer in enumerate(spec.reward.scorers):
         if scorer.pool and scorer.pool.accelerator:
-            pools["reward", "scorers", place, "pool"] = scorer.pool.accelerator.vendor
-    for pool, other in pools.items():
-        if other != vendor:
+            pools["reward", "scorers", index, "pool"] = scorer.pool.accelerator.vendor
+    for pool, pool_vendor in pools.items():
+        if pool_vendor != vendor:
             yield (
                 ("spec", *pool, "accelerator", "vendor"),
-                f"is {other}: a local run uses accelerators of one vendor, and the trainer's are {vendor}",
+                f"is {pool_vendor}: a local run uses accelerators of one vendor, and the trainer's are {vendor}",
             )
     wanted = spec.trainer.accelerators + spec.rollout_accelerators + spec.judge_accelerators
     wanted += spec.scorer_accelerators
-    available = {found.vendor: found.count for found in accelerators}
+    available = {kind.vendor: kind.count for kind in accelerators}
     at = ("spec", "trainer", "accelerator", "vendor")
     if vendor in (None, "CPU"):
         if vendor is None and accelerators and wanted > accelerators[0].count:

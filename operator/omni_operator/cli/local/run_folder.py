@@ -68,9 +68,9 @@ def prepare(folder: Path, job: DiffusionRLJob, document: Document, render: Rende
             _must_match(folder, job, render)
         _write_paths(document, job)
         hide_values(document.tree)
-        with staged(folder) as made:
-            (made / JOB).write_text(document.dump(), encoding="utf-8")
-            (made / OVERRIDES).write_text("".join(f"{line}\n" for line in render(job)), encoding="utf-8")
+        with staged(folder) as staging:
+            (staging / JOB).write_text(document.dump(), encoding="utf-8")
+            (staging / OVERRIDES).write_text("".join(f"{line}\n" for line in render(job)), encoding="utf-8")
     except OSError as error:
         if error.errno in console.NO_ROOM:
             raise
@@ -184,15 +184,15 @@ def _write_paths(document: Document, job: DiffusionRLJob) -> None:
     if (adapter := spec.model.lora.start_from) is not None:
         document.replace(("spec", "model", "lora", "startFrom"), adapter)
     for name, files in (("train", spec.data.train), ("validation", spec.data.validation)):
-        for place, path in enumerate(files):
-            document.replace(("spec", "data", name, place), path)
-    for place, scorer in enumerate(spec.reward.scorers):
+        for index, path in enumerate(files):
+            document.replace(("spec", "data", name, index), path)
+    for index, scorer in enumerate(spec.reward.scorers):
         if scorer.function:
-            document.replace(("spec", "reward", "scorers", place, "function", "path"), scorer.function.path)
+            document.replace(("spec", "reward", "scorers", index, "function", "path"), scorer.function.path)
         for setting, path in scorer.paths.items():
-            document.replace(("spec", "reward", "scorers", place, "settings", setting), path)
+            document.replace(("spec", "reward", "scorers", index, "settings", setting), path)
         if scorer.pool and scorer.pool.python:
-            document.replace(("spec", "reward", "scorers", place, "pool", "python"), scorer.pool.python)
+            document.replace(("spec", "reward", "scorers", index, "pool", "python"), scorer.pool.python)
     if (judge := spec.reward.model) and judge.base_is_folder:
         document.replace(("spec", "reward", "model", "base"), judge.base)
 

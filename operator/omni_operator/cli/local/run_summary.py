@@ -20,11 +20,11 @@ def summary(folder: Path) -> list[str]:
 
 def _rewards(lines: list[dict[str, Any]]) -> list[str]:
     """Held-out reward at the first and last evaluation; without evaluations, training reward of both steps."""
-    held_out = [found for line in lines if (found := evaluation(line))]
+    held_out = [result for line in lines if (result := evaluation(line))]
     if held_out:
         before = held_out[0]
         after = held_out[-1]
-        ends = [f"{run_text.evaluation_text(found)} at step {found.step}" for found in (before, after)]
+        ends = [f"{run_text.evaluation_text(result)} at step {result.step}" for result in (before, after)]
         images = f" ({after.images} images)" if after.images else ""
         return [f"held-out reward {' -> '.join(ends if before != after else ends[:1])}{images}"]
     steps = [line for line in lines if line.get("reward/mean") is not None or line.get("actor/loss") is not None]

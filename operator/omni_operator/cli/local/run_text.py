@@ -80,7 +80,7 @@ def seconds(value: float) -> str:
 
 def duration(value: float) -> str:
     """`45s`, `12m 30s`, `3h 05m`."""
-    minutes, rest = divmod(round(value), 60)
+    minutes, seconds = divmod(round(value), 60)
     if minutes >= 60:
         return f"{minutes // 60}h {minutes % 60:02d}m"
-    return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
+    return f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s"

@@ -32,7 +32,7 @@ def remove_newer(before: frozenset[tuple[str, int]], folder: Path = FOLDER) -> l
     Returns:
         names of the removed ones.
     """
-    new = dict(sorted(each for each in segments(folder) - before if STACK_NAMES.match(each[0])))
+    new = dict(sorted(segment for segment in segments(folder) - before if STACK_NAMES.match(segment[0])))
     if not new:
         return []
     names = _names_in_use(folder)

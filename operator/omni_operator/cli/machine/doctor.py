@@ -133,21 +133,21 @@ def _resources(here: Machine) -> Iterator[Finding]:
 
 
 def _accelerators(here: Machine) -> Iterator[Finding]:
-    for found in here.accelerators:
-        yield Finding("ok", f"{found.count} x {found.vendor}: {'; '.join(found.names) or 'names unknown'}")
+    for kind in here.accelerators:
+        yield Finding("ok", f"{kind.count} x {kind.vendor}: {'; '.join(kind.names) or 'names unknown'}")
     if not here.accelerators:
         yield Finding("ok", "no accelerator (no /dev/nvidia0 for NVIDIA, no /dev/davinci0 for Ascend)")
 
 
 def _packages(here: Machine) -> Iterator[Finding]:
-    for name, found in here.installed.items():
+    for name, installed in here.installed.items():
         pinned = here.pinned.get(name)
-        if found is None:
+        if installed is None:
             yield Finding("missing", f"{name} is not installed", INSTALL)
-        elif pinned and found.partition("+")[0] != pinned:  # any build of the release will do: `0.30.0+cpu`
-            yield Finding("missing", f"{name} {found} is installed, {pinned} is needed", INSTALL)
+        elif pinned and installed.partition("+")[0] != pinned:  # any build of the release will do: `0.30.0+cpu`
+            yield Finding("missing", f"{name} {installed} is installed, {pinned} is needed", INSTALL)
         else:
-            yield Finding("ok", f"{name} {found}")
+            yield Finding("ok", f"{name} {installed}")
     if here.reference is not None:
         yield Finding(
             "missing",

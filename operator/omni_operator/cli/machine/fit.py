@@ -92,7 +92,7 @@ def _target(job: DiffusionRLJob, device: Device | None) -> Target:
         _check_vendor("--device", device, "spec.trainer.accelerator.vendor", vendor)
         return Target(device.value, devices.vendor(device), devices.memory(device))
     here = () if vendor in ("CPU", "Mock") else machine_facts.find_accelerators()
-    mine = next((found for found in here if vendor in (None, found.vendor)), None)
+    mine = next((accelerators for accelerators in here if vendor in (None, accelerators.vendor)), None)
     if mine is None and vendor not in ANY_DEVICE:
         known = _devices_of(vendor)
         console.refuse(f"this machine has no {vendor} accelerator: name the one to check for with --device ({known})")
@@ -124,7 +124,7 @@ def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None)
 
 def _devices_of(vendor: str | None) -> str:
     """Devices of a vendor, for a message."""
-    return ", ".join(each.value for each in Device if devices.vendor(each) == vendor)
+    return ", ".join(device.value for device in Device if devices.vendor(device) == vendor)
 
 
 def _check_vendor(option: str, device: Device, field: str, wanted: str | None) -> None:

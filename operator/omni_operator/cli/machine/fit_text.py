@@ -116,12 +116,12 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
         return
     yield "change, one after the other:"
     before = found["peak"]
-    for each in advice:
-        reached = f"{_gib(each['peak'])} GiB{', fits' if each['fits'] else ''}"
+    for change in advice:
+        reached = f"{_gib(change['peak'])} GiB{', fits' if change['fits'] else ''}"
         # The change lowers another phase, which does not fit either, but is not the peak yet.
-        other = f"; lowers the phase {each['phase']}" if each["peak"] >= before else ""
-        yield f"  {change_text(each['setting'], each['value']):64} {reached} ({each['costs']}{other})"
-        before = each["peak"]
+        effect = f"; lowers the phase {change['phase']}" if change["peak"] >= before else ""
+        yield f"  {change_text(change['setting'], change['value']):64} {reached} ({change['costs']}{effect})"
+        before = change["peak"]
     if not advice[-1]["fits"]:
         yield "even then it does not fit"
 

@@ -71,13 +71,13 @@ def inspect_machine(folder: Path) -> Machine:
 
 def find_accelerators() -> tuple[Accelerators, ...]:
     """Accelerators, counted by their device files; names from the vendor's tool if it is installed."""
-    found = []
+    accelerators = []
     if nvidia := _device_files("nvidia"):
         query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-        found.append(Accelerators("NVIDIA", nvidia, _output_lines(query)))
+        accelerators.append(Accelerators("NVIDIA", nvidia, _output_lines(query)))
     if ascend := _device_files("davinci"):
-        found.append(Accelerators("Ascend", ascend))
-    return tuple(found)
+        accelerators.append(Accelerators("Ascend", ascend))
+    return tuple(accelerators)
 
 
 def _device_files(prefix: str) -> int:

@@ -65,7 +65,7 @@ def logs(
                     console.refuse(f"{name} is {state} and has no pods; {told}", console.FAILED)
                 _print_kept(client, job, image, tail, _say_json if as_json else _say)
                 return
-            if follow and all(found.phase == "Pending" for found in pods):
+            if follow and all(observed.phase == "Pending" for observed in pods):
                 console.note(f"{name} is {state}, and its pods do not run yet; drl why {name} tells why")
             many = len(pods) > 1 or (pod is None and (job.body["spec"]["trainer"].get("replicas") or 1) > 1)
             say = _say_json if as_json else _say_with_pod if many else _say
@@ -82,12 +82,12 @@ def _print_kept(client: Client, job: Job, image: str | None, tail: int | None, s
     from omni_operator.client.job_pods import run_place
     from omni_operator.cluster.errors import ClusterError
 
-    place = run_place(job.body)
+    run = run_place(job.body)
     with tempfile.TemporaryDirectory(prefix="drl-logs-") as folder:
         try:
             fetch(client, job, Path(folder, "run"), image, only=LOG, note=console.note)
         except ClusterError as error:
-            kept_at = f"; {place.describe_log()}" if place and place.claim else ""
+            kept_at = f"; {run.describe_log()}" if run and run.claim else ""
             console.refuse(f"{error}{kept_at}", console.FAILED)
         with Path(folder, "run", LOG).open(encoding="utf-8", errors="replace") as kept:
             for line in kept if tail is None else deque(kept, maxlen=tail):

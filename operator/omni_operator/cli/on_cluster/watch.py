@@ -178,8 +178,8 @@ def describe_state(status: Status) -> str:
     cause = find_cause(status)
     if cause is None and status.rollout.summary and status.state == "Running":
         parts.append(f"{status.rollout.summary} pods")
-    said = [text for text in (cause.reason, cause.message) if text and text != status.state] if cause else []
-    return ": ".join([", ".join(parts), *said])
+    explanation = [text for text in (cause.reason, cause.message) if text and text != status.state] if cause else []
+    return ": ".join([", ".join(parts), *explanation])
 
 
 def step_event(status: Status) -> dict[str, Any] | None:

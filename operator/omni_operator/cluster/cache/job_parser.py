@@ -106,8 +106,8 @@ def _autoscaling(given: AutoscalingSpec, share: int) -> Autoscaling:
 
 
 def _rolling_update(pool: Pool, job: DiffusionRLJob, paused: str) -> RollingUpdate:
-    given = job.spec.reward.model if pool.group == REWARD_GROUP else job.spec.rollout
-    strategy = (given.update_strategy if given else None) or PodReplacement()
+    server = job.spec.reward.model if pool.group == REWARD_GROUP else job.spec.rollout
+    strategy = (server.update_strategy if server else None) or PodReplacement()
     return RollingUpdate(
         group=pool.group,
         template=pool.rolled,
@@ -119,10 +119,10 @@ def _rolling_update(pool: Pool, job: DiffusionRLJob, paused: str) -> RollingUpda
 
 def parse_status(body: Body) -> Status:
     """The written status, without the condition `ReconcileError`, which is written separately."""
-    given = body.get("status")
-    values = dict(given) if isinstance(given, dict) else {}
+    status = body.get("status")
+    values = dict(status) if isinstance(status, dict) else {}
     if isinstance(values.get("conditions"), list):
-        values["conditions"] = [found for found in values["conditions"] if not is_reconcile_error(found)]
+        values["conditions"] = [condition for condition in values["conditions"] if not is_reconcile_error(condition)]
     name = body["metadata"]["name"]
     return keep_valid_status(
         values, lambda error: log.warning("%s: invalid parts of the status are ignored: %s", name, error)
@@ -143,7 +143,7 @@ def keep_valid_status(given: object, report: Callable[[str], None] = lambda _: N
         invalid = {at["loc"][:2] if len(at["loc"]) > 1 else at["loc"] for at in error.errors(include_input=False)}
     for name in list(values):
         if isinstance(values[name], list):
-            values[name] = [item for place, item in enumerate(values[name]) if (name, place) not in invalid]
+            values[name] = [item for index, item in enumerate(values[name]) if (name, index) not in invalid]
         elif any(at[0] == name for at in invalid):
             del values[name]
     try:

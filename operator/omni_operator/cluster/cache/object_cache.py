@@ -288,8 +288,8 @@ class ObjectCache:
             if entry.body is not None:
                 yield entry.key[1], entry.uid, entry.version
             return
-        for (found, name), child in entry.children.items():
-            if found == kind:
+        for (child_kind, name), child in entry.children.items():
+            if child_kind == kind:
                 yield name, child.uid, child.version
 
 
@@ -310,16 +310,16 @@ def _add_evidence(job: CachedJob, child: Child) -> None:
     group = child.seen.group
     if ends_no_attempt(group):
         return
-    found = child.seen.evidence
-    if found and (number, found) not in job.evidence:
-        job.evidence = (*job.evidence, (number, found))[-EVIDENCE_KEPT:]
+    evidence = child.seen.evidence
+    if evidence and (number, evidence) not in job.evidence:
+        job.evidence = (*job.evidence, (number, evidence))[-EVIDENCE_KEPT:]
 
 
 def _forget_replaced_pods(job: CachedJob, rayjob: Child) -> None:
     """Pods that were lost, or stopped by a queue, before the program started are no reason of a later failure."""
     attempt = _attempt(job, RAYJOBS, rayjob)
     job.evidence = tuple(
-        (number, found) for number, found in job.evidence if number != attempt or (PODS, found.pod) in job.children
+        (number, entry) for number, entry in job.evidence if number != attempt or (PODS, entry.pod) in job.children
     )
 
 
@@ -354,8 +354,8 @@ def _recorded(body: Body) -> dict[str, int]:
     """Uids of the newest attempt's objects in a job's status."""
     status = body.get("status")
     children, number = (status.get("children"), status.get("attempts")) if isinstance(status, dict) else (None, None)
-    found = (children.get("rayJobUID"), children.get("rayClusterUID")) if isinstance(children, dict) else ()
-    return {str(uid): number for uid in found if uid and isinstance(number, int) and number > 0}
+    uids = (children.get("rayJobUID"), children.get("rayClusterUID")) if isinstance(children, dict) else ()
+    return {str(uid): number for uid in uids if uid and isinstance(number, int) and number > 0}
 
 
 def _is_left(kind: Kind, owner: Owner, key: Key) -> bool:

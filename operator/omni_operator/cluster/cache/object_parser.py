@@ -120,11 +120,11 @@ def _alteration(body: Body, annotations: Mapping[str, Any]) -> str:
 def _pool_sizes(text: str) -> tuple[PoolSize, ...]:
     """The pods that an attempt was created with; none where the annotation is missing or says nothing of a trainer."""
     try:
-        given = _map(json.loads(text))
+        recorded = _map(json.loads(text))
     except (ValueError, RecursionError):
         return ()
-    scorers = [group for group in given if is_scorer_group(group)]
-    sizes = {group: given.get(group) for group in (TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP, *scorers)}
+    scorers = [group for group in recorded if is_scorer_group(group)]
+    sizes = {group: recorded.get(group) for group in (TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP, *scorers)}
     if not isinstance(sizes[TRAINER_GROUP], Mapping):
         return ()
     return tuple(
@@ -141,8 +141,8 @@ def _requested(spec: Mapping[str, Any]) -> Iterator[RequestedPods]:
 
 def _asked(text: str) -> Asked | None:
     at, _, rounds = text.partition(" ")
-    found = parse_timestamp(at)
-    return Asked(found, int(rounds) if rounds.isdecimal() and len(rounds) < 3 else 0) if found else None
+    asked_at = parse_timestamp(at)
+    return Asked(asked_at, int(rounds) if rounds.isdecimal() and len(rounds) < 3 else 0) if asked_at else None
 
 
 def _job_started(status: Mapping[str, Any]) -> datetime | None:
@@ -246,7 +246,7 @@ def parse_pod(body: Body) -> ObservedPod:
         address=_text(status.get("podIP")),
         template=_text(labels.get(rolling_names(group).template)),
         waiting=tuple(_waiting(deciding)),
-        ended=tuple(replace(found, ray=item is ray) for item in deciding for found in _ended(item)),
+        ended=tuple(replace(end, ray=item is ray) for item in deciding for end in _ended(item)),
         sidecars=evidence.shorten("; ".join(filter(None, others))),
     )
 

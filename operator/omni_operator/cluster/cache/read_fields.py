@@ -26,8 +26,8 @@ def keep_read_fields(kind: Kind, body: Body) -> Body:
         annotations = metadata["annotations"] or {}
         read = annotations
         if kind == JOBS:
-            own = [name for name in annotations if name.startswith(f"{GROUP}/")]
-            read = [*scheduler_entries(annotations), *own]
+            ours = [name for name in annotations if name.startswith(f"{GROUP}/")]
+            read = [*scheduler_entries(annotations), *ours]
         metadata["annotations"] = {name: annotations[name] for name in read if name != LAST_APPLIED}
     kept = {**body, "metadata": metadata}
     if kind == JOBS:

@@ -199,17 +199,17 @@ async def _read(response: aiohttp.ClientResponse, most: int | None) -> bytes | N
 
 async def _lines(response: aiohttp.ClientResponse, what: str) -> AsyncIterator[bytes]:
     """Lines of an answer. aiohttp's own iteration refuses lines that exceed its buffer, which large objects do."""
-    rest = bytearray()
+    unfinished = bytearray()
     try:
         async for part in response.content.iter_any():
-            rest += part
-            *lines, last = rest.split(b"\n")
+            unfinished += part
+            *lines, last = unfinished.split(b"\n")
             if lines:
-                rest = last
+                unfinished = last
             for line in lines:
                 if line:
                     yield bytes(line)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
-    if rest:
+    if unfinished:
         raise Unavailable(f"{what}: the connection ended within an object")

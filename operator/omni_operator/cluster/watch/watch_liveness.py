@@ -33,28 +33,28 @@ class WatchLiveness:
 
     def expect(self, kind: Kind, body: Body, at: float) -> None:
         """Track a write that succeeded at `at`; `body` is the API server's answer."""
-        place = _place(kind, body)
+        tracked = _place(kind, body)
         version = version_of(body["metadata"])
-        if self._newest.get(place, 0) >= version or len(self._waiting) >= MAX_TRACKED:
+        if self._newest.get(tracked, 0) >= version or len(self._waiting) >= MAX_TRACKED:
             return
         # The oldest undelivered write counts, so that a stream of writes cannot hide a dead watch.
-        since = self._waiting.get(place, (0, at))[1]
-        self._waiting[place] = (version, since)
+        since = self._waiting.get(tracked, (0, at))[1]
+        self._waiting[tracked] = (version, since)
 
     def confirm(self, kind: Kind, body: Body) -> None:
         """Record a watch event of an object, or of its deletion."""
         if kind not in TRACKED:
             return
-        place = _place(kind, body)
+        tracked = _place(kind, body)
         version = version_of(body["metadata"])
-        waited = self._waiting.get(place)
+        waited = self._waiting.get(tracked)
         if waited is None:
-            self._newest.pop(place, None)
-            self._newest[place] = version  # the last one
+            self._newest.pop(tracked, None)
+            self._newest[tracked] = version  # the last one
             if len(self._newest) > MAX_EARLY:
                 del self._newest[next(iter(self._newest))]
         elif version >= waited[0]:
-            del self._waiting[place]
+            del self._waiting[tracked]
 
     def forget(self, kind: Kind, key: Key) -> None:
         """Do not wait for an object that a list lacks: no event tells of its deletion any more."""
@@ -63,8 +63,8 @@ class WatchLiveness:
     def overdue(self, now: float) -> list[str]:
         """One message for each write whose event is overdue; empty while the watch works."""
         return [
-            f"{place[0].plural} {place[1]}/{place[2]}: written {now - since:.0f} s ago, no watch event since"
-            for place, (_, since) in self._waiting.items()
+            f"{tracked[0].plural} {tracked[1]}/{tracked[2]}: written {now - since:.0f} s ago, no watch event since"
+            for tracked, (_, since) in self._waiting.items()
             if now - since > self.deadline
         ]
 

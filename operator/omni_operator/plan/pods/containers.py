@@ -120,7 +120,7 @@ def secret_env(variable: str, name: str, key: str) -> Object:
 def container_of_template(patch: Mapping[str, Any]) -> Object:
     """What the user's template says about the container; empty if nothing."""
     spec: Mapping[str, Any] = drop_nulls(patch).get("spec", {})
-    container: Object = next((each for each in spec.get("containers", ()) if each["name"] == CONTAINER), {})
+    container: Object = next((entry for entry in spec.get("containers", ()) if entry["name"] == CONTAINER), {})
     return container
 
 

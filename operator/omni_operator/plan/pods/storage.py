@@ -161,7 +161,7 @@ def add_models(template: Object, job: DiffusionRLJob, pool: Pool) -> Object:
 
 def downloads_from_hub(job: DiffusionRLJob, pool: Pool) -> bool:
     """Whether the pods of a pool download a model id."""
-    return any(found["command"][0] == HUB_PROGRAM for found in _downloads(job, pool).values())
+    return any(download["command"][0] == HUB_PROGRAM for download in _downloads(job, pool).values())
 
 
 def _downloads(job: DiffusionRLJob, pool: Pool) -> dict[str, Object]:

@@ -40,8 +40,8 @@ def find_mistakes(template: Object) -> Iterator[Violation]:
 
 
 def _volumes(spec: Object) -> Iterator[Violation]:
-    for place, volume in enumerate(spec.get("volumes", ())):
-        at: FieldPath = ("spec", "volumes", place)
+    for index, volume in enumerate(spec.get("volumes", ())):
+        at: FieldPath = ("spec", "volumes", index)
         yield from _name((*at, "name"), volume["name"])
         if len(sources := sorted(volume.keys() - {"name"})) > 1:
             yield Violation(at, f"has {len(sources)} sources, {', '.join(sources)}: keep one")
@@ -52,14 +52,14 @@ def _container(at: FieldPath, container: Object, volumes: Sequence[str]) -> Iter
     if not container.get("image"):
         yield Violation((*at, "image"), "must be given")
     for field in ("volumeMounts", "volumeDevices"):
-        for place, mount in enumerate(container.get(field, ())):
+        for index, mount in enumerate(container.get(field, ())):
             name = mount.get("name")  # one without it has another error
             if name is not None and name not in volumes:
                 hint = did_you_mean(name, volumes) or ": add it to volumes"
-                yield Violation((*at, field, place, "name"), f"the pod has no volume {name!r}{hint}")
+                yield Violation((*at, field, index, "name"), f"the pod has no volume {name!r}{hint}")
     resources: Object = container.get("resources", {})
-    for found in find_wrong_resources(resources.get("requests", {}), resources.get("limits", {})):
-        yield Violation((*at, "resources", *found.at), found.text)
+    for violation in find_wrong_resources(resources.get("requests", {}), resources.get("limits", {})):
+        yield Violation((*at, "resources", *violation.at), violation.text)
 
 
 def find_wrong_resources(requests: Object, limits: Object) -> Iterator[Violation]:
@@ -72,15 +72,15 @@ def find_wrong_resources(requests: Object, limits: Object) -> Iterator[Violation
                     "with a domain, such as nvidia.com/gpu"
                 )
                 yield Violation((kind, name), text)
-    for name, given in requests.items():
-        asked = _amount(given)
+    for name, requested in requests.items():
+        asked = _amount(requested)
         limit = _amount(limits.get(name))
         at = ("requests", name)
         if _is_whole(name):
             if asked is not None and asked != limit:
-                yield Violation(at, f"is {given}: must have an equal limit, because this resource is never shared")
+                yield Violation(at, f"is {requested}: must have an equal limit, because this resource is never shared")
         elif asked is not None and limit is not None and asked > limit:
-            yield Violation(at, f"is {given}: more than the limit, which is {limits[name]}")
+            yield Violation(at, f"is {requested}: more than the limit, which is {limits[name]}")
 
 
 def _is_whole(name: str) -> bool:
@@ -109,7 +109,7 @@ def _negative(value: Any, at: FieldPath) -> Iterator[Violation]:
                 if name not in MAY_BE_NEGATIVE:
                     yield from _negative(inner, (*at, name))
         case list():
-            for place, inner in enumerate(value):
-                yield from _negative(inner, (*at, place))
+            for index, inner in enumerate(value):
+                yield from _negative(inner, (*at, index))
         case int() | float() if value < 0:
             yield Violation(at, f"is {value}: must not be negative")

@@ -103,7 +103,7 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
 def _logical_cpus(job: DiffusionRLJob, pool: Pool) -> int:
     requested = {**pool.resources.requests, **pool.resources.limits}.get("cpu", "0")
     accelerators = pool.accelerator.count
-    most = max(each.accelerator.count for each in pools_of(job))
+    most = max(peer.accelerator.count for peer in pools_of(job))
     # What the trainer derives at most in one pod (verl_omni/trainer/settings/process_counts.py, tests/contract).
     # Agent-loop and reward workers are spread over the pods of both pools.
     loops = job.spec.rollout.agent_loop.workers or 2 * math.ceil(most / 8)

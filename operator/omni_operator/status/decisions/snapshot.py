@@ -81,7 +81,7 @@ class Snapshot:
     @property
     def failed_at(self) -> datetime | None:
         """When the newest attempt failed, as far as the status says so."""
-        failure = next((found for found in self.status.failures if found.attempt == self.attempt.number), None)
+        failure = next((recorded for recorded in self.status.failures if recorded.attempt == self.attempt.number), None)
         return parse_timestamp(failure.at) if failure else None
 
     @property

@@ -109,8 +109,8 @@ def _judge(job: Snapshot, rayjob: ObservedRayJob) -> Verdict:
 
 def _lost_pod(attempt: Attempt) -> AttemptFailed | None:
     """What happened to a pod, which explains more than the error that the trainer saw."""
-    for found in attempt.evidence:
-        return AttemptFailed(found.reason, found.text)
+    for finding in attempt.evidence:
+        return AttemptFailed(finding.reason, finding.text)
     for pod in attempt.pods:
         if pod.unreachable and not ends_no_attempt(pod.group):
             return AttemptFailed("Preempted", f"node {pod.node} of pod {pod.name} does not answer")

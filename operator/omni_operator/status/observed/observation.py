@@ -191,7 +191,7 @@ class ObservedRayCluster:
 
     def group(self, name: str) -> PodGroup | None:
         """The worker group of rollout or reward pods; None if there is none."""
-        return next((found for found in self.groups if found.name == name), None)
+        return next((group for group in self.groups if group.name == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -512,13 +512,15 @@ class Observation:
 
     def attempt(self, number: int) -> Attempt:
         """What exists of one attempt."""
-        clusters = sorted((one for one in self.clusters if one.attempt == number), key=lambda one: one.deleting)
+        clusters = sorted(
+            (cluster for cluster in self.clusters if cluster.attempt == number), key=lambda cluster: cluster.deleting
+        )
         return Attempt(
             number=number,
-            rayjob=next((one for one in self.rayjobs if one.attempt == number), None),
+            rayjob=next((rayjob for rayjob in self.rayjobs if rayjob.attempt == number), None),
             cluster=clusters[0] if clusters else None,
             pods=tuple(pod for pod in self.pods if pod.attempt == number),
-            evidence=tuple(found for attempt, found in self.evidence if attempt == number),
+            evidence=tuple(entry for attempt, entry in self.evidence if attempt == number),
             report=self.report if self.report and self.report.attempt == number else None,
         )
 

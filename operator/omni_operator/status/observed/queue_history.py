@@ -45,6 +45,6 @@ def add_peak(history: QueueHistory | None, waiting: int, now: datetime) -> Queue
     earlier = history.peaks if history else ()
     kept = [(min(at, now), number) for at, number in earlier if number > waiting and at > now - LONGEST]
     if len(kept) >= PEAKS_KEPT:
-        (_, largest), (later, _), *rest = kept
-        kept = [(later, largest), *rest]
+        (_, largest), (later, _), *newer = kept
+        kept = [(later, largest), *newer]
     return QueueHistory(min(history.since, now) if history else now, (*kept, (now, waiting)))

@@ -200,7 +200,7 @@ def _add_warning(
 
 def add_warning(kept: tuple[TrainerWarning, ...], warning: TrainerWarning) -> tuple[TrainerWarning, ...]:
     """The last warnings, with this one instead of an earlier one with its reason."""
-    return (*(other for other in kept if other.reason != warning.reason), warning)[-WARNINGS_KEPT:]
+    return (*(earlier for earlier in kept if earlier.reason != warning.reason), warning)[-WARNINGS_KEPT:]
 
 
 def _step_of(name: str) -> int | None:

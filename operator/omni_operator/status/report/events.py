@@ -40,7 +40,7 @@ def find_events(previous: Status, new: Status, *, replaced: bool = False) -> tup
             note = f"attempt {failure.attempt}: {failure.reason}: {failure.message}"
             events.append(Event("Warning", "AttemptFailed", note, f"f{failure.attempt}"))
     known = {(warning.attempt, warning.reason) for warning in previous.warnings}
-    events += [_of_warning(found) for found in new.warnings if (found.attempt, found.reason) not in known]
+    events += [_of_warning(warning) for warning in new.warnings if (warning.attempt, warning.reason) not in known]
     asked = previous.condition("Suspended")
     if asked and asked.status == "Unknown" and new.checkpoint.last not in (None, previous.checkpoint.last):
         events.append(Event("Normal", "CheckpointSaved", new.checkpoint.last, f"c{new.checkpoint.last}"))

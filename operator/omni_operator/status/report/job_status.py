@@ -161,7 +161,7 @@ def _warnings(job: Snapshot, situation: Situation) -> tuple[TrainerWarning, ...]
     """The trainer's warnings, and the last one about a container that is not Ray's while the trainer runs."""
     report = job.attempt.report
     kept = report.warnings if report and report.warnings else job.status.warnings
-    last = next((found for found in job.status.warnings if found.reason == evidence.SIDECAR), None)
+    last = next((warning for warning in job.status.warnings if warning.reason == evidence.SIDECAR), None)
     if isinstance(situation, InProgress) and situation.stage is Stage.RUNNING:
         text = job.attempt.sidecar_problem
         if text and (last is None or last.message != text):

@@ -122,10 +122,10 @@ class ForkingCluster:
             with _hidden(NOT_NEEDED):
                 for name in BEFORE_RAY:
                     importlib.import_module(name)
-            found = self._read_head(head_options)
+            head = self._read_head(head_options)
             # Ray reads both once, when it is imported; so modules that import Ray come after this.
             os.environ["RAY_JOB_ID"] = JOB_ID
-            os.environ["RAY_RAYLET_PID"] = str(found["raylet_pid"])
+            os.environ["RAY_RAYLET_PID"] = str(head["raylet_pid"])
             with _ray_rng_untouched():
                 with _hidden(NOT_NEEDED):
                     for name in WORKERS_NEED:
@@ -135,7 +135,7 @@ class ForkingCluster:
         self._server, self._alive = start_server(self._name)
         import ray
 
-        ray.init(address=found["address"], log_to_driver=True)
+        ray.init(address=head["address"], log_to_driver=True)
         if (job := ray.get_runtime_context().get_job_id()) != JOB_ID:
             raise RuntimeError(f"Ray gave the driver job id {job}; its workers were forked for {JOB_ID}")
 

@@ -40,9 +40,9 @@ def main() -> int:
     Node.start_log_monitor = _monitor_logs
     start_workers_with_client()
     replace_dashboard_agent()
-    found = ray.init(address="local", log_to_driver=False, **options).address_info
+    addresses = ray.init(address="local", log_to_driver=False, **options).address_info
     raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
-    json.dump({"address": found["gcs_address"], "raylet_pid": raylet}, output)
+    json.dump({"address": addresses["gcs_address"], "raylet_pid": raylet}, output)
     output.write("\n")
     output.flush()
     sys.stdin.read()

@@ -98,8 +98,8 @@ def _serve(listener: socket.socket, driver: int) -> tuple[Request, socket.socket
                 continue
             if pid == 0:
                 os.close(driver)
-                for other in (listener, *clients.values()):
-                    other.close()
+                for inherited in (listener, *clients.values()):
+                    inherited.close()
                 return request, connection
             clients[pid] = connection
             _close_files(request)
@@ -160,8 +160,8 @@ def _read(connection: socket.socket) -> Request:
             raise ValueError(f"{len(body)} of {size} bytes arrived")
         body += part
     connection.settimeout(None)
-    found: dict[str, Any] = json.loads(body)
-    return Request(found["argv"], found["env"], found["cwd"], (fds[0], fds[1], fds[2]))
+    message: dict[str, Any] = json.loads(body)
+    return Request(message["argv"], message["env"], message["cwd"], (fds[0], fds[1], fds[2]))
 
 
 def _apply_request(request: Request, connection: socket.socket) -> None:

@@ -85,17 +85,17 @@ class Conditions:
             raise ValueError(f"geneval: the row's include or exclude is malformed: {error}") from error
         if not include and not exclude:
             raise ValueError("geneval: the row has neither a column include nor exclude, as GenEval's prompts have")
-        for place, condition in enumerate(include):
-            if condition.position is not None and not 0 <= condition.position[1] < place:
+        for index, condition in enumerate(include):
+            if condition.position is not None and not 0 <= condition.position[1] < index:
                 raise ValueError(
-                    f"geneval: include {place} has a position to {condition.position[1]}, not to an earlier one"
+                    f"geneval: include {index} has a position to {condition.position[1]}, not to an earlier one"
                 )
         return cls(include, exclude, row.get("tag") == "counting")
 
     @property
     def classes(self) -> frozenset[str]:
         """The names of all classes of objects."""
-        return frozenset([*(each.name for each in self.include), *(each.name for each in self.exclude)])
+        return frozenset([*(entry.name for entry in self.include), *(entry.name for entry in self.exclude)])
 
     @property
     def least_confidence(self) -> float:
@@ -117,19 +117,19 @@ class Conditions:
             fulfilled = [len(chosen) == condition.count]
             if condition.color is not None:
                 fulfilled.append(
-                    fulfilled[0] and all(each == condition.color for each in colors_of(chosen, condition.name))
+                    fulfilled[0] and all(color == condition.color for color in colors_of(chosen, condition.name))
                 )
             if condition.position is not None:
-                relation, other = condition.position
-                targets = matched[other]
+                relation, reference = condition.position
+                targets = matched[reference]
                 fulfilled.append(
                     all(fulfilled)
                     and bool(targets)
-                    and all(relation in relations(each, target) for each in chosen for target in targets)
+                    and all(relation in relations(subject, target) for subject in chosen for target in targets)
                 )
             matched.append(chosen if all(fulfilled) else ())
             held += fulfilled
-        return held + [len(objects.get(each.name, ())) < each.count for each in self.exclude]
+        return held + [len(objects.get(excluded.name, ())) < excluded.count for excluded in self.exclude]
 
 
 def relations(one: DetectedObject, other: DetectedObject) -> set[Relation]:
@@ -143,14 +143,14 @@ def relations(one: DetectedObject, other: DetectedObject) -> set[Relation]:
         reduced.append(math.copysign(max(abs(offset) - OVERLAP * sizes, 0.0), offset))
     if max(map(abs, reduced)) < SMALLEST_OFFSET:
         return set()
-    right, down = (each / math.hypot(*offsets) for each in reduced)
-    found: dict[Relation, bool] = {
+    right, down = (distance / math.hypot(*offsets) for distance in reduced)
+    directions: dict[Relation, bool] = {
         "left of": right < -DIRECTION,
         "right of": right > DIRECTION,
         "above": down < -DIRECTION,
         "below": down > DIRECTION,
     }
-    return {relation for relation, holds in found.items() if holds}
+    return {relation for relation, holds in directions.items() if holds}
 
 
 def _parsed(column: Any) -> Any:

@@ -65,7 +65,7 @@ def compute_score(
         if video.ndim != 4:
             raise ValueError(f"the scorer videoalign takes videos [T, 3, H, W], and got an image {list(video.shape)}")
         rated = dict(zip(METRICS, model.scores(video, prompt, video_fps).tolist(), strict=True))
-        score = sum(weight * each for weight, each in zip(weights.values(), rated.values(), strict=True))
+        score = sum(weight * rating for weight, rating in zip(weights.values(), rated.values(), strict=True))
         results.append({"score": score, **rated})
     return results
 

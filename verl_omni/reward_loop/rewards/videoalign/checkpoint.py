@@ -84,7 +84,7 @@ def find_checkpoint(path: str) -> Path:
         FileNotFoundError: it has none, or no configuration.
     """
     folder = model_folder(path, MODEL)
-    steps = {int(each.parent.name.rpartition("-")[2]): each for each in folder.glob(f"{CHECKPOINTS[:-1]}[0-9]*/{FILE}")}
+    steps = {int(file.parent.name.rpartition("-")[2]): file for file in folder.glob(f"{CHECKPOINTS[:-1]}[0-9]*/{FILE}")}
     if not steps or not (folder / CONFIG).is_file():
         missing = f"{CHECKPOINTS}/{FILE}" if not steps else CONFIG
         raise FileNotFoundError(
@@ -103,7 +103,7 @@ def read_config(file: Path) -> VideoAlignConfig:
     try:
         return VideoAlignConfig.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        problems = "; ".join(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
         raise ValueError(f"{MODEL}: {file} is not supported: {problems}") from error
 
 
@@ -127,7 +127,7 @@ def read_template(path: str) -> str:
     }
     template = texts.get(CONSTANT, "")
     visual, motion, alignment = TOKENS
-    order = [template.find(each) for each in (visual, motion, PROMPT, alignment)]
+    order = [template.find(mark) for mark in (visual, motion, PROMPT, alignment)]
     if -1 in order or order != sorted(order):
         raise ValueError(
             f"{TEMPLATE}: {file} has no text {CONSTANT} with {visual}, {motion}, {PROMPT} and {alignment} in this "

@@ -54,8 +54,10 @@ def _is_of(kind: type, loss_mode: str, name: str, value: Any) -> bool:
         if not rule.accepts(value):
             raise ValueError(f"{LOSS}.{name}: {value} is not supported: {rule.advice}")
         return False
-    others = {mode: load(each.implementation).settings for mode, each in ALGORITHMS.items()}
-    defaults = {mode: field.default for mode, other in others.items() for field in fields(other) if field.name == name}
+    others = {mode: load(entry.implementation).settings for mode, entry in ALGORITHMS.items()}
+    defaults = {
+        mode: field.default for mode, settings in others.items() for field in fields(settings) if field.name == name
+    }
     if not defaults:
         raise TypeError(f"{loss_mode} has no setting {name!r}; its settings are {', '.join(sorted(known))}")
     if value not in defaults.values():

@@ -50,7 +50,7 @@ def check(config: Any, section: str) -> None:
     for name, value in _given(config, section):
         match find_rule(name):
             case Rejected() as rule if not rule.accepts(value):
-                accepted = " or ".join("null" if each is None else str(each) for each in rule.accepted)
+                accepted = " or ".join("null" if choice is None else str(choice) for choice in rule.accepted)
                 problems.append(f"{name}: {value} is not supported; write {accepted}: {rule.advice}")
             case WithoutEffect(reason=reason):
                 unused[name] = reason
@@ -77,20 +77,22 @@ def check_copies(model: Any, actor: Any, rollout: Any) -> None:
     Raises:
         ValueError: values differ. One line for each.
     """
-    found = {"model": model, "actor": actor, "rollout": rollout}
+    groups = {"model": model, "actor": actor, "rollout": rollout}
     problems = []
     for section in ("model", "actor"):
-        for name, value in _given(found[section], f"{SETTINGS}{section}"):
+        for name, value in _given(groups[section], f"{SETTINGS}{section}"):
             rule = find_rule(name)
             if not isinstance(rule, Copied) or not rule.name.startswith(SETTINGS):
                 continue
             if name.startswith(f"{SETTINGS}model.pipeline.") and not ALGORITHMS[model.algorithm].on_recorded_steps:
                 continue  # training does not run the sampler
-            own: Any = found
+            original: Any = groups
             for part in rule.name.removeprefix(SETTINGS).split("."):
-                own = own[part]
-            if plain(own) != value:
-                problems.append(f"{name}: {value} differs from {rule.name}, which is {own}; write the value there only")
+                original = original[part]
+            if plain(original) != value:
+                problems.append(
+                    f"{name}: {value} differs from {rule.name}, which is {original}; write the value there only"
+                )
     if problems:
         raise ValueError("\n".join(problems))
 

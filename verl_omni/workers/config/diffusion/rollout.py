@@ -105,8 +105,8 @@ class DiffusionSamplingConfig(BaseConfig):
     algo: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for given, kind in ((self.pipeline, DiffusionPipelineConfig), (self.algo, DiffusionRolloutAlgoConfig)):
-            kind(**given)  # checks the names and the values
+        for values, kind in ((self.pipeline, DiffusionPipelineConfig), (self.algo, DiffusionRolloutAlgoConfig)):
+            kind(**values)  # checks the names and the values
 
 
 @dataclass

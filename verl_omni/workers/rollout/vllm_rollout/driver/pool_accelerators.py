@@ -42,8 +42,8 @@ class PoolAccelerators:
         """
         bundle = {"CPU": 1, self.resource: 1, **({node_resource: SOME} if node_resource else {})}
         groups = [
-            placement_group([dict(bundle) for _ in range(count)], strategy="STRICT_PACK", name=f"{name}:{place}")
-            for place, count in enumerate(nodes)
+            placement_group([dict(bundle) for _ in range(count)], strategy="STRICT_PACK", name=f"{name}:{index}")
+            for index, count in enumerate(nodes)
         ]
         ray.get([group.ready() for group in groups])
         return groups
@@ -73,16 +73,16 @@ class PoolAccelerators:
 
 def pool_accelerators(resource: str | None) -> PoolAccelerators:
     """Accelerators with a Ray resource; None: the driver platform's."""
-    own = get_platform()
-    if resource in (None, own.ray_resource_name()):
-        return PoolAccelerators(own.ray_resource_name(), {}, {})
-    if own.device_name == "cpu":  # the CPU computes, whatever the nodes call it
+    driver = get_platform()
+    if resource in (None, driver.ray_resource_name()):
+        return PoolAccelerators(driver.ray_resource_name(), {}, {})
+    if driver.device_name == "cpu":  # the CPU computes, whatever the nodes call it
         environment = {"VERL_PLATFORM": "cpu", "VERL_OMNI_RAY_RESOURCE": resource}
         return PoolAccelerators(resource, environment, environment)
-    other: PlatformBase = PlatformRegistry.get(PLATFORMS[resource])()
+    platform: PlatformBase = PlatformRegistry.get(PLATFORMS[resource])()
     environment = {"VERL_PLATFORM": PLATFORMS[resource]}
-    unset = dict.fromkeys(other.ray_noset_envvars(), "1")
-    return PoolAccelerators(resource, environment, {**environment, **unset, **other.rollout_env_vars()})
+    unset = dict.fromkeys(platform.ray_noset_envvars(), "1")
+    return PoolAccelerators(resource, environment, {**environment, **unset, **platform.rollout_env_vars()})
 
 
 class WithEnvironment:

@@ -113,13 +113,13 @@ class vLLMOmniReplica(DeadlineReplica):
 
     @override
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        found: dict[str, Any] = await self.await_reply("abort_all_requests", super().abort_all_requests(reject_request))
-        return found
+        reply: dict[str, Any] = await self.await_reply("abort_all_requests", super().abort_all_requests(reject_request))
+        return reply
 
     @override
     async def abort_request(self, request_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self.await_reply("abort_request", super().abort_request(request_id))
-        return found
+        reply: dict[str, Any] = await self.await_reply("abort_request", super().abort_request(request_id))
+        return reply
 
     @override
     async def resume_generation(self) -> None:

@@ -140,7 +140,7 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
                 await self._leave_out(lost)
                 losses.append(lost)
                 if len(losses) > LOSSES_OF_A_SAMPLE:
-                    last = "; ".join(str(each) for each in losses[-REASONS_SHOWN:])
+                    last = "; ".join(str(loss) for loss in losses[-REASONS_SHOWN:])
                     raise ReplicaCallFailed(
                         f"{len(losses)} rollout replicas were lost, one after the other, while they generated this "
                         f"sample, and it is sent to no other one; the last of them: {last}"
@@ -201,8 +201,10 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
             request.settle(self._named(replica, error))
 
     def _sent_arguments(self, request: GatheredRequest) -> dict[str, Any]:
-        given = {name: value for name, value in request.arguments.items() if name not in NOT_SENT and value is not None}
-        return {**given, "request_id": self._vllm_request_id(request.request_id)}
+        arguments = {
+            name: value for name, value in request.arguments.items() if name not in NOT_SENT and value is not None
+        }
+        return {**arguments, "request_id": self._vllm_request_id(request.request_id)}
 
     def _named(self, replica: str, error: Exception) -> Exception:
         """The error of a request as its caller gets it: it names the replica, and says whether that is lost."""

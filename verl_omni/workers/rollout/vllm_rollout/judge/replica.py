@@ -69,8 +69,8 @@ class JudgeServer(vLLMHttpServer):  # type: ignore[misc]
 
 def engine_error(log: str) -> str | None:
     """PURE: the last error that an engine's processes logged, as `Type: message` or `Type`; None if there is none."""
-    found = [error for error in _ENGINE_ERROR.findall(log) if _UNNAMED not in error]
-    return found[-1].strip() if found else None
+    errors = [error for error in _ENGINE_ERROR.findall(log) if _UNNAMED not in error]
+    return errors[-1].strip() if errors else None
 
 
 class AcceleratorHolder(Worker):  # type: ignore[misc]

@@ -18,6 +18,6 @@ class JudgeWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
     """
 
     def __new__(cls, **kwargs: Any) -> JudgeWorkerExtension:
-        found: JudgeWorkerExtension = super().__new__(cls, **kwargs)
+        extension: JudgeWorkerExtension = super().__new__(cls, **kwargs)
         end_engine_with_server()
-        return found
+        return extension

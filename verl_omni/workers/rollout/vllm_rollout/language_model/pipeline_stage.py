@@ -61,7 +61,7 @@ def chosen_arguments(engine_args: OmniEngineArgs) -> dict[str, Any]:
 
 
 def _differing(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    found = {}
+    differing = {}
     for name, value in given.items():
         default = defaults.get(name)
         if isinstance(value, dict) and isinstance(default, dict):
@@ -69,5 +69,5 @@ def _differing(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
         if value == "" and default is None:  # vLLM's command line has an empty text where its arguments have None
             continue
         if name not in defaults or value != default:
-            found[name] = value
-    return found
+            differing[name] = value
+    return differing

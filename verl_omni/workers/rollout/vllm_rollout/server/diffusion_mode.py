@@ -53,9 +53,9 @@ class DiffusionMode(ModelMode):
 
     @override
     def load_model_config(self, config: Any) -> DiffusionModelConfig:
-        found: DiffusionModelConfig = omega_conf_to_dataclass(config)
-        self._architecture = str(found.architecture)
-        return found
+        model_config: DiffusionModelConfig = omega_conf_to_dataclass(config)
+        self._architecture = str(model_config.architecture)
+        return model_config
 
     @override
     def drop_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
@@ -85,14 +85,14 @@ class DiffusionMode(ModelMode):
             if not getattr(pipeline, "caches_prompts", False):
                 refuse_prompt_cache(model_config.architecture)
             check_prompt_cache(model_config.architecture, args.tensor_parallel_size)
-        given = dict((config.engine_kwargs or {}).get("vllm_omni") or {})
-        check_engine_settings(model_config.architecture, given)
+        settings = dict((config.engine_kwargs or {}).get("vllm_omni") or {})
+        check_engine_settings(model_config.architecture, settings)
         batches = config.step_execution or getattr(pipeline, "supports_request_batch", False)
         return {
             **{name: getattr(args, name) for name in FROM_COMMAND_LINE},
-            **_attention(given, config.rollout_attn_backend),
-            **given,
-            "max_num_seqs": given.get("max_num_seqs", args.max_num_seqs) if batches else 1,
+            **_attention(settings, config.rollout_attn_backend),
+            **settings,
+            "max_num_seqs": settings.get("max_num_seqs", args.max_num_seqs) if batches else 1,
             "step_execution": config.step_execution,
             "custom_pipeline_args": {
                 "pipeline_class": family.pipeline_class,

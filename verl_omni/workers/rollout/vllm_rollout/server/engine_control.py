@@ -116,12 +116,14 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
             if isinstance(cause := parse_error(str(error)), PartialWeights):
                 self._mixed = cause.args[0]
             raise
-        if all(each["lora"] for each in flat):  # every worker has received it
+        if all(reply["lora"] for reply in flat):  # every worker has received it
             if len(flat) > 1:
                 self._differing = f"the update to version {version} did not end"
             replies = await self.engine.collective_rpc(method=COMMIT, timeout=timeout, args=(version,))
             try:
-                flat = [one | two for one, two in zip(flat, check_worker_replies(COMMIT, replies), strict=True)]
+                flat = [
+                    update | commit for update, commit in zip(flat, check_worker_replies(COMMIT, replies), strict=True)
+                ]
             except EngineControlError as error:
                 self._differing = str(error) if len(flat) > 1 else None  # a single worker keeps the old adapter
                 raise

@@ -20,11 +20,11 @@ def check_worker_replies(method: str, replies: Iterable[Any]) -> list[Any]:
     Raises:
         EngineControlError: any worker failed; the message carries every error.
     """
-    flat = [each for reply in replies for each in (reply if isinstance(reply, list) else [reply])]
+    flat = [item for reply in replies for item in (reply if isinstance(reply, list) else [reply])]
     failures = [
-        str(each.get("error") or each.get("reason") or each)
-        for each in flat
-        if isinstance(each, dict) and (each.get("error") or each.get("supported") is False)
+        str(item.get("error") or item.get("reason") or item)
+        for item in flat
+        if isinstance(item, dict) and (item.get("error") or item.get("supported") is False)
     ]
     if failures:
         raise EngineControlError(f"{method} failed in {len(failures)} of {len(flat)} workers: {'; '.join(failures)}")
@@ -39,9 +39,9 @@ def check_acknowledgements(action: str, acknowledgements: Iterable[Any], *, stag
     """
     received = list(acknowledgements)
     refused = [
-        f"{getattr(each, 'status', each)}: {getattr(each, 'error_msg', None)}"
-        for each in received
-        if getattr(each, "status", None) != "SUCCESS"
+        f"{getattr(acknowledgement, 'status', acknowledgement)}: {getattr(acknowledgement, 'error_msg', None)}"
+        for acknowledgement in received
+        if getattr(acknowledgement, "status", None) != "SUCCESS"
     ]
     if refused:
         raise EngineControlError(f"{action} was refused: {'; '.join(refused)}")
@@ -68,6 +68,6 @@ async def wait_until(
 async def last_output(stream: AsyncIterator[Any]) -> Any:
     """The last element of an async iterator, or None."""
     final = None
-    async for each in stream:
-        final = each
+    async for output in stream:
+        final = output
     return final

@@ -60,8 +60,8 @@ class AnswerMiddleware:
                 start = None
                 if answer.refusal is not None:
                     refused = True
-                    for each in _service_unavailable(answer.refusal):
-                        await send(each)
+                    for part in _service_unavailable(answer.refusal):
+                        await send(part)
                 else:
                     await send({**begin, "headers": [*begin.get("headers", ()), *_version_header(answer.versions)]})
             if not refused:

@@ -68,14 +68,14 @@ class PolicyEngine:
             NotServed: the request waited too long at the gate, or was ended and cannot start again.
             OmniClientError: a parameter of a diffusion model is invalid.
         """
-        for each in _of_diffusion(kwargs.get("sampling_params_list")):
-            _check(prompt, each)
+        for params in _of_diffusion(kwargs.get("sampling_params_list")):
+            _check(prompt, params)
         streamed = isinstance(prompt, AsyncGenerator)
 
         def outputs() -> AsyncIterator[Any]:
             # The engine may change what it is given.
-            own = prompt if streamed else copy.deepcopy(prompt)
-            return self._outputs(own, *copy.deepcopy(args), **copy.deepcopy(kwargs))
+            prompt_copy = prompt if streamed else copy.deepcopy(prompt)
+            return self._outputs(prompt_copy, *copy.deepcopy(args), **copy.deepcopy(kwargs))
 
         try:
             async for output in self._gate.run(outputs, repeatable=not streamed):
@@ -106,8 +106,8 @@ class PolicyEngine:
         async with self._policy() as policy:
             params = list(sampling_params_list or ())
             diffusion = _of_diffusion(sampling_params_list)
-            for each in diffusion:
-                each.lora_request = each.lora_request or policy.lora
+            for stage_params in diffusion:
+                stage_params.lora_request = stage_params.lora_request or policy.lora
             if not diffusion:
                 lora_request = lora_request or policy.lora
             count = getattr(params[-1], "num_outputs_per_prompt", 1) if params else 1
@@ -138,12 +138,14 @@ class PolicyEngine:
         """One output with the samples of `count` requests; the first failure cancels the others."""
 
         def generate_one(number: int) -> Any:
-            own = copy.deepcopy(params)
-            own[-1].num_outputs_per_prompt = 1
-            if own[-1].seed is not None:
-                own[-1].seed += number
+            params_of_sample = copy.deepcopy(params)
+            params_of_sample[-1].num_outputs_per_prompt = 1
+            if params_of_sample[-1].seed is not None:
+                params_of_sample[-1].seed += number
             return last_output(
-                self._engine.generate(request_id=f"{request_id}-{number}", sampling_params_list=own, **kwargs)
+                self._engine.generate(
+                    request_id=f"{request_id}-{number}", sampling_params_list=params_of_sample, **kwargs
+                )
             )
 
         try:
@@ -157,7 +159,7 @@ class PolicyEngine:
 
 def _of_diffusion(params: Sequence[Any] | None) -> list[Any]:
     """Parameters of diffusion stages: those that name an adapter."""
-    return [each for each in params or () if hasattr(each, "lora_request")]
+    return [stage_params for stage_params in params or () if hasattr(stage_params, "lora_request")]
 
 
 def _check(prompt: Any, params: Any) -> None:

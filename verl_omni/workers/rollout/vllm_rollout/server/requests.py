@@ -80,16 +80,16 @@ def engine_sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingPa
         ValueError: unknown `output_type` or `pixel_dtype`.
     """
     sample = sample_format(params)
-    own = {name: value for name, value in params.items() if name in ENGINE_FIELDS and value is not None}
+    values = {name: value for name, value in params.items() if name in ENGINE_FIELDS and value is not None}
     extra = {name: value for name, value in params.items() if name not in ENGINE_FIELDS | {"extra_args", VIDEO_SHIFT}}
     if params.get(VIDEO_SHIFT) is not None:
         extra["flow_shift"] = params[VIDEO_SHIFT]  # the engine's name, which keeps other shifts out of a batch
-    own["output_type"] = "latent" if sample.latent else "pt"
-    if own.get("true_cfg_scale") == 0:
-        own["true_cfg_scale"] = 1.0  # no guidance either; the engine takes 0 for "not set", whose default is 4
+    values["output_type"] = "latent" if sample.latent else "pt"
+    if values.get("true_cfg_scale") == 0:
+        values["true_cfg_scale"] = 1.0  # no guidance either; the engine takes 0 for "not set", whose default is 4
     nested = params.get("extra_args") or {}
     ours = {"pixel_dtype": sample.pixel_dtype, "weights_version": True}
-    return OmniDiffusionSamplingParams(**own, extra_args={**nested, **extra, **ours})
+    return OmniDiffusionSamplingParams(**values, extra_args={**nested, **extra, **ours})
 
 
 def check_extra_ids(request: RolloutRequest, reader: str, *, reads: bool) -> None:
@@ -101,8 +101,8 @@ def check_extra_ids(request: RolloutRequest, reader: str, *, reads: bool) -> Non
     Raises:
         ValueError: there are some.
     """
-    given = request.extra_prompt_ids is not None or request.negative_extra_prompt_ids is not None
-    if given and not reads:
+    has_extra_ids = request.extra_prompt_ids is not None or request.negative_extra_prompt_ids is not None
+    if has_extra_ids and not reads:
         raise ValueError(
             f"extra_prompt_ids are not read: {reader} tokenizes the prompt for each of its text encoders itself; send "
             "prompt_ids alone, with prompt_text where they lose something of the text"
@@ -142,7 +142,7 @@ def engine_prompt(request: RolloutRequest, *, several_stages: bool = False) -> d
         ("negative_extra_prompt_ids", request.negative_extra_prompt_ids),
     ):
         if ids is not None:
-            prompt[name] = {encoder: normalize_token_ids(each) for encoder, each in ids.items()}
+            prompt[name] = {encoder: normalize_token_ids(token_ids) for encoder, token_ids in ids.items()}
     if request.mm_processor_kwargs:
         prompt["mm_processor_kwargs"] = request.mm_processor_kwargs
     if media := request.media():

@@ -26,21 +26,21 @@ def child_segments() -> set[Path]:
 
 def remove_segments(files: set[Path]) -> None:
     """Remove the files of an engine that has ended, except semaphores that this process still uses."""
-    own = _mapped([os.getpid()])
+    mapped_here = _mapped([os.getpid()])
     for file in files:
-        if not (file.name.startswith(SEMAPHORE) and file in own):
+        if not (file.name.startswith(SEMAPHORE) and file in mapped_here):
             file.unlink(missing_ok=True)
 
 
 def _mapped(pids: Iterable[int]) -> set[Path]:
     """Compared by inode, because a semaphore is mapped before it gets its name (glibc's sem_open)."""
     inodes = {inode for pid in pids for inode in _inodes(pid)}
-    found = set()
+    files = set()
     for path in FOLDER.iterdir():
         with contextlib.suppress(FileNotFoundError):
             if path.name.startswith((SEGMENT, SEMAPHORE)) and path.stat().st_ino in inodes:
-                found.add(path)
-    return found
+                files.add(path)
+    return files
 
 
 def _inodes(pid: int) -> set[int]:

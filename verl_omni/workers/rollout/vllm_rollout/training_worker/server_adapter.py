@@ -184,8 +184,8 @@ def check_confirmations(sent: int, replies: Any) -> dict[str, Any]:
     """
     if not replies:
         raise IncompleteUpdate(f"{sent} tensors were sent, but no worker confirmed them")
-    if short := [each for each in replies if not isinstance(each, dict) or each.get("tensors") != sent]:
+    if short := [reply for reply in replies if not isinstance(reply, dict) or reply.get("tensors") != sent]:
         raise IncompleteUpdate(f"{sent} tensors were sent, but workers report {short}")
-    if unused := [each for each in replies if not each.get("bound")]:
+    if unused := [reply for reply in replies if not reply.get("bound")]:
         raise IncompleteUpdate(f"workers received the weights, but applied them to no module: {unused}")
     return replies[0]
