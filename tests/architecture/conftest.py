@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,20 @@ class Module:
 def root() -> Path:
     """Root of the repository."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def texts(root: Path) -> dict[str, str]:
+    """Committed text files, by path."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: what is committed cannot be told")
+    texts = {}
+    for name in listed.stdout.decode().split("\0"):
+        path = root / name
+        if name and path.is_file() and b"\0" not in (data := path.read_bytes())[:8192]:
+            texts[name] = data.decode("utf-8")
+    return texts
 
 
 @pytest.fixture(scope="session")

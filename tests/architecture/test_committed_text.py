@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tomllib
 from pathlib import Path
-
-import pytest
 
 # Split, so that this file does not match itself.
 INDEX = re.compile("|".join(("files" + r"\.pythonhosted", "pypi" + r"\.org", r"--(?:extra-)?index" + "-url")))
 MACHINE = re.compile(r"(?<![\w.$}])/(?:" + "|".join(("work", "root", "home")) + r")/[\w.]")
 ALLOWED_MACHINE: dict[str, str] = {}
-
-
-@pytest.fixture(scope="module")
-def texts(root: Path) -> dict[str, str]:
-    """Committed text files, by path."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=False)
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout: what is committed cannot be told")
-    texts = {}
-    for name in listed.stdout.decode().split("\0"):
-        path = root / name
-        if name and path.is_file() and b"\0" not in (data := path.read_bytes())[:8192]:
-            texts[name] = data.decode("utf-8")
-    return texts
 
 
 def test_locks_name_no_address(root: Path) -> None:

@@ -63,7 +63,8 @@ def test_the_sizes_of_other_models_are_those_of_their_parts() -> None:
     linear = sum((inputs + 1) * outputs for inputs, outputs in ((768, 1024), (1024, 128), (128, 64), (64, 16), (16, 1)))
     block = 12 * 1024**2 + 13 * 1024  # attention, MLP of 4 times the width, and norms, with biases
     vision = 24 * block + (197 + 1 + 16 * 16 * 3 + 1 + 2) * 1024
-    self_attention, cross = 12 * 768**2 + 13 * 768, 2 * (768 + 1) * 768 + 2 * (1024 + 1) * 768 + 2 * 768
+    self_attention = 12 * 768**2 + 13 * 768
+    cross = 2 * (768 + 1) * 768 + 2 * (1024 + 1) * 768 + 2 * 768
     text = 12 * (self_attention + cross) + (30524 + 512 + 2) * 768
     buffers = 8 * 512  # positions
     assert 0 <= reward_memory.measure(reward("image_reward")).weights - 4 * (linear + vision + text) <= buffers

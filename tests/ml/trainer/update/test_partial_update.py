@@ -141,7 +141,8 @@ def test_the_optimizer_step_is_that_of_a_run_without_overlap(tmp_path: Path, glo
         running.fit(None)
         (line,) = [line for line in running.folder.metrics() if line["step"] == 1]
         runs[name] = stack, {key: value for key, value in line.items() if key.startswith(("reward/", "rollout/samp"))}
-    unsplit, parts = runs["whole"][0], runs["parts"][0]
+    unsplit = runs["whole"][0]
+    parts = runs["parts"][0]
     assert unsplit.events == ["published 0", "generated 0-31", "published 1"]
     assert parts.events == [
         "published 0",
