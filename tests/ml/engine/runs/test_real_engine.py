@@ -51,6 +51,7 @@ def running(start_tiny: Any, rows: Any) -> Running:
         # The batch size affects rounding, and depends on the time at which requests
         # arrive: with a batch size of one, images are bit-identical (batches: test_full_weights.py).
         "actor_rollout_ref.rollout.max_num_seqs=1",
+        "trainer.fork_workers=false",  # a Ray as in a cluster, which exports metrics
     )
     stack.weights.update_weights(global_steps=0)
     return Running(settings, stack, rows(PROMPTS))
@@ -254,25 +255,23 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
         assert seconds == pytest.approx(spent)
 
 
-def held(actor: Any) -> Held:
-    """What the process of an actor holds; runs in it."""
-    import ctypes
-    import gc
-
-    import psutil
-    from ray._private.worker import global_worker
-
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    references = len(global_worker.core_worker.get_all_reference_counts())
-    return Held(len(gc.get_objects()), references, psutil.Process().memory_info().rss)
-
-
 def test_200_steps_leave_nothing_in_the_store_the_engine_and_its_workers(running: Running) -> None:
     """Each step generates stored samples and publishes an adapter; counted from the 50th on, in the processes."""
     import ray
 
     from verl_omni.trainer.generation import sample_generation
+
+    def held(actor: Any) -> tuple[int, int, int]:  # runs in the actor, where this module cannot be imported
+        import ctypes
+        import gc
+
+        import psutil
+        from ray._private.worker import global_worker
+
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        references = len(global_worker.core_worker.get_all_reference_counts())
+        return len(gc.get_objects()), references, psutil.Process().memory_info().rss
 
     stack = running.stack
     (server,) = stack.servers.server_handles

@@ -9,6 +9,7 @@ with `address` and `raylet_pid`, once Ray is up.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -84,6 +85,7 @@ def _monitor_logs(node: Any) -> None:
     """Send lines of the workers' logs to the driver, in a thread; Ray starts a process of 50 MiB for it."""
     from ray._private.log_monitor import LogMonitor, is_proc_alive
 
+    logging.getLogger(LogMonitor.__module__).setLevel(logging.WARNING)  # else a line for each file
     monitor = LogMonitor(node.node_ip_address, node.get_logs_dir_path(), node.get_gcs_client(), is_proc_alive)
     threading.Thread(target=monitor.run, name="log monitor", daemon=True).start()
 
