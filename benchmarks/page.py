@@ -42,6 +42,12 @@ TRAINING: dict[str, Entry] = {
     ),
     "start_up": ("Start-up", training.start_up, "start_up.py --repeats 1"),
     "peers": ("Next to other trainers", training.peers, "peers.py --flow-grpo FOLDER"),
+    "peers_256": (
+        "Next to other trainers, with larger images",
+        training.peers,
+        "peers.py --flow-grpo FOLDER --pixels 256 --prompts 2 --steps 3 --repeats 1 --modes one "
+        "--out docs/figures/peers_256.json",
+    ),
     "growth": ("Growth of a training step", training.growth, "growth.py"),
     "real_size": ("A model of real size", training.real_size, "real_size.py"),
     "generation_ahead": ("Generation during the update", training.generation_ahead, "generation_ahead.py"),

@@ -232,7 +232,7 @@ def peers_table(data: Data) -> tuple[list[str], list[list[str]]]:
     lines = [
         [text, *(cell(program, metric, mode, scale) for program in programs)] for text, metric, mode, scale in PEER_ROWS
     ]
-    return ["", *programs], lines
+    return ["", *programs], [line for line in lines if any(line[1:])]
 
 
 def _busy(data: Data) -> str:
@@ -245,12 +245,13 @@ def _busy(data: Data) -> str:
 def peers(data: Data) -> Section:
     """The trainer next to a plain loop and flow_grpo's trainer."""
     turns = 1 + max(row["turn"] for row in data["runs"])
+    scorer = "" if data["pixels"] == 64 else " and the scorer `jpeg`"  # the example's takes 64 px only
     return Section(
         [
             f"{data['steps']} steps of {data['images']} images of {data['pixels']} px of examples/colors-grpo.yaml, "
-            "with an evaluation before the first step and one after the last. The plain loop is one process with "
-            "diffusers and peft; [flow_grpo](https://github.com/yifan123/flow_grpo) is its trainer of Stable Diffusion "
-            "3 with the same sizes, adapter and scorer. The "
+            f"with an evaluation before the first step and one after the last{scorer}. The plain loop is one "
+            "process with diffusers and peft; [flow_grpo](https://github.com/yifan123/flow_grpo) is its trainer of "
+            "Stable Diffusion 3 with the same sizes, adapter and scorer. The "
             f"programs take turns, up to {turns} each; memory is read in separate runs." + _busy(data),
             table(*peers_table(data)),
         ],
