@@ -178,8 +178,7 @@ async def test_limits_that_do_not_allow_a_new_number_change_with_it(simulation: 
     pools.change(1, maxReplicas=3)
     await simulation.settle()
     before = pools.patches()
-    simulation.edit(rollout={**ROLLOUT, "replicas": 6})
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={**ROLLOUT, "replicas": 6})
     assert (pools.groups()[1], pools.patches() - before) == (("rollout", 6), 1)
     assert is_unlimited(simulation)
 
@@ -191,8 +190,7 @@ async def test_the_field_manager_that_changes_an_object_back_is_named(simulation
             shrink(simulation)
         await simulation.after(1)
     assert simulation.condition("Updated").message.startswith("field manager 'helm' changes")
-    simulation.edit(rollout={**ROLLOUT, "replicas": 4})
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={**ROLLOUT, "replicas": 4})
     assert pools.groups()[1] == ("rollout", 4), "a changed spec ends the pause"
     assert simulation.condition("Updated").reason == "AsRequested"
 

@@ -112,8 +112,7 @@ async def test_a_job_that_kueue_suspends_at_its_creation_is_never_shown_as_admit
     simulation.alter(lambda body: body.update(spec={**body["spec"], "suspend": True}))
     shown = []
     simulation.reconciler.written = lambda kind, body: shown.append(body) if kind == JOBS else None
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     conditions = [
         condition for body in shown for condition in body["status"]["conditions"] if condition["type"] == "Admitted"
     ]
@@ -204,8 +203,7 @@ async def test_another_operator_goes_on_where_the_last_one_was_stopped(queue: Qu
 
 async def test_an_edited_job_that_waits_asks_anew_as_it_was_edited(queue: Queue) -> None:
     await queue.submit()
-    queue.simulation.edit(rollout={**QUEUED, "replicas": 8, "minReplicas": 1})
-    await queue.simulation.settle()
+    await queue.simulation.edit_and_settle(rollout={**QUEUED, "replicas": 8, "minReplicas": 1})
     assert (queue.simulation.attempts(), queue.asked("red-a02")) == (["red-a02"], 8)
 
 
@@ -322,8 +320,7 @@ class ElasticJob:
 
     async def report(self, samples: int) -> None:
         """The trainer reports how many samples wait."""
-        self.simulation.report("heartbeat", **{"rollout/queued_samples": samples})
-        await self.simulation.settle()
+        await self.simulation.report_and_settle("heartbeat", **{"rollout/queued_samples": samples})
 
     async def add_gated(self) -> str:
         """KubeRay creates a rollout pod, which waits for quota."""
@@ -349,8 +346,7 @@ class ElasticJob:
 
     def group(self) -> dict[str, Any]:
         """The rollout group of the RayJob."""
-        group: dict[str, Any] = self.queue.rayjob()["spec"]["rayClusterSpec"]["workerGroupSpecs"][1]
-        return group
+        return self.queue.rayjob()["spec"]["rayClusterSpec"]["workerGroupSpecs"][1]
 
     def requested(self) -> int:
         """Rollout pods that the RayJob asks quota for."""

@@ -21,8 +21,7 @@ KEY = ("team-a", "red")
 async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(simulation: Any, ends: str) -> None:
     await simulation.submit_running(ttlSecondsAfterFinished=60)
     simulation.refuse(Forbidden("jobs are kept here"), JOBS, "delete")
-    simulation.end(1, ends)
-    await simulation.settle()
+    await simulation.end_and_settle(1, ends)
     before = simulation.status()
     assert before.finished
     simulation.cluster.counts()
@@ -41,8 +40,7 @@ async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(si
     ended = before.condition("Ready")
     assert (ready.status, ready.reason, ready.message) == (ended.status, ended.reason, ended.message)
     simulation.allow()
-    simulation.edit(ttlSecondsAfterFinished=0)
-    await simulation.settle()
+    await simulation.edit_and_settle(ttlSecondsAfterFinished=0)
     assert simulation.cluster.get(JOBS, *KEY) is None
 
 
@@ -50,8 +48,7 @@ async def test_a_deletion_of_a_failed_attempt_that_is_refused_is_tried_after_pau
     """Also after ten minutes, when the wait for what is left of the attempt is over."""
     await simulation.submit_running(backoffLimit=1)
     simulation.refuse(Forbidden("RayJobs are kept here"), RAYJOBS, "delete")
-    simulation.end(1, "FAILED")
-    await simulation.settle()
+    await simulation.end_and_settle(1, "FAILED")
     before = simulation.passes
     await simulation.after(3600)
     assert simulation.passes - before < 40
@@ -132,8 +129,7 @@ async def fail(simulation: Any, times: int = 1) -> None:
 async def test_a_defect_is_shown_once_and_removed_by_the_next_good_pass(
     simulation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     before = simulation.status()
     with monkeypatch.context() as patch:
         patch.setattr(reconciler, "derive_status", lambda *_: 1 / 0)
@@ -141,7 +137,6 @@ async def test_a_defect_is_shown_once_and_removed_by_the_next_good_pass(
         await fail(simulation, 5)
         assert simulation.cluster.counts() == {("apply_status", "diffusionrljobs"): 1, ("create", "events"): 1}
     error = shown(simulation)
-    assert error is not None
     assert (error["status"], error["reason"], error["message"]) == ("True", "ZeroDivisionError", "division by zero")
     assert simulation.event_reasons().count("ReconcileError") == 1
     await simulation.reconcile()  # the worker's backoff is over
@@ -164,7 +159,6 @@ async def test_a_status_that_the_api_server_refuses_is_shown(simulation: Any, mo
         patch.setattr(FakeCluster, "apply_status", refuse)
         await fail(simulation)
     error = shown(simulation)
-    assert error is not None
     assert error["reason"] == "Refused"
     assert error["message"].startswith("status.progress: Invalid value")
     assert len(error["message"]) <= 1024
@@ -176,8 +170,7 @@ async def test_a_status_that_the_api_server_refuses_is_shown(simulation: Any, mo
 async def test_a_job_is_deleted_even_if_its_spec_and_status_cannot_be_read(
     simulation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     simulation.run(1)
     for name in ("parse_status", "derive_status"):
         monkeypatch.setattr(reconciler, name, lambda *_: 1 / 0)
@@ -222,8 +215,7 @@ async def test_a_changed_spec_is_tried_at_once_after_answers_with_500(simulation
     assert simulation.condition("Ready").reason == "ServerFailed"
     simulation.allow()
     at = simulation.now
-    simulation.edit(seed=7)
-    await simulation.settle()
+    await simulation.edit_and_settle(seed=7)
     assert (simulation.attempts(), simulation.now) == (["red-a01"], at)
     assert simulation.condition("Ready").reason == "Starting"
 
@@ -268,7 +260,6 @@ async def test_a_status_that_the_api_server_answers_with_500_is_shown(
         with pytest.raises(ServerFailed):
             await simulation.reconcile()
     error = shown(simulation)
-    assert error is not None
     assert (error["reason"], error["message"]) == ("ServerFailed", "status: conversion webhook failed")
     await simulation.reconcile()
     await simulation.settle()
@@ -276,8 +267,7 @@ async def test_a_status_that_the_api_server_answers_with_500_is_shown(
 
 
 async def test_a_changed_spec_ends_the_pause_before_the_next_attempt(simulation: Any) -> None:
-    simulation.submit(backoffLimit=20)
-    await simulation.settle()
+    await simulation.submit_and_settle(backoffLimit=20)
     for attempt in (1, 2, 3, 4):
         await simulation.after(300)
         simulation.run(attempt)
@@ -286,7 +276,6 @@ async def test_a_changed_spec_ends_the_pause_before_the_next_attempt(simulation:
         await simulation.settle()
     assert simulation.condition("Ready").reason == "BetweenAttempts"
     at = simulation.now
-    simulation.edit(seed=7)
-    await simulation.settle()
+    await simulation.edit_and_settle(seed=7)
     assert simulation.attempts() == ["red-a05"]
     assert simulation.now == at
