@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from control.plan.rendered_objects import SETTINGS, make_job
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.kinds import (
     EVENTS,
     JOBS,
@@ -42,18 +42,8 @@ def rights(kind: Kind, *verbs: str, subresource: str = "") -> set[Right]:
 
 def applied() -> set[Kind]:
     """Kinds that the operator applies: of a job that makes use of everything."""
-    spec = {
-        "model": {"base": "m"},
-        "data": {"train": ["t.jsonl"]},
-        "reward": {"scorers": [{"name": "color", "settings": {"color": "red"}}]},
-        "observability": {"podMonitor": {"enabled": True}},
-        "trainer": {"totalSteps": 1, "accelerator": {"vendor": "NVIDIA", "count": 1}},
-    }
-    job = DiffusionRLJob.model_validate(
-        {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"name": "j", "namespace": "n"}, "spec": spec}
-    )
-    settings = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
-    return {kind_of(body) for body in plan.render_objects(job, 1, settings)}
+    job = make_job("spec.observability.podMonitor.enabled=true")
+    return {kind_of(body) for body in plan.render_objects(job, 1, SETTINGS)}
 
 
 def needed() -> set[Right]:
@@ -109,7 +99,7 @@ def test_cluster_wide_permissions_match_the_requests(chart: Render) -> None:
     assert by_place(chart()) == {"*": needed() | REPORTS, "omni-system": own()}
 
 
-def test_the_table_of_permissions_in_the_docs_has_exactly_the_rules(chart: Render) -> None:
+def test_the_table_of_permissions_in_the_docs_has_exactly_the_rules() -> None:
     """The row of the watched namespaces: `jobs: get, list; their status: patch; ...`."""
     resources = {
         "jobs": JOBS.plural,
