@@ -110,7 +110,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     }
     used = {event.event for event in parsed}
     assert events_in_the_source(Path(__file__).parents[2]) <= used, "an event of the trainer is missing in this test"
-    assert used == set(ReportEvent.model_fields["event"].annotation.__args__)  # type: ignore[union-attr]
+    assert used == set(ReportEvent.model_fields["event"].annotation.__args__)
 
 
 def test_the_reasons_that_the_trainer_names_are_known() -> None:

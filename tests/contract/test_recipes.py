@@ -166,6 +166,6 @@ def _values(config: Any) -> dict[str, object]:
     """Every setting by its name with dots, with interpolations resolved; a list of one is its element."""
     from omegaconf import OmegaConf
 
-    flat = flat_settings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    flat = flat_settings(OmegaConf.to_container(config, resolve=True))
     leaves = {name: value for name, value in flat if not (isinstance(value, dict) and value)}
     return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in leaves.items()}
