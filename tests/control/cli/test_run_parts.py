@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from omni_operator import plan
 from omni_operator.api.files.job_loader import read_job
-from omni_operator.cli.local import failure, run_folder, run_summary, run_text
+from omni_operator.cli.local import failure, run_folder, run_text
 from omni_operator.cli.local.json_lines import JsonLinesReader, MalformedLine, read_records
-from omni_operator.cli.local.run import trainer_environment
+from omni_operator.cli.local.run import summary, trainer_environment
 from omni_operator.cli.local.run_state import RunState, apply_event
 from omni_operator.cli.local.shared_memory import remove_newer, segments
 from omni_operator.cli.local.supervisor import StopEscalation
@@ -94,7 +94,7 @@ def test_a_step_on_pairs_of_a_data_set_has_loss_and_accuracy(tmp_path: Path) -> 
     assert run_text.step_line(steps[1], 2) == "step 2/2  loss 0.200  100.0% of the pairs right  weights v?"
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     learned = "loss 0.400, 50.0% of the pairs right -> loss 0.200, 100.0% of the pairs right at step 2"
-    assert run_summary.summary(tmp_path) == [f"training {learned}"]
+    assert summary(tmp_path) == [f"training {learned}"]
     state = apply_event(RunState(), {"event": "step", **steps[1]})
     assert (state.last or {})["actor/loss"] == 0.2
 
@@ -237,7 +237,7 @@ def test_a_complete_machine_is_ready() -> None:
     ],
 )
 def test_each_finding_has_its_remedy(change: dict[str, object], level: str, said: str) -> None:
-    shown = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
+    shown = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]
     assert [finding.level for finding in shown] == [level]
     assert said in f"{shown[0].text} {shown[0].remedy}"
 
