@@ -163,7 +163,7 @@ def _of_pytest(arguments: list[str]) -> list[str]:
 
 def _missing_files(command: Command, arguments: list[str]) -> list[str]:
     """Paths in the repository that do not exist; a job may be one of the page."""
-    names = {re.search(r"name: ([\w-]+)", block.text)[1] for block in JOBS.get(command.page, ())}  # type: ignore[index]
+    names = {re.search(r"name: ([\w-]+)", block.text)[1] for block in JOBS.get(command.page, ())}
     paths = [
         word.partition("::")[0]
         for option, word in zip(["", *arguments], arguments, strict=False)
