@@ -83,6 +83,12 @@ class FakeServer(ThreadingHTTPServer):
         """Run `drl` for this server."""
         return drl(self.kubeconfig, *arguments)
 
+    def fails(self, code: int, *arguments: str) -> str:
+        """What `drl` prints to stderr when it ends with this exit code."""
+        done = self.drl(*arguments)
+        assert done.exit_code == code, done.output
+        return done.stderr
+
     def client(self) -> Client:
         return Client.from_kubeconfig(str(self.kubeconfig))
 

@@ -68,13 +68,11 @@ def test_files_of_others_are_not_overwritten(running: FakeServer, tmp_path: Path
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     for name, reason in (("mine", "has other files"), ("file", "is not a folder"), ("link", "is not a folder")):
-        refused = running.drl("fetch", "blue", f"--to={tmp_path / name}")
-        assert (refused.exit_code, reason in refused.stderr) == (2, True)
+        assert reason in running.fails(2, "fetch", "blue", f"--to={tmp_path / name}")
     assert (tmp_path / "mine" / "report.html").read_text() == "mine"
     running.drl("fetch", "blue", f"--to={tmp_path / 'new'}")
     running.jobs["blue"]["metadata"]["uid"] = "later"
-    another = running.drl("fetch", "blue", f"--to={tmp_path / 'new'}")
-    assert (another.exit_code, "results of another job blue" in another.stderr) == (2, True)
+    assert "results of another job blue" in running.fails(2, "fetch", "blue", f"--to={tmp_path / 'new'}")
 
 
 def test_after_the_end_a_pod_that_mounts_the_claim_is_made_and_deleted(ended: FakeServer, tmp_path: Path) -> None:
@@ -161,15 +159,13 @@ def test_without_pod_claim_or_image_the_reason_is_told(ended: FakeServer, tmp_pa
     assert ended.posts == []
     ended.jobs["blue"]["spec"]["backoffLimit"] = 0
     del ended.jobs["blue"]["spec"]["checkpoint"]["claimName"]
-    failed = ended.drl("fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert (failed.exit_code, "no spec.checkpoint.claimName" in failed.stderr) == (1, True)
+    assert "no spec.checkpoint.claimName" in ended.fails(1, "fetch", "blue", f"--to={tmp_path / 'a'}")
 
 
 def test_a_missing_run_folder_and_a_missing_right_are_told(running: FakeServer, tmp_path: Path) -> None:
     path = f"{PODS}/blue-a01-w0/exec"
     running.sockets[path] = run_program(tmp_path / "none")
-    failed = running.drl("fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert (failed.exit_code, "there is no run folder" in failed.stderr) == (1, True), failed.output
+    assert "there is no run folder" in running.fails(1, "fetch", "blue", f"--to={tmp_path / 'a'}")
     del running.sockets[path]
     running.objects[path] = 403, {"message": "User u cannot get pods/exec"}
     failed = running.drl("fetch", "blue", f"--to={tmp_path / 'a'}")

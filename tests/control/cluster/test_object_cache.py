@@ -245,35 +245,20 @@ def test_objects_of_no_job_are_not_cached() -> None:
         kind_of({"apiVersion": "v1", "kind": "Secret"})
 
 
+# Fields of statuses.
+FIELDS = (
+    "conditions type status reason state waiting containerStatuses endTime startTime rayJobInfo terminated "
+    "exitCode name suspend"
+)
+
+
 @given(
     st.dictionaries(
         st.sampled_from(["status", "spec", "extra"]),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.text(max_size=5),
             lambda inner: (
-                st.lists(inner, max_size=3)
-                | st.dictionaries(
-                    st.sampled_from(
-                        [
-                            "conditions",
-                            "type",
-                            "status",
-                            "reason",
-                            "state",
-                            "waiting",
-                            "containerStatuses",
-                            "endTime",
-                            "startTime",
-                            "rayJobInfo",
-                            "terminated",
-                            "exitCode",
-                            "name",
-                            "suspend",
-                        ]
-                    ),
-                    inner,
-                    max_size=4,
-                )
+                st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS.split()), inner, max_size=4)
             ),
             max_leaves=12,
         ),

@@ -49,23 +49,9 @@ def conditions(*kinds: str) -> st.SearchStrategy[list[dict[str, Any]]]:
     return st.lists(condition, max_size=len(kinds), unique_by=lambda found: found["type"])
 
 
+DEPLOYMENTS = "Initializing Running Complete Failed Suspending Suspended Retrying Waiting ValidationFailed Scheduled"
 RAYJOB = optional(
-    jobDeploymentStatus=st.sampled_from(
-        [
-            "",
-            "Initializing",
-            "Running",
-            "Complete",
-            "Failed",
-            "Suspending",
-            "Suspended",
-            "Retrying",
-            "Waiting",
-            "ValidationFailed",
-            "Scheduled",
-            "x" * 900,
-        ]
-    ),
+    jobDeploymentStatus=st.sampled_from(["", *DEPLOYMENTS.split(), "x" * 900]),
     jobStatus=st.sampled_from(["", "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED", "x" * 900]),
     reason=st.one_of(TEXTS, st.sampled_from(["DeadlineExceeded", "AppFailed", "JobStatusCheckTimeoutExceeded"])),
     message=TEXTS,
