@@ -153,13 +153,11 @@ def test_a_job_has_the_algorithm_of_the_command_line_whatever_names_it() -> None
             configuration.load(arguments),
             configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))),
         )
-        compared[named] = [_advantages_and_sampler(config) for config in both]
+        # Whether advantages are divided by the deviation of all, and the sampler's type.
+        compared[named] = [
+            (config.algorithm.global_std, config.actor_rollout_ref.rollout.algo.sde_type) for config in both
+        ]
     assert {named: configs for named, configs in compared.items() if configs[0] != configs[1]} == {}
-
-
-def _advantages_and_sampler(config: Any) -> tuple[bool, str]:
-    """Whether advantages are divided by the deviation of all, and the sampler's type."""
-    return config.algorithm.global_std, config.actor_rollout_ref.rollout.algo.sde_type
 
 
 def _values(config: Any) -> dict[str, object]:

@@ -176,10 +176,6 @@ def _missing_files(command: Command, arguments: list[str]) -> list[str]:
     return [path for path in paths if path.rstrip("/") not in files and not (ROOT / path).exists()]
 
 
-def runnable() -> list[Command]:
-    return [command for command in dict.fromkeys(documented()) if command.text.startswith(RUN)]
-
-
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in SHELL])
 def test_what_a_block_of_shell_names_exists(block: Block) -> None:
     wrong_commands = {command.text: wrong for command in commands(block) if (wrong := problems(command))}
@@ -230,7 +226,9 @@ def test_no_command_hides_in_a_block_of_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(command, id=f"{command.page}-{command.text}") for command in runnable()]
+    "command",
+    [command for command in dict.fromkeys(documented()) if command.text.startswith(RUN)],
+    ids=lambda command: f"{command.page}-{command.text}",
 )
 def test_a_command_that_needs_nothing_succeeds(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from control.api import small_job
 from omni_operator import plan
 from omni_operator.api.files.job_loader import read_job
 from omni_operator.cli.local import failure, run_folder, run_text
@@ -42,18 +43,6 @@ GOOD = Machine(
     pinned={},
     reference=None,
 )
-JOB = """
-apiVersion: diffusionrl.io/v1alpha1
-kind: DiffusionRLJob
-metadata: {name: a-job}
-spec:
-  model: {base: ./model}
-  data: {train: [train.jsonl], validation: [held.jsonl]}
-  reward:
-    model: {base: ./judge}
-    scorers: [{name: mine, function: {path: reward.py, name: score}}, {name: jpeg}]
-  trainer: {totalSteps: 3}
-"""
 
 
 @given(
@@ -272,7 +261,9 @@ def test_a_local_build_of_the_pinned_version_is_accepted() -> None:
 
 
 def test_a_copied_job_has_every_path_that_is_resolved(tmp_path: Path) -> None:
-    loaded = read_job(JOB, "job.yaml", ())
+    scorers = "[{name: mine, function: {path: reward.py, name: score}}, {name: jpeg}]"
+    changes = ("spec.data.validation=[held.jsonl]", f"spec.reward={{model: {{base: ./judge}}, scorers: {scorers}}}")
+    loaded = read_job(small_job.GOOD, "job.yaml", changes)
     job = plan.resolve_paths(loaded.job, "/somewhere")
     for _ in range(2):  # the second run finds the copy of the first
         run_folder.prepare(tmp_path / "run", job, loaded.document, lambda each: [str(each.spec)], fresh=False)

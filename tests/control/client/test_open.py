@@ -59,16 +59,12 @@ def get(port: int, path: str) -> bytes:
     return data
 
 
-def port_of(url: str) -> int:
-    return int(url.rpartition(":")[2])
-
-
 def test_connections_are_forwarded_to_the_head_pod(server: FakeServer) -> None:
     client = server.client()
     server.sockets[FORWARD] = serve_page
     messages: list[str] = []
     with PortForwarder(client.connection, "team", "blue-a01-h", 8265, 0, messages.append) as forwarder:
-        port = port_of(forwarder.url)
+        port = int(forwarder.url.rpartition(":")[2])
         assert [get(port, path)[-2:] for path in ("/a", "/b", "/c")] == [b"/a", b"/b", b"/c"]
         server.sockets[FORWARD] = serve_error
         with pytest.raises((http.client.HTTPException, OSError)):

@@ -320,14 +320,9 @@ async def test_a_server_that_does_not_answer_is_unavailable_and_metered_with_cod
     assert server.metered == [("apply", "diffusionrljobs", 0)] * 2
 
 
-def accept_only(token: str) -> Callable[[web.Request], web.Response]:
-    return lambda request: web.json_response(
-        {"kind": "Status"}, status=200 if request.headers.get("Authorization") == f"Bearer {token}" else 401
-    )
-
-
 async def test_rejected_credentials_are_renewed_once_for_all_requests(server: RecordingServer) -> None:
-    server.answer = accept_only("new")
+    accepted = "Bearer new"
+    server.answer = lambda request: status(200 if request.headers.get("Authorization") == accepted else 401)(request)
     credentials = RotatingCredentials(server.port, "old", "new")
     async with ApiServer(credentials, server.meter, version="1") as cluster:
         await asyncio.gather(*(cluster.apply(JOB) for _ in range(8)))

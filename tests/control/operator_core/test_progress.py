@@ -340,13 +340,6 @@ def separate(count: int, replicas: int) -> dict[str, Any]:
     return {"trainer": {"totalSteps": 10, "accelerator": accelerator}, "rollout": rollout}
 
 
-def run_pools(simulation: Any, attempt: int) -> None:
-    """Ray runs the attempt's program, in a cluster with the groups of its RayJob."""
-    simulation.run(attempt)
-    groups = simulation.cluster.get(RAYJOBS, KEY[0], f"red-a{attempt:02d}")["spec"]["rayClusterSpec"]
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], f"red-a{attempt:02d}-x1", spec=groups)
-
-
 @pytest.mark.slow
 @given(st.lists(STEPS, min_size=1, max_size=3))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -362,7 +355,9 @@ def test_accelerator_seconds_are_exact_with_edits_of_the_next_attempt_and_scales
         for attempt, steps in enumerate(attempts, start=1):
             await simulation.after(1000.5)
             count = asked["count"]
-            run_pools(simulation, attempt)
+            simulation.run(attempt)  # in a cluster with the groups of the RayJob
+            groups = simulation.cluster.get(RAYJOBS, KEY[0], f"red-a{attempt:02d}")["spec"]["rayClusterSpec"]
+            simulation.cluster.change(RAYCLUSTERS, KEY[0], f"red-a{attempt:02d}-x1", spec=groups)
             await simulation.settle()
             for (what, seconds), change in steps:
                 await simulation.after(seconds)
