@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -167,6 +168,12 @@ class Simulation:
         self.now = end
         await self.settle()
 
+    async def requests_in(self, seconds: float) -> Counter[tuple[str, str]]:
+        """Advance the clock; return the operator's requests meanwhile, by verb and resource."""
+        self.cluster.log.clear()
+        await self.after(seconds)
+        return self.cluster.counts()
+
     # Users.
 
     def submit(self, key: Key = KEY, **spec: Any) -> None:
@@ -176,6 +183,10 @@ class Simulation:
     async def submit_and_settle(self, **spec: Any) -> None:
         self.submit(**spec)
         await self.settle()
+
+    def submit_and_watch(self) -> None:
+        self.submit()
+        self.watch()
 
     def edit(self, key: Key = KEY, **spec: Any) -> None:
         self.cluster.change(JOBS, *key, spec=spec)

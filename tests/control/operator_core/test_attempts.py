@@ -195,8 +195,7 @@ class Editor:
 async def test_the_answer_to_each_written_status_is_told(simulation: Any) -> None:
     answers: list[tuple[Kind, Body]] = []
     simulation.reconciler.written = lambda kind, body: answers.append((kind, body))
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     await simulation.reconcile()
     assert [kind for kind, _ in answers] == [RAYJOBS, JOBS]
     assert (
@@ -211,8 +210,7 @@ async def test_the_answer_to_each_written_status_is_told(simulation: Any) -> Non
 
 @pytest.mark.parametrize("edits", [1, TRIES - 1])
 async def test_labels_that_change_all_the_time_do_not_delay_a_status(simulation: Any, edits: int) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.cluster.failures = Editor(simulation, edits)
     await simulation.reconcile()
     assert simulation.status().attempts == 1
@@ -220,8 +218,7 @@ async def test_labels_that_change_all_the_time_do_not_delay_a_status(simulation:
 
 
 async def test_a_status_is_given_up_for_a_while_when_the_job_changes_too_often(simulation: Any) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.cluster.failures = Editor(simulation, 10**6)
     simulation.cluster.counts()
     await simulation.reconcile()
@@ -230,8 +227,7 @@ async def test_a_status_is_given_up_for_a_while_when_the_job_changes_too_often(s
 
 
 async def test_a_status_that_another_one_wrote_meanwhile_is_not_overwritten(simulation: Any) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.cluster.failures = Editor(simulation, 1, {"attempts": 1, "startTime": "2026-01-01T00:00:07Z"})
     simulation.cluster.counts()
     await simulation.reconcile()
@@ -241,8 +237,7 @@ async def test_a_status_that_another_one_wrote_meanwhile_is_not_overwritten(simu
 
 
 async def test_without_the_right_to_read_a_job_its_status_waits_for_the_watch(simulation: Any) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     editor = Editor(simulation, 1)
 
     def fail(verb: str, kind: Kind, name: str) -> Forbidden | None:
@@ -273,9 +268,7 @@ async def test_a_webhook_that_alters_each_status_is_not_answered_with_a_status_e
     with monkeypatch.context() as patch:
         patch.setattr(FakeCluster, "apply_status", alter)
         simulation.lose_head(1)
-        simulation.cluster.counts()
-        await simulation.after(600)
-        assert simulation.cluster.counts()["apply_status", "diffusionrljobs"] <= 600 / APART.total_seconds() + 8
+        assert (await simulation.requests_in(600))["apply_status", "diffusionrljobs"] <= 600 / APART.total_seconds() + 8
         assert len(simulation.attempts()) <= 1
     await simulation.after(60)
     assert simulation.attempts() == ["red-a02"]

@@ -135,9 +135,7 @@ async def test_who_changes_objects_back_all_the_time_is_named_and_answered_less_
     await simulation.after(FORGOTTEN.total_seconds() + 60)
     assert good(simulation)
     assert simulation.verdict("Updated") == ("True", "AsRequested")
-    simulation.cluster.counts()
-    await simulation.after(3600)
-    assert not simulation.cluster.counts()
+    assert not await simulation.requests_in(3600)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +157,7 @@ async def test_limits_of_a_group_are_put_right_where_they_do_not_allow_its_numbe
     before = pools.specs()
     pools.change(place, **changed)
     groups = pools.specs()
-    simulation.cluster.counts()
-    await simulation.after(60)
-    assert simulation.cluster.counts() == ({("patch", "rayclusters"): 1} if patches else {})
+    assert await simulation.requests_in(60) == ({("patch", "rayclusters"): 1} if patches else {})
     assert pools.specs() == (before if patches else groups)
 
 

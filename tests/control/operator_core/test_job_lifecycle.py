@@ -123,9 +123,7 @@ async def test_a_condition_reports_that_kuberay_is_missing_until_it_is_installed
         assert simulation.condition(kind).reason == "KubeRayNotInstalled"
     assert "install KubeRay" in simulation.condition("Ready").message
     assert "KubeRayNotInstalled" in simulation.event_reasons()
-    simulation.cluster.counts()
-    await simulation.after(300)
-    assert simulation.cluster.counts()["create", "rayjobs"] <= 21
+    assert (await simulation.requests_in(300))["create", "rayjobs"] <= 21
     simulation.cluster.absent = set()
     await simulation.after(31)
     assert simulation.attempts() == ["red-a01"]
@@ -168,9 +166,7 @@ async def test_an_invalid_spec_is_a_condition_and_can_be_corrected(simulation: A
     assert "spec.rollout.replicas" in simulation.condition("Ready").message
     assert not simulation.attempts()
     assert len(simulation.status().conditions) == 14
-    simulation.cluster.counts()
-    await simulation.after(600)
-    assert not simulation.cluster.counts()
+    assert not await simulation.requests_in(600)
     await simulation.edit_and_settle(rollout={"replicas": 2})
     assert simulation.attempts() == ["red-a01"]
     await simulation.run_and_settle(1)
@@ -184,13 +180,11 @@ async def test_an_invalid_spec_is_a_condition_and_can_be_corrected(simulation: A
 
 async def test_a_job_managed_by_another_controller_is_ignored(simulation: Any) -> None:
     simulation.submit(managedBy="kueue.x-k8s.io/multikueue")
-    await simulation.after(3600)
-    assert not simulation.cluster.counts()
+    assert not await simulation.requests_in(3600)
 
 
 async def test_an_unavailable_api_server_raises_for_the_worker_to_retry(simulation: Any) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.cluster.failures = lambda verb, kind, name: Unavailable("no answer")
     with pytest.raises(Unavailable):
         await simulation.reconcile()
@@ -258,8 +252,7 @@ async def test_a_job_is_deleted_at_once_and_leaves_nothing_without_a_request(sim
 
 
 async def test_what_is_created_for_a_job_before_its_deletion_is_seen_goes_too(simulation: Any) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.frozen = {JOBS}
     simulation.cluster.remove(JOBS, *KEY)
     await simulation.reconcile()
@@ -275,10 +268,8 @@ async def test_the_deletion_of_a_running_job_that_is_seen_late_starts_no_attempt
     await simulation.submit_running()
     simulation.frozen = {JOBS}
     simulation.cluster.remove(JOBS, *KEY)
-    simulation.cluster.counts()
-    await simulation.after(3600)
+    assert (await simulation.requests_in(3600))["create", "rayjobs"] == 0
     assert simulation.cache.job(KEY) is None
-    assert simulation.cluster.counts()["create", "rayjobs"] == 0
     simulation.frozen = set()
     await simulation.submit_and_settle()
     assert simulation.attempts() == ["red-a01"]
@@ -324,11 +315,9 @@ async def test_a_job_that_is_recreated_during_a_pass_gets_nothing_of_the_deleted
         if kind == RAYJOBS:
             simulation.allow()
             simulation.cluster.remove(JOBS, *KEY)
-            simulation.submit()
-            simulation.watch()
+            simulation.submit_and_watch()
 
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.cluster.failures = recreate
     await simulation.reconcile()
     assert simulation.cluster.get(JOBS, *KEY)["status"] == UNSEEN, "what the pass decided is about the deleted job"

@@ -140,8 +140,7 @@ async def test_an_object_without_owner_that_an_interrupted_pass_has_left_is_dele
     simulation.alter(lambda body: body["metadata"].pop("ownerReferences", None))
     unanswered = [Unavailable("killed")]
     simulation.cluster.failures = lambda verb, kind, name: unanswered.pop() if verb == "delete" and unanswered else None
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     with pytest.raises(Unavailable):
         await simulation.reconcile()
     assert simulation.attempts() == ["red-a01"]
@@ -161,9 +160,7 @@ async def test_an_owner_that_a_webhook_removes_again_is_named_and_the_job_goes_o
     updated = simulation.condition("Updated")
     assert (updated.status, updated.reason) == ("False", "ChangedByOthers")
     assert "RayJob red-a01 would stay when the job is deleted" in updated.message
-    simulation.cluster.counts()
-    await simulation.after(3600)
-    assert simulation.cluster.counts()["patch", "rayjobs"] < 80
+    assert (await simulation.requests_in(3600))["patch", "rayjobs"] < 80
     await simulation.end_and_settle(1)
     assert simulation.status().is_true("Succeeded")
 
@@ -247,9 +244,7 @@ async def test_drift_of_a_selector_is_corrected_and_labels_of_others_stay(simula
     after = simulation.cluster.get(NETWORK_POLICIES, *KEY)
     assert after["spec"] == {**policy, "defaulted": "by the API server"}
     assert (after["metadata"]["labels"]["team"], after["metadata"]["annotations"]["note"]) == ("a", "b")
-    simulation.cluster.counts()
-    await simulation.after(600)
-    assert not simulation.cluster.counts()
+    assert not await simulation.requests_in(600)
 
 
 @pytest.mark.parametrize("kind", [RAYCLUSTERS, PODS])

@@ -225,19 +225,16 @@ async def test_the_queue_may_admit_the_attempt_in_the_moment_of_the_change(queue
 
 async def test_a_change_takes_few_reads_and_two_writes_and_a_long_wait_few(queue: Queue) -> None:
     await queue.submit()
-    queue.simulation.cluster.counts()
-    await queue.simulation.after(PAUSE)
+    requests = await queue.simulation.requests_in(PAUSE)
     assert queue.asked() == 3
-    assert dict(queue.simulation.cluster.counts()) == {
+    assert requests == {
         ("get", "rayjobs"): 1,
         ("list", "workloads"): 1 + int(PAUSE) // 60,
         ("patch", "rayjobs"): 1,
         ("apply_status", "diffusionrljobs"): 1,
     }
     await queue.simulation.after(100 * PAUSE)
-    queue.simulation.cluster.counts()
-    await queue.simulation.after(80 * PAUSE)
-    assert queue.simulation.cluster.counts()["patch", "rayjobs"] == 10  # one in eight pauses
+    assert (await queue.simulation.requests_in(80 * PAUSE))["patch", "rayjobs"] == 10  # one in eight pauses
 
 
 async def test_a_rayjob_that_someone_else_has_scaled_is_left_alone_and_not_read_all_the_time(queue: Queue) -> None:
@@ -245,10 +242,8 @@ async def test_a_rayjob_that_someone_else_has_scaled_is_left_alone_and_not_read_
     groups = queue.rayjob()["spec"]["rayClusterSpec"]
     groups["workerGroupSpecs"][1] |= {"replicas": 1, "minReplicas": 1, "maxReplicas": 1}
     queue.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"rayClusterSpec": groups})
-    queue.simulation.cluster.counts()
-    await queue.simulation.after(10 * PAUSE)
-    counts = queue.simulation.cluster.counts()
-    assert queue.asked() == 1 and counts["patch", "rayjobs"] == 0 and counts["get", "rayjobs"] <= 20
+    requests = await queue.simulation.requests_in(10 * PAUSE)
+    assert queue.asked() == 1 and requests["patch", "rayjobs"] == 0 and requests["get", "rayjobs"] <= 20
 
 
 async def test_annotations_that_someone_has_broken_stop_nothing(queue: Queue) -> None:

@@ -24,13 +24,12 @@ async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(si
     await simulation.end_and_settle(1, ends)
     before = simulation.status()
     assert before.finished
-    simulation.cluster.counts()
-    await simulation.after(3600)
+    requests = await simulation.requests_in(3600)
     ready = simulation.condition("Ready")
     assert (ready.status, ready.reason, ready.message) == ("False", "Forbidden", "jobs are kept here")
     assert simulation.event_reasons().count("Forbidden") == 1
     assert simulation.status().state == before.state
-    assert simulation.cluster.counts()["delete", "diffusionrljobs"] < 25
+    assert requests["delete", "diffusionrljobs"] < 25
     others = [condition for condition in simulation.status().conditions if condition.type != "Ready"]
     assert others == [condition for condition in before.conditions if condition.type != "Ready"]
 
@@ -67,9 +66,7 @@ async def test_a_deletion_that_no_watch_delivers_is_not_requested_all_the_time(s
     simulation.now += timedelta(minutes=11)  # the operator is away
     simulation.start_operator()
     simulation.frozen = {RAYJOBS}
-    simulation.cluster.counts()
-    await simulation.after(600)
-    assert simulation.cluster.counts()["delete", "rayjobs"] < 5
+    assert (await simulation.requests_in(600))["delete", "rayjobs"] < 5
 
 
 async def test_conflicts_in_a_row_are_followed_by_pauses_that_grow(simulation: Any) -> None:
@@ -99,13 +96,12 @@ async def test_without_the_right_to_look_for_its_attempt_a_job_says_so_and_start
     body = simulation.cluster.get(kind, KEY[0], name)
     labels = dict.fromkeys(body["metadata"]["labels"])
     simulation.cluster.change(kind, KEY[0], name, metadata={"labels": labels})
-    simulation.cluster.counts()
-    await simulation.after(600)
+    requests = await simulation.requests_in(600)
     ready = simulation.condition("Ready")
     assert (ready.status, ready.reason, ready.message) == ("False", "Forbidden", f"cannot get {kind.plural}")
     assert "ReconcileError" not in {condition.type for condition in simulation.status().conditions}
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
-    assert simulation.cluster.counts()["get", kind.plural] < 12
+    assert requests["get", kind.plural] < 12
     for number in range(5):  # a pause is not ended by what others change
         simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {"example.com/touched": str(number)}})
         await simulation.settle()
@@ -149,8 +145,7 @@ async def test_a_defect_is_shown_once_and_removed_by_the_next_good_pass(
 
 
 async def test_a_status_that_the_api_server_refuses_is_shown(simulation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
 
     async def refuse(*_: Any) -> Any:
         raise Refused("status.progress: Invalid value " + "x" * 10_000 + "\ud800")
@@ -198,9 +193,7 @@ async def test_a_child_that_the_api_server_answers_with_500_is_a_refusal_the_thi
     assert (simulation.status().state, simulation.status().reason) == ("Pending", "ServerFailed")
     assert simulation.event_reasons() == ["ServerFailed"]
     assert shown(simulation) is None
-    simulation.cluster.counts()
-    await simulation.after(3600)
-    assert 10 < simulation.cluster.counts()["create", "rayjobs"] < 25
+    assert 10 < (await simulation.requests_in(3600))["create", "rayjobs"] < 25
     assert simulation.event_reasons() == ["ServerFailed"]
     simulation.allow()
     await simulation.after(300)
@@ -245,8 +238,7 @@ async def test_answers_with_500_that_end_are_never_shown(simulation: Any) -> Non
 async def test_a_status_that_the_api_server_answers_with_500_is_shown(
     simulation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
 
     async def fail_to_write(*_: Any) -> Any:
         raise ServerError("status: conversion webhook failed")
