@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -71,7 +72,8 @@ def run(
             )
             run_folder.check_length(folder, job.spec.trainer.total_steps)
             if run_folder.is_finished(folder, job.spec.trainer.total_steps):
-                _print_finished(job, folder)
+                finished = "is already finished; to run it again, add --fresh; to continue it, raise totalSteps"
+                console.say("\n".join([f"{job.metadata.name} {finished}", *summary(folder)]))
                 return
             session = Session(job, folder, plan.render_command(job, layout, sys.executable), patience)
             environment = trainer_environment(
@@ -178,17 +180,10 @@ class Session:
             log,
             log_path,
             out_of_memory=out_of_memory,
-            disk_full=machine_facts.disk_is_full(self.folder),
+            disk_full=shutil.disk_usage(self.folder).free < 1 << 20,  # less than a MiB is left
         )
         console.complain("\n".join(lines))
         return console.USAGE if ended.code == console.USAGE else console.FAILED
-
-
-def _print_finished(job: DiffusionRLJob, folder: Path) -> None:
-    console.say(
-        f"{job.metadata.name} is already finished; to run it again, add --fresh; to continue it, raise totalSteps"
-    )
-    console.say("\n".join(summary(folder)))
 
 
 def summary(folder: Path) -> list[str]:

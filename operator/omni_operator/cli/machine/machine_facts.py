@@ -119,11 +119,6 @@ def out_of_memory_kills() -> int:
     return int(match[1]) if match else 0
 
 
-def disk_is_full(folder: Path) -> bool:
-    """Whether the disk of a folder has less than a MiB of space left."""
-    return shutil.disk_usage(folder).free < 1 << 20
-
-
 def _read(path: str) -> str:
     """Text of a kernel file; empty if this kernel does not have it."""
     try:
