@@ -14,7 +14,7 @@ import pytest
 
 from control.handlers.report_server import AUDIENCE, GOOD, KEY, STEP, ReportServer, token
 from omni_operator.cluster.kinds import JOBS
-from omni_operator.handlers.http_server import ConnectionTimeouts, serve
+from omni_operator.handlers.http_server import serve
 from omni_operator.reports.endpoint import BODY_LIMIT, POSTS_BURST
 from omni_operator.reports.rate_limiter import KEYS_KEPT, RateLimiter
 from omni_operator.reports.relay import ReportRelay
@@ -25,8 +25,8 @@ from omni_operator.status.observed.trainer_report import parse_event
 async def impatient_server() -> AsyncIterator[ReportServer]:
     """Closes connections after a second; a busy machine may take part of it between two steps of a test."""
     impatient = ReportServer()
-    timeouts = ConnectionTimeouts(idle=1.0, rest=0.2)
-    async with serve(impatient.endpoint(body_seconds=1.0).routes(), 0, BODY_LIMIT, "127.0.0.1", timeouts) as port:
+    routes = impatient.endpoint(body_seconds=1.0).routes()
+    async with serve(routes, 0, BODY_LIMIT, "127.0.0.1", idle=1.0, rest=0.2) as port:
         impatient.port = port
         yield impatient
 
