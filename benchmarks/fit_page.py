@@ -9,7 +9,7 @@ import formatting
 from page_tables import Tables
 from results import ROOT
 
-from omni_operator.cli.machine import devices
+from omni_operator.cli.machine.fit import Device, memory_of
 from verl_omni.trainer.memory_estimate.estimate import fits
 
 GIB = 1 << 30
@@ -50,7 +50,7 @@ def models(rows: list[Row]) -> str:
 
 def _smallest(peak: int) -> str:
     """The device with the least memory that holds the peak."""
-    holding = sorted((device for device in devices.Device if fits(peak, devices.memory(device))), key=devices.memory)
+    holding = sorted((device for device in Device if fits(peak, memory_of(device))), key=memory_of)
     return holding[0].value if holding else "none"
 
 

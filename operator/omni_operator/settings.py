@@ -141,14 +141,6 @@ def _parse_lease_name(text: str) -> str:
     return text
 
 
-def _parse_address(text: str) -> str:
-    return str(ipaddress.ip_address(text))
-
-
-def _parse_duration(text: str) -> timedelta:
-    return timedelta(seconds=_parse_seconds(text))
-
-
 def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -203,12 +195,12 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "CANARY_DEADLINE_SECONDS": _parse_seconds,
     "LEASE": _parse_lease_name,
     "LEASE_SECONDS": partial(_parse_int, least=3, most=LONGEST_SECONDS),
-    "ADDRESS": _parse_address,
+    "ADDRESS": lambda text: str(ipaddress.ip_address(text)),
     "PASSES": partial(_parse_int, least=1, most=1000),
     "JOBS_SHOWN": partial(_parse_int, least=0, most=1_000_000),
     "STOP_SECONDS": _parse_seconds,
     "LOG_FORMAT": _parse_log_format,
     "VERBOSE": _parse_bool,
-    **dict.fromkeys(_TIMEOUTS, _parse_duration),
+    **dict.fromkeys(_TIMEOUTS, lambda text: timedelta(seconds=_parse_seconds(text))),
 }
 _PLAIN = [spec.name for spec in fields(Settings) if spec.name.upper() in _READERS and spec.name != "namespace"]

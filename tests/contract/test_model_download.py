@@ -13,24 +13,13 @@ from typing import Any
 
 import pytest
 
+from control.plan.rendered_objects import groups, make_job
 from e2e.hub_server import TOKEN, Hub, hub_server
-from omni_operator import plan
-from omni_operator.api.files.job_loader import read_job
 
 pytestmark = pytest.mark.slow  # the command is a program
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = sorted(path.parent.name for path in (ROOT / "images").glob("rollout*/Dockerfile"))
-JOB = """
-apiVersion: diffusionrl.io/v1alpha1
-kind: DiffusionRLJob
-metadata: {name: a-job}
-spec:
-  model: {base: team/base}
-  data: {train: [train.jsonl]}
-  reward: {scorers: [{name: jpeg}], model: {base: team/judge}}
-  trainer: {totalSteps: 3}
-"""
 FETCHED = {"fetch-model": "base", "fetch-judge": "judge"}
 
 
@@ -43,10 +32,7 @@ def variables_of(image: str) -> dict[str, str]:
 
 def downloads(*assignments: str) -> dict[str, Any]:
     """The init containers of a trainer pod, by name."""
-    job = read_job(JOB, "j", assignments).job
-    objects = plan.render_objects(job, 1, plan.ClusterSettings(image="rollout:1"))
-    (ray_job,) = [body for body in objects if body["kind"] == "RayJob"]
-    (trainer, *_) = ray_job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    trainer, *_ = groups(make_job("spec.model.base=team/base", "spec.reward.model.base=team/judge", *assignments))
     return {container["name"]: container for container in trainer["template"]["spec"]["initContainers"]}
 
 

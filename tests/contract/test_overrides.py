@@ -90,7 +90,7 @@ TEXTS = (
 def test_a_value_is_read_as_hydra_reads_it(text: str) -> None:
     read = OverridesParser.create().parse_override(f"name={text}").value()
     plain = OmegaConf.to_container(OmegaConf.create({"value": read}))
-    assert repr(parse_value(text.replace(":", ": ") if text[0] == "{" else text)) == repr(plain["value"])  # type: ignore[index,call-overload]
+    assert repr(parse_value(text.replace(":", ": ") if text[0] == "{" else text)) == repr(plain["value"])
 
 
 def test_a_tag_that_its_value_does_not_have_is_a_text() -> None:

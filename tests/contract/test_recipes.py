@@ -153,19 +153,17 @@ def test_a_job_has_the_algorithm_of_the_command_line_whatever_names_it() -> None
             configuration.load(arguments),
             configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))),
         )
-        compared[named] = [_advantages_and_sampler(config) for config in both]
+        # Whether advantages are divided by the deviation of all, and the sampler's type.
+        compared[named] = [
+            (config.algorithm.global_std, config.actor_rollout_ref.rollout.algo.sde_type) for config in both
+        ]
     assert {named: configs for named, configs in compared.items() if configs[0] != configs[1]} == {}
-
-
-def _advantages_and_sampler(config: Any) -> tuple[bool, str]:
-    """Whether advantages are divided by the deviation of all, and the sampler's type."""
-    return config.algorithm.global_std, config.actor_rollout_ref.rollout.algo.sde_type
 
 
 def _values(config: Any) -> dict[str, object]:
     """Every setting by its name with dots, with interpolations resolved; a list of one is its element."""
     from omegaconf import OmegaConf
 
-    flat = flat_settings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    flat = flat_settings(OmegaConf.to_container(config, resolve=True))
     leaves = {name: value for name, value in flat if not (isinstance(value, dict) and value)}
     return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in leaves.items()}

@@ -148,7 +148,8 @@ def _job(family: str, name: str, scorer: dict[str, Any], model: str | None) -> s
     yaml.width = 120
     yaml.indent(mapping=2, sequence=2, offset=0)
     folder = FAMILIES[family]
-    begun_with = _example_folder(folder)
+    # An example that is lent for such samples, if the family has none of its own.
+    begun_with = folder if FOLDERS[folder].example else lent_folder(videos=FOLDERS[folder].videos)
     example = (files(pipelines) / begun_with / EXAMPLE_FILE).read_text(encoding="utf-8")
     job = yaml.load(example)
     job["metadata"]["name"] = name
@@ -175,12 +176,6 @@ def _job(family: str, name: str, scorer: dict[str, Any], model: str | None) -> s
             f"# The settings come from a recipe for {FOLDERS[begun_with].models}, and are not tuned for this model.\n"
         )
     return header + text.getvalue()
-
-
-def _example_folder(folder: str) -> str:
-    """Folder of the example that a family's job begins with: its own, or one that is lent for such samples."""
-    family = FOLDERS[folder]
-    return folder if family.example else lent_folder(videos=family.videos)
 
 
 def _prompts(use: str, *, images: bool) -> str:

@@ -35,9 +35,10 @@ def parse_event(body: Mapping[str, Any]) -> Event:
     series = body.get("series") or {}
     about = body.get("involvedObject") or {}
     meta = body["metadata"]
+    time = _time(body)
     return Event(
         uid=str(meta.get("uid") or meta.get("name")),
-        time=_whole_seconds(_time(body)),
+        time=time.partition(".")[0] + "Z" if "." in time else time,  # in whole seconds, as other times of Kubernetes
         type=str(body.get("type") or "Normal"),
         reason=str(body.get("reason") or ""),
         message=" ".join(without_control(str(body.get("message") or "")).split()),
@@ -57,8 +58,3 @@ def _time(body: Mapping[str, Any]) -> str:
     series = body.get("series") or {}
     times = (series.get("lastObservedTime"), body.get("lastTimestamp"), body.get("eventTime"))
     return str(next((time for time in times if time), None) or body["metadata"].get("creationTimestamp") or "")
-
-
-def _whole_seconds(time: str) -> str:
-    """`2026-01-01T00:00:00.123456Z` without the fraction, as other times of Kubernetes."""
-    return time.partition(".")[0] + "Z" if "." in time else time

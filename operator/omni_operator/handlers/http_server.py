@@ -24,22 +24,6 @@ REPORT_CONNECTIONS = 512
 BACKLOG = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionTimeouts:
-    """How long a client may keep a connection open, in seconds.
-
-    Attributes:
-        idle: until all headers of the next request have arrived.
-        rest: for the rest of a body that the answer did not wait for.
-    """
-
-    idle: float = 30.0
-    rest: float = 5.0
-
-
-DEFAULT_TIMEOUTS = ConnectionTimeouts()
-
-
 def _is_own_error(record: logging.LogRecord) -> bool:
     """False for requests that are not HTTP: anyone who reaches the port could fill the log with tracebacks."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
@@ -69,14 +53,17 @@ async def serve(
     port: int,
     body_limit: int = 1024,
     host: str | None = None,
-    timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
     connections: int = REPORT_CONNECTIONS,
+    idle: float = 30.0,
+    rest: float = 5.0,
 ) -> AsyncIterator[int]:
     """Serve routes while the context is open. Yields the port; `port=0` picks a free one.
 
     Args:
         host: address to listen on; None: all.
         connections: maximum number of open connections.
+        idle: seconds that a client has until all headers of its next request have arrived.
+        rest: seconds for the rest of a body that the answer did not wait for.
 
     Raises:
         OSError: the port is taken.
@@ -90,8 +77,8 @@ async def serve(
         access_log=None,
         shutdown_timeout=2.0,
         auto_decompress=False,
-        keepalive_timeout=timeouts.idle,
-        lingering_time=timeouts.rest,
+        keepalive_timeout=idle,
+        lingering_time=rest,
         logger=log,
     )
     await runner.setup()

@@ -106,17 +106,12 @@ def _count_pods(job: DiffusionRLJob) -> dict[str, dict[str, int]]:
         accelerators = pool.accelerator.count if counted and pool.has_accelerators else 0
         counts[pool.group] = {"pods": pool.replicas, "accelerators": accelerators}
     if ROLLOUT_GROUP in counts:
-        counts[ROLLOUT_GROUP]["least"] = job.spec.rollout.min_replicas or 1
-        counts[ROLLOUT_GROUP] |= _range_in_queue(job)
+        rollout = job.spec.rollout
+        counts[ROLLOUT_GROUP]["least"] = rollout.min_replicas or 1
+        if KUEUE_QUEUE in job.metadata.labels and rollout.min_replicas not in (None, rollout.replicas):
+            # What the attempt may ask its Kueue queue for.
+            counts[ROLLOUT_GROUP] |= {"fewest": rollout.min_replicas, "most": rollout.replicas}
     return counts
-
-
-def _range_in_queue(job: DiffusionRLJob) -> dict[str, int]:
-    """Numbers of rollout pods that the attempt may ask a Kueue queue for, if there is more than one."""
-    rollout = job.spec.rollout
-    if KUEUE_QUEUE not in job.metadata.labels or rollout.min_replicas in (None, rollout.replicas):
-        return {}
-    return {"fewest": rollout.min_replicas, "most": rollout.replicas}
 
 
 def digest_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> str:

@@ -25,7 +25,7 @@ _BREAKS = re.compile("[\r\x85\u2028\u2029]")
 
 def dump_yaml(*bodies: Object) -> str:
     """Format objects as YAML documents, which YAML 1.1 and 1.2 read alike."""
-    text: str = yaml.dump_all(
+    return yaml.dump_all(
         bodies,
         Dumper=_Writer,
         width=WIDTH,
@@ -34,7 +34,6 @@ def dump_yaml(*bodies: Object) -> str:
         allow_unicode=True,
         default_flow_style=False,
     )
-    return text
 
 
 class _Writer(yaml.CSafeDumper):

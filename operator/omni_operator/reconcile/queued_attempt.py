@@ -183,8 +183,7 @@ def _groups(body: Body) -> dict[str, dict[str, Any]]:
 
 def _annotations(group: dict[str, Any]) -> dict[str, str]:
     """The annotations of the pods of a group."""
-    annotations: dict[str, str] = ((group.get("template") or {}).get("metadata") or {}).get("annotations") or {}
-    return annotations
+    return ((group.get("template") or {}).get("metadata") or {}).get("annotations") or {}
 
 
 def _with_nodes(text: str, step: AskForPods) -> str:

@@ -42,8 +42,8 @@ from omni_operator.status.report.job_status import (
     derive_status,
     derive_unknown_status,
     find_deadlines,
+    with_state,
 )
-from omni_operator.status.report.state import with_state
 
 # pauses after conflicts in a row, doubled
 SOON = timedelta(seconds=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from control.api.job_documents import SMALLEST
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import VALIDATIONS
 from omni_operator.api.crd import definition
@@ -97,25 +99,18 @@ def test_resource_names_of_device_plug_ins_are_accepted() -> None:
 
 
 def test_defaults_are_those_of_the_models() -> None:
-    required = {"model": {"base": "m"}, "data": {"train": ["t"]}, "reward": {"scorers": [{"name": "jpeg"}]}}
-    document = {
-        "apiVersion": "diffusionrl.io/v1alpha1",
-        "kind": "DiffusionRLJob",
-        "metadata": {"name": "a"},
-        "spec": {**required, "trainer": {"totalSteps": 1}},
-    }
-    filled = json.loads(json.dumps(document))
+    filled = copy.deepcopy(SMALLEST)
     fill(filled["spec"], SCHEMA["properties"]["spec"])
     assert filled["spec"]["rollout"]["engine"]["tensorParallelSize"] == 1
     assert filled["spec"]["security"]["rayAuth"] == "Token"
-    assert DiffusionRLJob.model_validate(filled) == DiffusionRLJob.model_validate(document)
+    assert DiffusionRLJob.model_validate(filled) == DiffusionRLJob.model_validate(SMALLEST)
 
 
 def fill(value: Any, node: dict[str, Any]) -> None:
     """What the API server does with defaults."""
     for name, inner in node.get("properties", {}).items():
         if name not in value and "default" in inner:
-            value[name] = json.loads(json.dumps(inner["default"]))
+            value[name] = copy.deepcopy(inner["default"])
         if isinstance(value.get(name), dict):
             fill(value[name], inner)
     for item in value if isinstance(value, list) else []:

@@ -170,11 +170,7 @@ FULL: dict[str, Any] = {
 # Fields that exclude others of FULL.
 POOL: dict[str, Any] = {
     **MACHINES,
-    "scheduling": {
-        "nodeSelector": {"zone": "a"},
-        "topology": {"required": "rack"},
-        "tolerations": TOLERATIONS,
-    },
+    "scheduling": {"nodeSelector": {"zone": "a"}, "topology": {"required": "rack"}, "tolerations": TOLERATIONS},
     "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"hostNetwork": True}},
 }
 OTHER = {

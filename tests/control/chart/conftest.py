@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from control.chart.rendered_chart import Body, Given, Render
 from e2e import helm as tool
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
-
-Body = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +23,7 @@ def helm() -> Path:
 
 
 @pytest.fixture(scope="session")
-def chart(helm: Path) -> Callable[..., list[Body]]:
+def chart(helm: Path) -> Render:
     """The chart's objects, for some values as `--set` takes them."""
 
     def render(*options: str, namespace: str = "omni-system") -> list[Body]:
@@ -36,7 +33,7 @@ def chart(helm: Path) -> Callable[..., list[Body]]:
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Callable[[Body], str]:
+def given(tmp_path: Path) -> Given:
     """Writes values into a file; returns the option that gives them to Helm."""
 
     def write(values: Body) -> str:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from control.chart.rendered_chart import container, of_kind
 from e2e import helm as tool
 from e2e.health import PAGE
 from omni_operator.plan.pod_policy import OWN_VOLUME_TYPES, VOLUME_TYPES
@@ -105,8 +106,7 @@ def test_an_umbrella_chart_contains_the_chart_as_documented(helm: Path, tmp_path
     (tmp_path / "values.yaml").write_text(json.dumps(values))
     shutil.copytree(tool.CHART, tmp_path / "charts" / "omni-operator")
     bodies = tool.rendered(helm, chart=tmp_path)
-    deployments = [body for body in bodies if body["kind"] == "Deployment"]
-    assert len(deployments) == int(enabled)
+    assert len(of_kind(bodies, "Deployment")) == int(enabled)
     if enabled:
-        (container,) = deployments[0]["spec"]["template"]["spec"]["containers"]
-        assert {"name": f"{PREFIX}IMAGE", "value": "registry.example.com/omni-training:1.0"} in container["env"]
+        image = {"name": f"{PREFIX}IMAGE", "value": "registry.example.com/omni-training:1.0"}
+        assert image in container(bodies)["env"]

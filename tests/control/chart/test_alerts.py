@@ -6,13 +6,12 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+from control.chart.rendered_chart import Body, Render, of_kind, one
 from e2e import helm as tool
 from e2e import prometheus
 from e2e.cluster import deadlines
@@ -23,7 +22,6 @@ from omni_operator.api import load_job
 from omni_operator.plan import ClusterSettings
 from tools import metrics_page
 
-Rule = dict[str, Any]
 RULES = tool.CHART / "monitoring" / "alerts.yaml"
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "operate" / "operator.md"
@@ -38,7 +36,7 @@ WANTED = {
 }
 
 
-def rules() -> list[Rule]:
+def rules() -> list[Body]:
     return [rule for group in YAML(typ="safe").load(RULES)["groups"] for rule in group["rules"]]
 
 
@@ -48,7 +46,6 @@ def promtool() -> Path:
         return prometheus.ensure().promtool
     except ToolMissing as error:
         leave_out(error)
-        raise
 
 
 def run(program: Path, *arguments: str | Path) -> tuple[int, str]:
@@ -112,12 +109,12 @@ def test_prometheus_accepts_the_rules_and_they_fire_when_they_should(promtool: P
 
 
 @pytest.mark.cluster
-def test_the_prometheus_rule_is_optional_and_has_the_rules(chart: Callable[..., list[Rule]]) -> None:
-    assert not any(body["kind"] == "PrometheusRule" for body in chart())
+def test_the_prometheus_rule_is_optional_and_has_the_rules(chart: Render) -> None:
+    assert of_kind(chart(), "PrometheusRule") == []
     url = "https://example.org/alerts"
     values = {"enabled": "true", "labels.release": "prom", "runbookUrl": url}
     options = [f"--set=metrics.alerts.{name}={value}" for name, value in values.items()]
-    (prometheus_rule,) = (body for body in chart(*options) if body["kind"] == "PrometheusRule")
+    prometheus_rule = one(chart(*options), "PrometheusRule")
     assert prometheus_rule["metadata"]["labels"]["release"] == "prom"
     shipped = [rule for group in prometheus_rule["spec"]["groups"] for rule in group["rules"]]
     links = [rule["annotations"].pop("runbook_url") for rule in shipped]

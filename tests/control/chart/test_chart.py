@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+from control.chart.rendered_chart import Body, Given, Render, container, of_kind, one, operator_pod
 from e2e import helm as tool
 from omni_operator.api.crd import definition
 from omni_operator.client.operator_settings import SELECTOR
@@ -20,9 +19,6 @@ from omni_operator.settings import _READERS, PREFIX, Settings, from_environ
 
 pytestmark = pytest.mark.cluster
 
-Body = dict[str, Any]
-Given = Callable[[Body], str]
-Render = Callable[..., list[Body]]
 CRD = "diffusionrljobs.diffusionrl.io"
 # Setting of the operator -> the value that it comes from.
 FROM = {
@@ -32,20 +28,6 @@ FROM = {
     "POD_POLICY": ["jobs.podPolicy.runAsRoot=true"],
     "NAMESPACES": ["watch.namespaces={one,two}"],
 }
-
-
-def of_kind(bodies: Iterable[Body], kind: str) -> list[Body]:
-    return [body for body in bodies if body["kind"] == kind]
-
-
-def operator_pod(bodies: list[Body]) -> Body:
-    (deployment,) = of_kind(bodies, "Deployment")
-    return deployment["spec"]["template"]
-
-
-def container(bodies: list[Body]) -> Body:
-    (only,) = operator_pod(bodies)["spec"]["containers"]
-    return only
 
 
 def environ(bodies: list[Body]) -> dict[str, str]:
@@ -97,7 +79,7 @@ def test_the_pod_is_restricted_and_has_a_read_only_file_system(chart: Render) ->
 
 
 def test_the_deployment_has_one_replica_and_a_grace_period(chart: Render) -> None:
-    (deployment,) = of_kind(chart(), "Deployment")
+    deployment = one(chart(), "Deployment")
     assert deployment["spec"]["replicas"] == 1
     assert deployment["spec"]["strategy"] == {
         "type": "RollingUpdate",
@@ -110,7 +92,7 @@ def test_the_deployment_has_one_replica_and_a_grace_period(chart: Render) -> Non
 
 @pytest.mark.parametrize("options", [(), ("--set=nameOverride=other,fullnameOverride=another",)])
 def test_drl_finds_the_deployment_by_a_label_that_no_value_changes(options: tuple[str, ...], chart: Render) -> None:
-    (deployment,) = of_kind(chart(*options), "Deployment")
+    deployment = one(chart(*options), "Deployment")
     key, _, value = SELECTOR.partition("=")
     assert deployment["metadata"]["labels"][key] == value
     # Selectors of Deployments are immutable: an upgrade of an earlier chart would fail with another one.
@@ -122,7 +104,7 @@ def test_drl_finds_the_deployment_by_a_label_that_no_value_changes(options: tupl
 
 def test_two_replicas_share_a_lease_are_spread_and_are_not_evicted_together(chart: Render) -> None:
     bodies = chart("--set=replicas=2,networkPolicy.enabled=true")
-    (deployment,), (budget,) = (of_kind(bodies, kind) for kind in ("Deployment", "PodDisruptionBudget"))
+    deployment, budget = one(bodies, "Deployment"), one(bodies, "PodDisruptionBudget")
     labels = operator_pod(bodies)["metadata"]["labels"]
     assert deployment["spec"]["replicas"] == 2
     assert budget["spec"]["maxUnavailable"] == 1
@@ -142,7 +124,7 @@ def test_two_replicas_share_a_lease_are_spread_and_are_not_evicted_together(char
 
 def test_a_replica_may_pass_reports_on_to_the_other(chart: Render) -> None:
     bodies = chart("--set=networkPolicy.enabled=true")
-    (policy,) = of_kind(bodies, "NetworkPolicy")
+    policy = one(bodies, "NetworkPolicy")
     operator_pods = {"podSelector": policy["spec"]["podSelector"]}
     (into,) = (rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == "reports")
     (out,) = (rule for rule in policy["spec"]["egress"] if rule["ports"][0]["port"] == "reports")
@@ -171,7 +153,7 @@ def test_probes_and_services_use_the_ports_of_the_operator(chart: Render) -> Non
         "livenessProbe": ("/healthz", "metrics"),
         "readinessProbe": ("/readyz", "metrics"),
     }
-    (service,) = of_kind(bodies, "Service")
+    service = one(bodies, "Service")
     assert {port["name"]: port["port"] for port in service["spec"]["ports"]} == ports
     assert service["spec"]["selector"].items() <= operator_pod(bodies)["metadata"]["labels"].items()
     assert read.cluster.report_url == f"http://{service['metadata']['name']}.omni-system.svc:9002"
@@ -231,7 +213,7 @@ def test_the_image_is_a_tag_or_a_digest(chart: Render, options: list[str], image
 
 
 def test_the_custom_resource_definition_is_generated_and_survives_an_uninstall(chart: Render) -> None:
-    (crd,) = of_kind(chart(), "CustomResourceDefinition")
+    crd = one(chart(), "CustomResourceDefinition")
     metadata = crd.pop("metadata")
     wanted = YAML(typ="safe").load(definition.text())
     del wanted["metadata"]
@@ -247,13 +229,13 @@ def test_pod_monitor_and_network_policy_are_optional(chart: Render) -> None:
     bodies = chart(
         "--set=metrics.podMonitor.enabled=true,metrics.podMonitor.labels.release=prom,networkPolicy.enabled=true"
     )
-    (monitor,) = of_kind(bodies, "PodMonitor")
+    monitor = one(bodies, "PodMonitor")
     labels = operator_pod(bodies)["metadata"]["labels"]
     assert monitor["metadata"]["labels"]["release"] == "prom"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["honorLabels"]) == ("metrics", True), "a job's namespace is not the operator's"
-    (policy,) = of_kind(bodies, "NetworkPolicy")
+    policy = one(bodies, "NetworkPolicy")
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
     outward = [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from control.chart.rendered_chart import Body, Render, container, of_kind, operator_pod
+from control.plan.rendered_objects import SETTINGS, make_job
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.kinds import (
     EVENTS,
     JOBS,
@@ -27,8 +27,6 @@ from omni_operator.handlers.watches import CHILDREN
 
 pytestmark = pytest.mark.cluster
 
-Body = dict[str, Any]
-Render = Callable[..., list[Body]]
 Right = tuple[str, str, str]  # group, resource, verb
 NAME = "omni-omni-operator"
 PAGE = Path(__file__).parents[3] / "docs" / "operate" / "install.md"
@@ -42,18 +40,8 @@ def rights(kind: Kind, *verbs: str, subresource: str = "") -> set[Right]:
 
 def applied() -> set[Kind]:
     """Kinds that the operator applies: of a job that makes use of everything."""
-    spec = {
-        "model": {"base": "m"},
-        "data": {"train": ["t.jsonl"]},
-        "reward": {"scorers": [{"name": "color", "settings": {"color": "red"}}]},
-        "observability": {"podMonitor": {"enabled": True}},
-        "trainer": {"totalSteps": 1, "accelerator": {"vendor": "NVIDIA", "count": 1}},
-    }
-    job = DiffusionRLJob.model_validate(
-        {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"name": "j", "namespace": "n"}, "spec": spec}
-    )
-    settings = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
-    return {kind_of(body) for body in plan.render_objects(job, 1, settings)}
+    job = make_job("spec.observability.podMonitor.enabled=true")
+    return {kind_of(body) for body in plan.render_objects(job, 1, SETTINGS)}
 
 
 def needed() -> set[Right]:
@@ -109,7 +97,7 @@ def test_cluster_wide_permissions_match_the_requests(chart: Render) -> None:
     assert by_place(chart()) == {"*": needed() | REPORTS, "omni-system": own()}
 
 
-def test_the_table_of_permissions_in_the_docs_has_exactly_the_rules(chart: Render) -> None:
+def test_the_table_of_permissions_in_the_docs_has_exactly_the_rules() -> None:
     """The row of the watched namespaces: `jobs: get, list; their status: patch; ...`."""
     resources = {
         "jobs": JOBS.plural,
@@ -147,10 +135,8 @@ def test_without_reports_there_are_no_cluster_wide_permissions(chart: Render) ->
 @pytest.mark.parametrize("options", [(), ("--set=fullnameOverride=other",)])
 def test_of_all_leases_in_its_namespace_only_its_own_may_be_changed(chart: Render, options: tuple[str, ...]) -> None:
     bodies = chart(*options)
-    (deployment,) = (body for body in bodies if body["kind"] == "Deployment")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    env = {item["name"]: item.get("value") for item in container["env"]}
-    rules = [rule for body in bodies if body["kind"] == "Role" for rule in body["rules"]]
+    env = {item["name"]: item.get("value") for item in container(bodies)["env"]}
+    rules = [rule for body in of_kind(bodies, "Role") for rule in body["rules"]]
     (named,) = (rule for rule in rules if "resourceNames" in rule)
     assert granted([named]) == rights(LEASES, "get", "patch")
     assert named["resourceNames"] == [env["OMNI_OPERATOR_LEASE"], CANARY]
@@ -173,7 +159,7 @@ def test_no_dangerous_permission_is_granted(chart: Render, options: tuple[str, .
 
 
 def test_the_cluster_roles_view_and_edit_include_jobs(chart: Render) -> None:
-    by_name = {body["metadata"]["name"]: body for body in chart() if body["kind"] == "ClusterRole"}
+    by_name = {body["metadata"]["name"]: body for body in of_kind(chart(), "ClusterRole")}
     view, edit = (by_name[f"{NAME}-omni-system-{role}"] for role in ("view", "edit"))
     label = "rbac.authorization.k8s.io/aggregate-to-"
     assert {name for name in view["metadata"]["labels"] if name.startswith(label)} == {
@@ -194,5 +180,4 @@ def test_the_cluster_roles_view_and_edit_include_jobs(chart: Render) -> None:
 def test_an_existing_service_account_is_used(chart: Render) -> None:
     bodies = chart("--set=serviceAccount.create=false,serviceAccount.name=given,rbac.create=false")
     assert {body["kind"] for body in bodies} == {"CustomResourceDefinition", "Deployment", "Pod", "Service"}
-    (deployment,) = (body for body in bodies if body["kind"] == "Deployment")
-    assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == "given"
+    assert operator_pod(bodies)["spec"]["serviceAccountName"] == "given"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from control.chart.rendered_chart import Render, of_kind
 from e2e import dashboards
 from tools import metrics_page
 
 NAMES = ("omni-job", "omni-operator")
-Body = dict[str, Any]
 
 
 def test_there_are_two_dashboards() -> None:
@@ -62,10 +60,10 @@ def test_metrics_of_ray_that_the_dashboards_show_exist() -> None:
 
 
 @pytest.mark.cluster
-def test_the_dashboards_are_optional_config_maps(chart: Callable[..., list[Body]]) -> None:
-    assert not any(body["kind"] == "ConfigMap" for body in chart())
+def test_the_dashboards_are_optional_config_maps(chart: Render) -> None:
+    assert of_kind(chart(), "ConfigMap") == []
     bodies = chart("--set=metrics.dashboards.enabled=true,metrics.dashboards.labels.team=ml")
-    maps = [body for body in bodies if body["kind"] == "ConfigMap"]
+    maps = of_kind(bodies, "ConfigMap")
     assert [body["metadata"]["name"] for body in maps] == [
         "omni-omni-operator-job-dashboard",
         "omni-omni-operator-operator-dashboard",

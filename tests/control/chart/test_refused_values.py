@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+from control.chart.rendered_chart import Body, Given, Render, container, operator_pod
 from e2e import helm as tool
 from e2e.cluster import deadlines
 from e2e.cluster.errors import CommandFailed
@@ -16,8 +15,6 @@ from e2e.cluster.processes import run
 
 pytestmark = pytest.mark.cluster
 
-Body = dict[str, Any]
-Given = Callable[[Body], str]
 # By the schema.
 WRONG: Body = {
     "nameOverride": "a" * 80,
@@ -138,20 +135,19 @@ def test_a_release_whose_name_no_service_can_have_is_refused(helm: Path) -> None
     run([*command, "--set=fullnameOverride=first"], deadline=deadlines.COMMAND)
 
 
-def test_a_list_or_map_that_is_null_is_the_default(chart: Callable[..., list[Body]], given: Given) -> None:
+def test_a_list_or_map_that_is_null_is_the_default(chart: Render, given: Given) -> None:
     names = ("imagePullSecrets", "tolerations", "nodeSelector", "tuning", "extraEnv", "commonLabels", "affinity")
     assert chart(given(dict.fromkeys(names))) == chart()
 
 
-def test_a_repository_may_have_a_registry_with_a_port(chart: Callable[..., list[Body]], given: Given) -> None:
+def test_a_repository_may_have_a_registry_with_a_port(chart: Render, given: Given) -> None:
     values = {
         "image": {"repository": "[::1]:5000/team/omni_x.y"},
         "resources": {"limits": {"memory": "1.5Gi", "a/c": 1}},
     }
-    (deployment,) = (body for body in chart(given(values)) if body["kind"] == "Deployment")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["image"].startswith("[::1]:5000/team/omni_x.y:")
-    assert container["resources"]["limits"] == {"memory": "1.5Gi", "a/c": 1}
+    only = container(chart(given(values)))
+    assert only["image"].startswith("[::1]:5000/team/omni_x.y:")
+    assert only["resources"]["limits"] == {"memory": "1.5Gi", "a/c": 1}
 
 
 def test_names_that_look_like_numbers_stay_names(helm: Path, given: Given) -> None:
@@ -176,8 +172,7 @@ def test_names_that_look_like_numbers_stay_names(helm: Path, given: Given) -> No
     ]
     bodies = [body for body in YAML(typ="safe").load_all(run(command, deadline=deadlines.COMMAND)) if body]
     assert {body["metadata"].get("namespace") for body in bodies} == {"4", "6", None}
-    (deployment,) = (body for body in bodies if body["kind"] == "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
+    pod = operator_pod(bodies)["spec"]
     assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("2", "3")
     wrong = [
         (body["kind"], key)

@@ -57,7 +57,7 @@ def start(tmp_path: Path) -> Start:
         environment.pop("OMP_NUM_THREADS", None)
         merged: dict[str, object] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
         command = [sys.executable, "-m", "omni_operator.cli", *map(str, arguments)]
-        return subprocess.Popen(command, cwd=tmp_path, env=environment, **merged)  # type: ignore[call-overload,no-any-return]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, **merged)
 
     return begin
 

@@ -51,7 +51,6 @@ def stubborn_child() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", STUBBORN_CHILD], start_new_session=True, stdout=subprocess.PIPE, text=True
     )
-    assert child.stdout is not None
     child.stdout.readline()
     (folder / "pids").write_text(f"{os.getpid()} {child.pid}")
 

@@ -16,7 +16,6 @@ from e2e.cluster.tools import KUBE, ensure
 from e2e.conftest import leave_out
 from e2e.helm import HELM
 
-UPGRADE = ("helm", "upgrade")
 OPTION = re.compile(r"^--?[a-z][a-z-]*")
 
 
@@ -67,6 +66,6 @@ def test_options_of_helm_and_kubectl_exist() -> None:
 
 def test_an_upgrade_takes_the_new_charts_defaults() -> None:
     """`--reuse-values`, or no option, would keep old defaults or drop given values."""
-    helm_commands = [command for command in documented("helm") if command.words[:2] == UPGRADE]
+    helm_commands = [command for command in documented("helm") if command.words[:2] == ("helm", "upgrade")]
     assert len(helm_commands) >= 1
     assert [command for command in helm_commands if "--reset-then-reuse-values" not in command.words] == []

@@ -163,7 +163,7 @@ def _of_pytest(arguments: list[str]) -> list[str]:
 
 def _missing_files(command: Command, arguments: list[str]) -> list[str]:
     """Paths in the repository that do not exist; a job may be one of the page."""
-    names = {re.search(r"name: ([\w-]+)", block.text)[1] for block in JOBS.get(command.page, ())}  # type: ignore[index]
+    names = {re.search(r"name: ([\w-]+)", block.text)[1] for block in JOBS.get(command.page, ())}
     paths = [
         word.partition("::")[0]
         for option, word in zip(["", *arguments], arguments, strict=False)
@@ -174,10 +174,6 @@ def _missing_files(command: Command, arguments: list[str]) -> list[str]:
     files = {f"{name}.yaml" for name in names} | {"JOB.yaml", "job.yaml", "FILE.yaml", "examples/my-job.yaml"}
     files |= MADE_BY_READERS
     return [path for path in paths if path.rstrip("/") not in files and not (ROOT / path).exists()]
-
-
-def runnable() -> list[Command]:
-    return [command for command in dict.fromkeys(documented()) if command.text.startswith(RUN)]
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in SHELL])
@@ -230,7 +226,9 @@ def test_no_command_hides_in_a_block_of_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(command, id=f"{command.page}-{command.text}") for command in runnable()]
+    "command",
+    [command for command in dict.fromkeys(documented()) if command.text.startswith(RUN)],
+    ids=lambda command: f"{command.page}-{command.text}",
 )
 def test_a_command_that_needs_nothing_succeeds(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

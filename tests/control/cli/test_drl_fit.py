@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from control.api.small_job import GOOD
-from omni_operator.cli.machine import devices, fit, fit_text, machine_facts, training_stack
+from omni_operator.cli.machine import fit, fit_text, machine_facts, training_stack
 from omni_operator.cli.main import app
 
 JOB = f"{GOOD}    accelerator: {{vendor: NVIDIA}}\n"
@@ -102,18 +102,15 @@ def test_each_pool_has_its_own_device_and_the_layout_of_its_pods(job: Path, two_
     result = drl_fit(job, "--device", "h100-80g", "--rollout-device", "l40s-48g", "--json", *arguments)
     assert result.exit_code == 0, result.output
     (command,) = two_pools
-    assert option(command, "--capacity") == devices.memory(devices.Device.H100_80G)
-    assert option(command, "--rollout-capacity") == devices.memory(devices.Device.L40S_48G)
+    assert option(command, "--capacity") == fit.memory_of(fit.Device.H100_80G)
+    assert option(command, "--rollout-capacity") == fit.memory_of(fit.Device.L40S_48G)
     settings = command[command.index("--") + 1 :]
     rollout = "actor_rollout_ref.rollout"
-    assert {f"{rollout}.nnodes=3", f"{rollout}.n_gpus_per_node=4", f"{rollout}.node_resource=omni_rollout"} <= set(
-        settings
-    )
+    pods = {f"{rollout}.nnodes=3", f"{rollout}.n_gpus_per_node=4", f"{rollout}.node_resource=omni_rollout"}
+    assert pods <= set(settings)
     estimates = json.loads(result.stdout)
-    assert {name: pool["target"] for name, pool in estimates["pools"].items()} == {
-        "trainer": "h100-80g",
-        "rollout": "l40s-48g",
-    }
+    targets = {name: pool["target"] for name, pool in estimates["pools"].items()}
+    assert targets == {"trainer": "h100-80g", "rollout": "l40s-48g"}
     assert (estimates["fits"], estimates["host_fits"]) == (True, None)
 
 
@@ -171,12 +168,9 @@ def test_the_text_has_a_verdict_for_each_pool_and_what_to_change_in_it(
     lines = drl_fit(job, "--device", "h100-80g", "--rollout-device", "l40s-48g", *SEPARATE, *pods).stdout.splitlines()
     tables = ("trainer: the accelerator", "trainer: host", "rollout: each of 8 accelerators", "rollout: host of the")
     assert [name for name in tables if not any(line.startswith(name) for line in lines)] == ["rollout: host of the"]
-    trainer = lines.index(
-        "a-job: the trainer pool fits on h100-80g: 5.00 of 8.00 GiB at the peak, of which 8% should stay free"
-    )
-    assert lines[trainer + 1] == (
-        "a-job: the rollout pool does not fit on l40s-48g: 9.00 of 8.00 GiB at the peak, of which 8% should stay free"
-    )
+    peak = "of 8.00 GiB at the peak, of which 8% should stay free"
+    trainer = lines.index(f"a-job: the trainer pool fits on h100-80g: 5.00 {peak}")
+    assert lines[trainer + 1] == f"a-job: the rollout pool does not fit on l40s-48g: 9.00 {peak}"
     assert "spec.rollout.engine.maxBatchSize: 4" in lines[trainer + 3]
 
 
@@ -185,22 +179,13 @@ def test_the_memory_limits_of_both_kinds_of_pods_are_checked(job: Path, two_pool
     arguments = (f"--set=spec.{name}.resources.limits={{memory: {size}}}" for name, size in limits.items())
     result = drl_fit(job, "--device", "h100-80g", *SEPARATE, *arguments)
     assert result.exit_code == 1
-    assert (
-        "the rollout host does not fit: 6.00 GiB, and the pod's limit is 5.00 GiB; raise "
-        "spec.rollout.resources.limits.memory"
-    ) in result.stdout
-    assert "the trainer host" not in result.stdout
-    larger = drl_fit(
-        job,
-        "--device",
-        "h100-80g",
-        *SEPARATE,
-        "--set",
-        "spec.rollout.sharedMemory.sizeLimit=4Gi",
-        "--set",
-        "spec.rollout.resources.limits={memory: 3Gi}",
-        "--json",
+    told = (
+        "the rollout host does not fit: 6.00 GiB, and the pod's limit is 5.00 GiB; raise spec.rollout.resources.limits"
     )
+    assert told in result.stdout
+    assert "the trainer host" not in result.stdout
+    more = ("--set=spec.rollout.sharedMemory.sizeLimit=4Gi", "--set=spec.rollout.resources.limits={memory: 3Gi}")
+    larger = drl_fit(job, "--device", "h100-80g", *SEPARATE, *more, "--json")
     pools = json.loads(larger.stdout)["pools"]
     assert (pools["rollout"]["host_capacity"], pools["rollout"]["host_fits"]) == (7 * GIB, True)
     assert pools["trainer"]["host_fits"] is None
@@ -228,19 +213,11 @@ def test_without_the_accelerator_of_the_job_the_device_must_be_named(job: Path) 
 def test_the_estimate_gets_the_memory_of_the_device_and_the_settings_of_the_job(
     job: Path, commands: list[list[str]]
 ) -> None:
-    arguments = (
-        "--device",
-        "910b-64g",
-        *ASCEND,
-        "--set",
-        "spec.trainer.replicas=2",
-        "--set",
-        "spec.rollout.replicas=2",
-    )
-    assert drl_fit(job, *arguments).exit_code == 0
+    pods = ("--set=spec.trainer.replicas=2", "--set=spec.rollout.replicas=2")
+    assert drl_fit(job, "--device", "910b-64g", *ASCEND, *pods).exit_code == 0
     (command,) = commands
     assert command[:3] == [sys.executable, "-m", fit.PROGRAM]
-    assert command[command.index("--capacity") + 1] == str(64 * GIB) and "--cpu" not in command
+    assert option(command, "--capacity") == 64 * GIB and "--cpu" not in command
     settings = command[command.index("--") + 1 :]
     assert {"trainer.nnodes=2", "trainer.n_gpus_per_node=1"} <= set(settings)
     assert f"actor_rollout_ref.model.path={job.parent / 'model'}" in settings
@@ -252,7 +229,7 @@ def test_an_accelerator_of_this_machine_is_used(
     here = machine_facts.Accelerators("NVIDIA", 2, ("NVIDIA X, 1000 MiB, 1", "NVIDIA Y, 900 MiB, 1"))
     monkeypatch.setattr(machine_facts, "find_accelerators", lambda: (here,))
     assert drl_fit(job).exit_code == 0
-    assert commands[0][commands[0].index("--capacity") + 1] == str(900 << 20)
+    assert option(commands[0], "--capacity") == 900 << 20
 
 
 def test_another_trainer_is_refused(job: Path) -> None:
@@ -292,8 +269,7 @@ def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
     assert any(line.split() == ["weights", "1.50", "TiB"] for line in lines)
     large = {**small_estimate, "parameters": 20_600_000_000, "trained_parameters": 188_700_000}
     assert ", 20.6 billion parameters, 189 million of them trained" in fit_text.render(large, one_device, one_device)
-    assert "a-job fits on x, with all 2 pods: 5.00" in fit_text.render(
-        {**small_estimate, "device": []}, two_of_four, one_device
-    )
-    unknown = fit_text.render({**small_estimate, "capacity": None, "fits": None}, one_device, one_device)
-    assert "the memory of x is unknown" in unknown
+    on_hosts = {**small_estimate, "device": []}
+    assert "a-job fits on x, with all 2 pods: 5.00" in fit_text.render(on_hosts, two_of_four, one_device)
+    unknown = {**small_estimate, "capacity": None, "fits": None}
+    assert "the memory of x is unknown" in fit_text.render(unknown, one_device, one_device)

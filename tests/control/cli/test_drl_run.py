@@ -24,7 +24,6 @@ WriteJob = Callable[..., Path]
 
 def until(process: subprocess.Popen[str], text: str) -> list[str]:
     """Read lines up to the first that holds `text`."""
-    assert process.stdout is not None
     seen = []
     for line in process.stdout:
         seen.append(line.rstrip("\n"))
@@ -42,7 +41,7 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def test_a_run_prints_a_line_per_step_and_a_summary(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+def test_a_run_prints_a_line_per_step_and_a_summary(write_job: WriteJob, drl: Drl) -> None:
     code, output = drl("run", write_job())
     lines = output.splitlines()
     assert code == 0, output
@@ -162,9 +161,7 @@ def test_a_folder_with_other_files_is_refused(write_job: WriteJob, drl: Drl, tmp
     assert (tmp_path / "runs" / "a-job" / "thesis.tex").exists()
 
 
-def test_ctrl_c_writes_a_checkpoint_and_the_next_run_resumes(
-    write_job: WriteJob, start: Start, drl: Drl, tmp_path: Path
-) -> None:
+def test_ctrl_c_writes_a_checkpoint_and_the_next_run_resumes(write_job: WriteJob, start: Start, drl: Drl) -> None:
     job = write_job("wait")
     process = start("run", job)
     until(process, "step 1/3")
@@ -295,7 +292,6 @@ def test_a_second_concurrent_run_of_a_job_is_refused(write_job: WriteJob, start:
 def test_a_closed_output_pipe_ends_the_trainer(write_job: WriteJob, start: Start, tmp_path: Path) -> None:
     process = start("run", write_job("stubborn"), "--patience", "0", stderr=subprocess.DEVNULL)
     until(process, "step 1/3")
-    assert process.stdout is not None
     process.stdout.close()
     process.send_signal(signal.SIGINT)
     process.wait()
@@ -341,7 +337,6 @@ def test_ctrl_c_ends_a_program_of_the_training_stack_without_a_traceback(tmp_pat
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{operator}:{tmp_path}"},
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready --out\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate()[1] == ""

@@ -24,7 +24,6 @@ def test_a_killed_process_may_take_a_moment_to_end(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(psutil.Process, "send_signal", late)
     with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE) as deaf:
-        assert deaf.stdout is not None
         deaf.stdout.readline()
         assert len(processes.terminate_descendants(grace=0)) == 1
         assert not psutil.pid_exists(deaf.pid)

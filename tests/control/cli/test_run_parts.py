@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from control.api import small_job
 from omni_operator import plan
 from omni_operator.api.files.job_loader import read_job
-from omni_operator.cli.local import failure, run_folder, run_summary, run_text
+from omni_operator.cli.local import failure, run_folder, run_text
 from omni_operator.cli.local.json_lines import JsonLinesReader, MalformedLine, read_records
-from omni_operator.cli.local.run import trainer_environment
+from omni_operator.cli.local.run import summary, trainer_environment
 from omni_operator.cli.local.run_state import RunState, apply_event
 from omni_operator.cli.local.shared_memory import remove_newer, segments
 from omni_operator.cli.local.supervisor import StopEscalation
@@ -42,18 +43,6 @@ GOOD = Machine(
     pinned={},
     reference=None,
 )
-JOB = """
-apiVersion: diffusionrl.io/v1alpha1
-kind: DiffusionRLJob
-metadata: {name: a-job}
-spec:
-  model: {base: ./model}
-  data: {train: [train.jsonl], validation: [held.jsonl]}
-  reward:
-    model: {base: ./judge}
-    scorers: [{name: mine, function: {path: reward.py, name: score}}, {name: jpeg}]
-  trainer: {totalSteps: 3}
-"""
 
 
 @given(
@@ -94,7 +83,7 @@ def test_a_step_on_pairs_of_a_data_set_has_loss_and_accuracy(tmp_path: Path) -> 
     assert run_text.step_line(steps[1], 2) == "step 2/2  loss 0.200  100.0% of the pairs right  weights v?"
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     learned = "loss 0.400, 50.0% of the pairs right -> loss 0.200, 100.0% of the pairs right at step 2"
-    assert run_summary.summary(tmp_path) == [f"training {learned}"]
+    assert summary(tmp_path) == [f"training {learned}"]
     state = apply_event(RunState(), {"event": "step", **steps[1]})
     assert (state.last or {})["actor/loss"] == 0.2
 
@@ -237,7 +226,7 @@ def test_a_complete_machine_is_ready() -> None:
     ],
 )
 def test_each_finding_has_its_remedy(change: dict[str, object], level: str, said: str) -> None:
-    shown = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
+    shown = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]
     assert [finding.level for finding in shown] == [level]
     assert said in f"{shown[0].text} {shown[0].remedy}"
 
@@ -272,7 +261,9 @@ def test_a_local_build_of_the_pinned_version_is_accepted() -> None:
 
 
 def test_a_copied_job_has_every_path_that_is_resolved(tmp_path: Path) -> None:
-    loaded = read_job(JOB, "job.yaml", ())
+    scorers = "[{name: mine, function: {path: reward.py, name: score}}, {name: jpeg}]"
+    changes = ("spec.data.validation=[held.jsonl]", f"spec.reward={{model: {{base: ./judge}}, scorers: {scorers}}}")
+    loaded = read_job(small_job.GOOD, "job.yaml", changes)
     job = plan.resolve_paths(loaded.job, "/somewhere")
     for _ in range(2):  # the second run finds the copy of the first
         run_folder.prepare(tmp_path / "run", job, loaded.document, lambda each: [str(each.spec)], fresh=False)

@@ -10,12 +10,22 @@ from pathlib import Path
 import pytest
 
 from control.client.fake_server import FakeServer, run_program
-from control.client.job_objects import PODS, full_job, pod
+from control.client.job_objects import DONE, MADE, PODS, full_job, pod
 
 
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
+def server(tmp_path: Path) -> Iterator[FakeServer]:
     fake = FakeServer()
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "main",
+        "contexts": [{"name": "main", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{fake.server_port}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    fake.kubeconfig = tmp_path / "kubeconfig"
+    fake.kubeconfig.write_text(json.dumps(config))
     thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield fake
@@ -25,18 +35,8 @@ def server() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def kubeconfig(server: FakeServer, tmp_path: Path) -> Path:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "main",
-        "contexts": [{"name": "main", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    }
-    path = tmp_path / "kubeconfig"
-    path.write_text(json.dumps(config))
-    return path
+def kubeconfig(server: FakeServer) -> Path:
+    return server.kubeconfig
 
 
 @pytest.fixture
@@ -71,4 +71,14 @@ def running(server: FakeServer, run_folder: Path) -> FakeServer:
     rollout["metadata"]["labels"]["ray.io/group"] = "rollout"
     server.objects[PODS] = 200, {"items": [pod("blue-a01-h", "head"), rollout, pod("blue-a01-w0")]}
     server.sockets[f"{PODS}/blue-a01-w0/exec"] = run_program(run_folder)
+    return server
+
+
+@pytest.fixture
+def ended(server: FakeServer, run_folder: Path) -> FakeServer:
+    """A job that has succeeded, without pods; the pod that `drl fetch` creates runs."""
+    server.jobs["blue"] = full_job(DONE)
+    server.objects[PODS] = 200, {"items": []}
+    server.objects[MADE] = 200, {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
+    server.sockets[f"{MADE}/exec"] = run_program(run_folder)
     return server

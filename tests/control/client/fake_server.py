@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from control.client.fake_websocket import FakeWebSocket
 from omni_operator.cli.main import app
+from omni_operator.client import Client
 
 PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/team/diffusionrljobs"
 EVENTS = "/api/v1/namespaces/team/events"
@@ -44,6 +45,8 @@ def owners(cluster: str = CLUSTER) -> list[dict[str, Any]]:
 
 class FakeServer(ThreadingHTTPServer):
     """Jobs of the namespace `team`; `refusal` is the answer to everything, if set."""
+
+    kubeconfig: Path  # of a user of this server
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -75,6 +78,19 @@ class FakeServer(ThreadingHTTPServer):
         name = path.removeprefix(f"{PATH}/")
         job = self.jobs.get(name)
         return (200, job) if job else (404, {"message": "not found", "details": {"name": name}})
+
+    def drl(self, *arguments: str) -> Result:
+        """Run `drl` for this server."""
+        return drl(self.kubeconfig, *arguments)
+
+    def fails(self, code: int, *arguments: str) -> str:
+        """What `drl` prints to stderr when it ends with this exit code."""
+        done = self.drl(*arguments)
+        assert done.exit_code == code, done.output
+        return done.stderr
+
+    def client(self) -> Client:
+        return Client.from_kubeconfig(str(self.kubeconfig))
 
 
 class Handler(BaseHTTPRequestHandler):

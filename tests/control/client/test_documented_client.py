@@ -14,15 +14,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_example_of_the_docs_runs(
-    server: FakeServer,
-    kubeconfig: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     code = code.replace('"examples/', f'"{ROOT}/examples/').replace('"runs/', f'"{tmp_path}/runs/')
     run = tmp_path / "run"
     run.mkdir()

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from control.client.fake_server import CLUSTER, FakeServer, drl, owners, run_program
+from control.client.fake_server import CLUSTER, FakeServer, owners, run_program
 from control.client.fake_websocket import FakeWebSocket
 from control.client.job_objects import PODS, full_job
 from omni_operator.cli.on_cluster import open_dashboard
-from omni_operator.client import Client
 from omni_operator.client.archive import MARKER
 from omni_operator.client.job_pods import find_dashboard, parse_pods
 from omni_operator.client.port_forward import PortForwarder
@@ -60,16 +59,12 @@ def get(port: int, path: str) -> bytes:
     return data
 
 
-def port_of(url: str) -> int:
-    return int(url.rpartition(":")[2])
-
-
-def test_connections_are_forwarded_to_the_head_pod(server: FakeServer, kubeconfig: Path) -> None:
-    client = Client.from_kubeconfig(str(kubeconfig))
+def test_connections_are_forwarded_to_the_head_pod(server: FakeServer) -> None:
+    client = server.client()
     server.sockets[FORWARD] = serve_page
     messages: list[str] = []
     with PortForwarder(client.connection, "team", "blue-a01-h", 8265, 0, messages.append) as forwarder:
-        port = port_of(forwarder.url)
+        port = int(forwarder.url.rpartition(":")[2])
         assert [get(port, path)[-2:] for path in ("/a", "/b", "/c")] == [b"/a", b"/b", b"/c"]
         server.sockets[FORWARD] = serve_error
         with pytest.raises((http.client.HTTPException, OSError)):
@@ -84,27 +79,24 @@ def test_connections_are_forwarded_to_the_head_pod(server: FakeServer, kubeconfi
         get(port, "/f")
 
 
-def test_url_and_place_of_the_token_are_printed(
-    server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_url_and_place_of_the_token_are_printed(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_dashboard, "_wait", lambda: None)
     server.objects[PODS] = 200, {"items": [head(TOKEN)]}
-    opened = drl(kubeconfig, "open", "blue", "--port=0")
+    opened = server.drl("open", "blue", "--port=0")
     assert opened.exit_code == 0, opened.output
     assert "Ray dashboard of blue: http://127.0.0.1:" in opened.stdout
     assert (
         "kubectl get secret blue-a01-x --namespace team --output jsonpath='{.data.auth_token}' | base64 --decode"
         in opened.stdout
     )
-    told = json.loads(drl(kubeconfig, "open", "blue", "--port=0", "--json").stdout)
+    told = json.loads(server.drl("open", "blue", "--port=0", "--json").stdout)
     assert (told["secret"], told["key"]) == ("blue-a01-x", "auth_token")
     dashboard = find_dashboard(parse_pods([head()]))
-    assert dashboard is not None
     assert dashboard.describe_token("team") == "it asks for no token"
 
 
 def test_the_report_is_copied_and_opened_in_the_browser(
-    server: FakeServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(open_dashboard.webbrowser, "open", opened.append)
@@ -117,29 +109,27 @@ def test_the_report_is_copied_and_opened_in_the_browser(
     server.objects[PODS] = 200, {"items": [worker]}
     server.jobs["blue"] = full_job({"state": "Running", "attempts": 1})
     server.sockets[f"{PODS}/w/exec"] = run_program(run)
-    reported = drl(kubeconfig, "open", "blue", "--report")
+    reported = server.drl("open", "blue", "--report")
     path = tmp_path / "runs" / "blue" / "report.html"
     assert (reported.exit_code, reported.stdout, opened) == (0, f"report: {path}\n", [path.as_uri()]), reported.output
     assert sorted(file.name for file in path.parent.iterdir()) == [MARKER, "report.html"]
-    told = drl(kubeconfig, "open", "blue", "--report", "--json")
+    told = server.drl("open", "blue", "--report", "--json")
     assert (json.loads(told.stdout), len(opened)) == ({"report": str(path)}, 1)
-    refused = drl(kubeconfig, "open", "blue", "--report", "--port=0")
+    refused = server.drl("open", "blue", "--report", "--port=0")
     assert (refused.exit_code, refused.stderr) == (2, "--port has no effect with --report\n")
     (run / "report.html").unlink()
-    early = drl(kubeconfig, "open", "blue", "--report")
+    early = server.drl("open", "blue", "--report")
     assert (early.exit_code, early.stderr) == (1, "/runs/blue has no report.html yet\n")
 
 
-def test_a_port_in_use_and_a_missing_head_are_errors(
-    server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_in_use_and_a_missing_head_are_errors(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_dashboard, "_wait", lambda: None)
     server.objects[PODS] = 200, {"items": [head(TOKEN, ready="False")]}
-    absent = drl(kubeconfig, "open", "blue")
+    absent = server.drl("open", "blue")
     assert (absent.exit_code, absent.stderr) == (1, "blue is Starting and has no ready head pod; run drl why blue\n")
     server.objects[PODS] = 200, {"items": [head(TOKEN, cluster="other")]}
-    assert "no ready head pod" in drl(kubeconfig, "open", "blue", "--port=0").stderr, "it is a pod of something else"
+    assert "no ready head pod" in server.drl("open", "blue", "--port=0").stderr, "it is a pod of something else"
     server.objects[PODS] = 200, {"items": [head(TOKEN)]}
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        taken = drl(kubeconfig, "open", "blue", f"--port={listener.getsockname()[1]}")
+        taken = server.drl("open", "blue", f"--port={listener.getsockname()[1]}")
     assert (taken.exit_code, "--port 0 for any free one" in taken.stderr) == (2, True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from control.client.fake_server import PATH, FakeServer, drl
+from control.client.fake_server import PATH, FakeServer
 from omni_operator.api import load_job
-from omni_operator.client import Client, ClusterError, InvalidName
+from omni_operator.client import ClusterError, InvalidName
 from omni_operator.client.operator_settings import AmbiguousOperator, SettingsUnreadable, select_settings
 from omni_operator.client.submission import UNREADABLE, find_differences
 
@@ -29,21 +29,21 @@ def deployment(namespace: str, **settings: str) -> dict[str, Any]:
     return {"metadata": meta, "spec": {"template": {"spec": {"containers": containers}}}}
 
 
-def test_a_job_is_created_as_it_is_written(server: FakeServer, kubeconfig: Path) -> None:
+def test_a_job_is_created_as_it_is_written(server: FakeServer) -> None:
     server.jobs.clear()
-    sent = drl(kubeconfig, "submit", str(EXAMPLE))
+    sent = server.drl("submit", str(EXAMPLE))
     assert (sent.exit_code, sent.stdout) == (0, "red-grpo-cluster created in namespace team\n"), sent.output
     written = document()
     assert server.posts == [{**written, "metadata": {**written["metadata"], "namespace": "team"}}]
     assert server.queries[-1] == {"fieldValidation": "Strict"}, (
         "else an older format drops fields that it does not have"
     )
-    again = drl(kubeconfig, "submit", str(EXAMPLE))
+    again = server.drl("submit", str(EXAMPLE))
     assert (again.exit_code, "nothing was created" in again.stdout) == (0, True)
 
 
-def test_a_job_of_another_namespace_or_without_a_name_is_refused(server: FakeServer, kubeconfig: Path) -> None:
-    client = Client.from_kubeconfig(str(kubeconfig))
+def test_a_job_of_another_namespace_or_without_a_name_is_refused(server: FakeServer) -> None:
+    client = server.client()
     body = document()
     with pytest.raises(ClusterError, match=r"of red-grpo-cluster is prod, and this client is for team: nothing was"):
         client.submit({**body, "metadata": {**body["metadata"], "namespace": "prod"}})
@@ -53,44 +53,44 @@ def test_a_job_of_another_namespace_or_without_a_name_is_refused(server: FakeSer
     assert server.posts == []
 
 
-def test_a_dry_run_creates_nothing(server: FakeServer, kubeconfig: Path) -> None:
+def test_a_dry_run_creates_nothing(server: FakeServer) -> None:
     server.jobs.clear()
-    tried = drl(kubeconfig, "submit", str(EXAMPLE), "--dry-run", "--json")
+    tried = server.drl("submit", str(EXAMPLE), "--dry-run", "--json")
     assert json.loads(tried.stdout)["created"] is False
     assert (len(server.posts), server.jobs) == (1, {})
     assert server.queries[-1] == {"fieldValidation": "Strict", "dryRun": "All"}
 
 
-def test_a_field_that_the_cluster_would_drop_is_refused(server: FakeServer, kubeconfig: Path) -> None:
+def test_a_field_that_the_cluster_would_drop_is_refused(server: FakeServer) -> None:
     server.refusal = 400, {"message": 'strict decoding error: unknown field "spec.output"'}
-    refused = drl(kubeconfig, "submit", str(EXAMPLE))
+    refused = server.drl("submit", str(EXAMPLE))
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert 'unknown field "spec.output"; nothing was changed: the definition of jobs on the cluster (CRD) is older' in (
         refused.stderr
     )
 
 
-def test_a_user_who_may_only_create_learns_that_the_name_is_taken(server: FakeServer, kubeconfig: Path) -> None:
+def test_a_user_who_may_only_create_learns_that_the_name_is_taken(server: FakeServer) -> None:
     server.jobs["red-grpo-cluster"] = document()
     server.objects[f"{PATH}/red-grpo-cluster"] = 403, {"message": "User u cannot get resource"}
-    done = drl(kubeconfig, "submit", str(EXAMPLE))
+    done = server.drl("submit", str(EXAMPLE))
     assert (done.exit_code, "namespace team has a job red-grpo-cluster, and you may not read it" in done.stderr) == (
         2,
         True,
     )
 
 
-def test_a_job_that_is_being_deleted_is_not_the_same_job(server: FakeServer, kubeconfig: Path) -> None:
+def test_a_job_that_is_being_deleted_is_not_the_same_job(server: FakeServer) -> None:
     at = "2026-01-01T00:00:00Z"
     server.jobs["red-grpo-cluster"] = {**document(), "metadata": {"name": "red-grpo-cluster", "deletionTimestamp": at}}
-    refused = drl(kubeconfig, "submit", str(EXAMPLE))
+    refused = server.drl("submit", str(EXAMPLE))
     assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (
         2,
         f"red-grpo-cluster is being deleted since {at}; submit it again when it is gone",
     )
 
 
-def test_the_policy_of_the_operator_refuses_before_the_job_is_sent(server: FakeServer, kubeconfig: Path) -> None:
+def test_the_policy_of_the_operator_refuses_before_the_job_is_sent(server: FakeServer) -> None:
     server.jobs.clear()
     policy = json.dumps({"serviceAccounts": ["default"]})
     there = [
@@ -98,17 +98,17 @@ def test_the_policy_of_the_operator_refuses_before_the_job_is_sent(server: FakeS
         deployment("omni2", POD_POLICY=policy, IMAGE="a:1"),
     ]
     server.objects["/apis/apps/v1/deployments"] = 200, {"items": there}
-    refused = drl(kubeconfig, "submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
+    refused = server.drl("submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
     assert (refused.exit_code, "spec.runtime.serviceAccountName" in refused.stderr) == (2, True), refused.output
     assert server.posts == []
-    notes = drl(kubeconfig, "submit", str(EXAMPLE)).stderr.splitlines()
+    notes = server.drl("submit", str(EXAMPLE)).stderr.splitlines()
     assert all("more than ten times" in note or "Flow-GRPO uses" in note for note in notes), "warnings of its recipe"
 
 
-def test_without_the_policy_the_job_is_sent_with_a_note(server: FakeServer, kubeconfig: Path) -> None:
+def test_without_the_policy_the_job_is_sent_with_a_note(server: FakeServer) -> None:
     server.jobs.clear()
     server.objects["/apis/apps/v1/deployments"] = 403, {"message": "User u cannot list deployments"}
-    done = drl(kubeconfig, "submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
+    done = server.drl("submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
     assert (done.exit_code, len(server.posts)) == (0, 1)
     assert "note: refused unless the operator's policy allows it: --set spec.runtime.serviceAccountName" in done.stderr
     assert "checked without the operator's policy" in done.stderr
@@ -121,14 +121,14 @@ def test_a_deployment_of_another_version_or_namespace_has_no_settings() -> None:
     assert select_settings([deployment("omni", NAMESPACES="a,team", IMAGE="i:1")], "team").image == "i:1"
 
 
-def test_a_deployment_of_another_namespace_does_not_replace_the_operator(server: FakeServer, kubeconfig: Path) -> None:
+def test_a_deployment_of_another_namespace_does_not_replace_the_operator(server: FakeServer) -> None:
     server.jobs.clear()
     real = deployment("omni-system", POD_POLICY=json.dumps({"serviceAccounts": ["default"]}), IMAGE="a:1")
     submit = ("submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
     for impostor in (deployment("a-tenant", IMAGE="evil:1"), deployment("a-tenant", X="1")):
         for there in ([impostor, real], [real, impostor]):
             server.objects["/apis/apps/v1/deployments"] = 200, {"items": there}
-            done = drl(kubeconfig, *submit)
+            done = server.drl(*submit)
             assert (done.exit_code, server.posts) == (2, []), done.output
             assert "2 Deployments may be the operator of namespace team: a-tenant/omni, omni-system/omni" in done.stderr
             assert "--settings FILE.yaml" in done.stderr

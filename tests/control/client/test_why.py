@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from control.client.fake_server import EVENTS, FakeServer, drl, make_job, owners
+from control.client.fake_server import EVENTS, FakeServer, make_job, owners
 from omni_operator.api.status import Children, Condition, Status
 from omni_operator.client.explanation import PodTrouble, Surroundings, explain, find_pod_troubles
 from omni_operator.client.surroundings import select_warnings
@@ -135,23 +134,23 @@ def test_what_to_do_follows_from_the_pod_that_is_not_ready() -> None:
     assert "What to do: check that the scheduler of spec.scheduling.schedulerName runs" in explanation
 
 
-def test_messages_cannot_control_the_terminal(server: FakeServer, kubeconfig: Path) -> None:
+def test_messages_cannot_control_the_terminal(server: FakeServer) -> None:
     job = make_job("blue")
     job["status"]["conditions"][0]["message"] = "\x1b]0;title\x07 \x9b2J"
     server.jobs["blue"] = job
     server.objects[EVENTS] = 200, {"items": [event("FailedMount", "DiffusionRLJob", "blue", "\x1b]0;title\x07x")]}
-    explanation = drl(kubeconfig, "why", "blue").stdout
+    explanation = server.drl("why", "blue").stdout
     assert "]0;title" in explanation
     assert explanation.replace("\n", "").isprintable(), repr(explanation)
 
 
-def test_rights_that_are_missing_are_named_and_the_rest_is_told(server: FakeServer, kubeconfig: Path) -> None:
+def test_rights_that_are_missing_are_named_and_the_rest_is_told(server: FakeServer) -> None:
     job = make_job("blue")
     job["status"]["attempts"] = 1
     server.jobs["blue"] = job
     server.objects[PODS] = 403, {"message": "User u cannot list pods"}
     server.objects[EVENTS] = 200, {"items": [event("FailedMount", "Pod", "blue-a01-x", "no volume")]}
-    explanation = drl(kubeconfig, "why", "blue").stdout
+    explanation = server.drl("why", "blue").stdout
     assert "Not read: pods (GET /api/v1/namespaces/team/pods: User u cannot list pods)" in explanation
     assert "ClaimNotFound: no claim runs" in explanation
     assert "FailedMount of Pod blue-a01-x: no volume" in explanation
@@ -160,5 +159,5 @@ def test_rights_that_are_missing_are_named_and_the_rest_is_told(server: FakeServ
     stray = waiting("stray", "CrashLoopBackOff")
     stray["metadata"]["ownerReferences"] = owners("other")
     server.objects[PODS] = 200, {"items": [waiting("blue-a01-x", "ErrImagePull", "no such image"), stray]}
-    explanation = drl(kubeconfig, "why", "blue").stdout
+    explanation = server.drl("why", "blue").stdout
     assert ("Pod blue-a01-x" in explanation, "stray" in explanation) == (True, False)

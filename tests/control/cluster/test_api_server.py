@@ -49,6 +49,8 @@ SCALED = GroupChange(index=1, group="rollout", old=2, new=5)
 class RecordingServer:
     """An HTTP server that records requests and returns a given answer."""
 
+    cluster: ApiServer  # its client
+
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -69,7 +71,7 @@ class RecordingServer:
 @pytest.fixture
 async def server() -> AsyncIterator[RecordingServer]:
     recording = RecordingServer()
-    async with serving(recording.handle) as recording.port:
+    async with serving(recording.handle) as recording.port, client(recording) as recording.cluster:
         yield recording
 
 
@@ -86,9 +88,8 @@ async def test_server_side_apply_sends_the_body_unchanged(server: RecordingServe
     answered = {**JOB, "metadata": {**JOB["metadata"], "uid": "u", "resourceVersion": "7"}, "spec": {"x": [None, 1.5]}}
     server.answer = lambda _: web.json_response(answered, status=201)
     sent = {**JOB, "spec": {"empty": {}, "null": None, "list": [], "text": "ä \U0001f600"}}
-    async with client(server) as cluster:
-        assert await cluster.apply(sent) == answered
-        await cluster.apply_status(JOBS, answered, {"attempts": 1})
+    assert await server.cluster.apply(sent) == answered
+    await server.cluster.apply_status(JOBS, answered, {"attempts": 1})
     mine = {**MINE, "force": "true"}
     assert server.requests[0] == ("PATCH", JOB_PATH, mine, sent)
     method, path, query, body = server.requests[1]
@@ -170,12 +171,11 @@ async def test_a_write_is_not_repeated_with_new_credentials_after_the_lease(serv
 
 async def test_changes_and_deletions_name_the_object_that_was_read(server: RecordingServer) -> None:
     body = {**JOB, "metadata": {**JOB["metadata"], "uid": "u", "resourceVersion": "7"}}
-    async with client(server) as cluster:
-        await cluster.patch(JOBS, body, {"metadata": {"finalizers": ["a"]}, "spec": {"seed": 1}})
-        await cluster.delete(JOBS, "ns", "red", "u")
-        for code in (404, 409):
-            server.answer = status(code, name="red")
-            await cluster.delete(JOBS, "ns", "red", "u")
+    await server.cluster.patch(JOBS, body, {"metadata": {"finalizers": ["a"]}, "spec": {"seed": 1}})
+    await server.cluster.delete(JOBS, "ns", "red", "u")
+    for code in (404, 409):
+        server.answer = status(code, name="red")
+        await server.cluster.delete(JOBS, "ns", "red", "u")
     patch = {"metadata": {"uid": "u", "resourceVersion": "7", "finalizers": ["a"]}, "spec": {"seed": 1}}
     assert server.requests[0] == ("PATCH", JOB_PATH, MINE, patch)
     assert server.headers[0]["Content-Type"] == "application/merge-patch+json"
@@ -186,12 +186,11 @@ async def test_changes_and_deletions_name_the_object_that_was_read(server: Recor
 async def test_the_number_of_pods_of_a_group_is_changed_only_where_it_is_the_expected_one(
     server: RecordingServer,
 ) -> None:
-    async with client(server) as cluster:
-        await cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", SCALED)
-        for code, error in ((422, Conflict), (409, Conflict), (403, Forbidden)):
-            server.answer = status(code)
-            with pytest.raises(error):
-                await cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", SCALED)
+    await server.cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", SCALED)
+    for code, error in ((422, Conflict), (409, Conflict), (403, Forbidden)):
+        server.answer = status(code)
+        with pytest.raises(error):
+            await server.cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", SCALED)
     path = "/apis/ray.io/v1/namespaces/ns/rayclusters/red-a01-x1"
     patch = [
         {"op": "test", "path": "/metadata/uid", "value": "u"},
@@ -203,35 +202,31 @@ async def test_the_number_of_pods_of_a_group_is_changed_only_where_it_is_the_exp
     assert server.headers[0]["Content-Type"] == "application/json-patch+json"
     server.answer = status(200)
     server.requests[:] = []
-    async with client(server) as cluster:
-        await cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", replace(SCALED, old=0))
+    await server.cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", replace(SCALED, old=0))
     assert server.requests[0][3] == [*patch[:2], patch[3]], "0 stands for a negative number too"
-    async with client(server) as cluster:
-        await cluster.scale_group(RAYJOBS, "ns", "red-a01", "u", SCALED)
+    await server.cluster.scale_group(RAYJOBS, "ns", "red-a01", "u", SCALED)
     assert [step["path"] for step in server.requests[1][3]][1:] == [
         f"/spec/rayClusterSpec/workerGroupSpecs/1/{part}" for part in ("groupName", "replicas", "replicas")
     ]
 
 
 async def test_an_object_is_created_by_a_post_and_one_that_exists_is_read(server: RecordingServer) -> None:
-    async with client(server) as cluster:
-        await cluster.create(JOB)
-        assert server.requests[0] == ("POST", JOB_PATH.removesuffix("/red"), MINE, JOB)
-        reply = {"kind": "Status", "reason": "AlreadyExists", "message": "exists"}
-        server.answer = lambda _: web.json_response(reply, status=409)
-        with pytest.raises(AlreadyExists):
-            await cluster.create(JOB)
-        server.answer = lambda _: web.json_response(JOB)
-        assert await cluster.read(JOBS, "ns", "red") == JOB
-        assert server.requests[-1][:2] == ("GET", JOB_PATH)
-        server.answer = status(404, name="red")
-        assert await cluster.read(JOBS, "ns", "red") is None
+    await server.cluster.create(JOB)
+    assert server.requests[0] == ("POST", JOB_PATH.removesuffix("/red"), MINE, JOB)
+    reply = {"kind": "Status", "reason": "AlreadyExists", "message": "exists"}
+    server.answer = lambda _: web.json_response(reply, status=409)
+    with pytest.raises(AlreadyExists):
+        await server.cluster.create(JOB)
+    server.answer = lambda _: web.json_response(JOB)
+    assert await server.cluster.read(JOBS, "ns", "red") == JOB
+    assert server.requests[-1][:2] == ("GET", JOB_PATH)
+    server.answer = status(404, name="red")
+    assert await server.cluster.read(JOBS, "ns", "red") is None
 
 
 async def test_a_few_objects_are_listed_whole(server: RecordingServer) -> None:
     server.answer = lambda _: web.json_response({"kind": "PodList", "items": [{"kind": "Pod"}]})
-    async with client(server) as cluster:
-        assert await cluster.list_objects(PODS, "ns", "x=z") == [{"kind": "Pod"}]
+    assert await server.cluster.list_objects(PODS, "ns", "x=z") == [{"kind": "Pod"}]
     assert server.requests == [("GET", "/api/v1/namespaces/ns/pods", {"labelSelector": "x=z"}, None)]
 
 
@@ -244,8 +239,7 @@ async def test_a_listing_is_paged_and_asks_for_metadata_alone(server: RecordingS
         return web.json_response({"kind": "PartialObjectMetadataList", "metadata": meta, "items": items})
 
     server.answer = page
-    async with client(server) as cluster:
-        listing = await cluster.list_metadata(PODS, "ns", "x/y=z")
+    listing = await server.cluster.list_metadata(PODS, "ns", "x/y=z")
     kept = [{"namespace": None, "name": name, "uid": None, "resourceVersion": None} for name in "ab"]
     assert (listing.items, listing.version) == (kept, 9)
     selected = {"labelSelector": "x/y=z", "limit": "100"}
@@ -275,15 +269,12 @@ async def test_an_error_has_the_kind_that_the_answer_means(
     server: RecordingServer, answer: Callable[[web.Request], web.Response], error: type[ClusterError]
 ) -> None:
     server.answer = answer
-    async with client(server) as cluster:
-        with pytest.raises(
-            error, match=r"^apply diffusionrl\.io/v1alpha1/namespaces/ns/diffusionrljobs/red: "
-        ) as raised:
-            await cluster.apply(JOB)
+    with pytest.raises(error, match=r"^apply diffusionrl\.io/v1alpha1/namespaces/ns/diffusionrljobs/red: ") as raised:
+        await server.cluster.apply(JOB)
     assert type(raised.value) is error
     if isinstance(raised.value, ServerError):
         assert raised.value.request == "apply diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
-    assert server.metered == [("apply", "diffusionrljobs", answer(None).status)]  # type: ignore[arg-type]
+    assert server.metered == [("apply", "diffusionrljobs", answer(None).status)]
 
 
 async def test_a_status_that_the_definition_does_not_have_is_told_with_the_same_words_each_time(
@@ -291,15 +282,14 @@ async def test_a_status_that_the_definition_does_not_have_is_told_with_the_same_
 ) -> None:
     body = {**JOB, "metadata": {**JOB["metadata"], "uid": "u", "resourceVersion": "1"}}
     messages = set()
-    async with client(server) as cluster:
-        for field in (".status.reason", ".status.warnings"):  # the API server names another one each time
-            server.answer = status(500, f"failed to create typed patch object: {field}: field not declared in schema")
-            with pytest.raises(DefinitionOutdated, match="apply crds/ of the operator's version") as raised:
-                await cluster.apply_status(JOBS, body, {})
-            messages.add(str(raised.value))
-        server.answer = status(500)
-        with pytest.raises(ServerError):
-            await cluster.apply_status(JOBS, body, {})
+    for field in (".status.reason", ".status.warnings"):  # the API server names another one each time
+        server.answer = status(500, f"failed to create typed patch object: {field}: field not declared in schema")
+        with pytest.raises(DefinitionOutdated, match="apply crds/ of the operator's version") as raised:
+            await server.cluster.apply_status(JOBS, body, {})
+        messages.add(str(raised.value))
+    server.answer = status(500)
+    with pytest.raises(ServerError):
+        await server.cluster.apply_status(JOBS, body, {})
     assert len(messages) == 1, "else each pass would write another condition"
 
 
@@ -308,9 +298,8 @@ async def test_a_status_that_the_definition_does_not_have_is_told_with_the_same_
 )
 async def test_retry_after_is_passed_on(server: RecordingServer, given: str, seconds: float | None) -> None:
     server.answer = lambda _: web.json_response({}, status=429, headers={"Retry-After": given})
-    async with client(server) as cluster:
-        with pytest.raises(Unavailable) as raised:
-            await cluster.apply(JOB)
+    with pytest.raises(Unavailable) as raised:
+        await server.cluster.apply(JOB)
     assert raised.value.after == seconds
     assert len(server.requests) == 1, "the package's own retries are off: the caller decides when to try again"
 
@@ -331,14 +320,9 @@ async def test_a_server_that_does_not_answer_is_unavailable_and_metered_with_cod
     assert server.metered == [("apply", "diffusionrljobs", 0)] * 2
 
 
-def accept_only(token: str) -> Callable[[web.Request], web.Response]:
-    return lambda request: web.json_response(
-        {"kind": "Status"}, status=200 if request.headers.get("Authorization") == f"Bearer {token}" else 401
-    )
-
-
 async def test_rejected_credentials_are_renewed_once_for_all_requests(server: RecordingServer) -> None:
-    server.answer = accept_only("new")
+    accepted = "Bearer new"
+    server.answer = lambda request: status(200 if request.headers.get("Authorization") == accepted else 401)(request)
     credentials = RotatingCredentials(server.port, "old", "new")
     async with ApiServer(credentials, server.meter, version="1") as cluster:
         await asyncio.gather(*(cluster.apply(JOB) for _ in range(8)))
@@ -377,10 +361,8 @@ async def test_token_review(server: RecordingServer) -> None:
     server.answer = lambda _: web.json_response(
         {"kind": "TokenReview", "status": {"authenticated": True, "audiences": ["mine"], "user": user}}, status=201
     )
-    async with client(server) as cluster:
-        identity = await cluster.review_token("secret", "mine")
-        assert await cluster.review_token("secret", "other") is None
-    assert identity is not None
+    identity = await server.cluster.review_token("secret", "mine")
+    assert await server.cluster.review_token("secret", "other") is None
     assert (identity.user, identity.pod) == ("system:serviceaccount:ns:a", "p")
     assert server.requests[0][3]["spec"] == {"token": "secret", "audiences": ["mine"]}
 
@@ -396,7 +378,6 @@ async def test_an_answer_that_is_no_object_is_that_of_a_proxy(server: RecordingS
         lambda cluster: cluster.review_token("secret", "mine"),
         lambda cluster: cluster.serves(JOBS),
     ]
-    async with client(server) as cluster:
-        for request in requests:
-            with pytest.raises(Unavailable, match="not an answer of the API server"):
-                await request(cluster)
+    for request in requests:
+        with pytest.raises(Unavailable, match="not an answer of the API server"):
+            await request(server.cluster)

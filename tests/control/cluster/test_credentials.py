@@ -32,8 +32,7 @@ async def load(path: Path) -> Credentials:
 
 
 async def header(credentials: Credentials) -> str | None:
-    value: str | None = await credentials.loaded.configuration.get_api_key_with_prefix("BearerToken")
-    return value
+    return await credentials.loaded.configuration.get_api_key_with_prefix("BearerToken")
 
 
 @pytest.fixture

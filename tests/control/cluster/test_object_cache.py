@@ -33,6 +33,14 @@ def job(uid: str = "j1", version: int = 1, created: str = EARLY, **status: Any) 
     return {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": {}, "status": status}
 
 
+@pytest.fixture
+def cache() -> ObjectCache:
+    """A cache with the job."""
+    cache = ObjectCache()
+    cache.put(JOBS, job())
+    return cache
+
+
 PARENTS = {RAYJOBS: (JOBS, "red", "j1"), RAYCLUSTERS: (RAYJOBS, "red-a01", ""), PODS: (RAYCLUSTERS, "red-a01-x", "")}
 
 
@@ -55,9 +63,7 @@ def child(kind: Kind, name: str, version: int = 2, uid: str = "", owner: str = "
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": {"a": 1}, "status": status}
 
 
-def test_an_older_event_does_not_overwrite_an_answer() -> None:
-    cache = ObjectCache()
-    cache.put(JOBS, job())
+def test_an_older_event_does_not_overwrite_an_answer(cache: ObjectCache) -> None:
     assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 7, jobDeploymentStatus="Running")) == KEY
     assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 5, jobDeploymentStatus="Initializing")) is None
     assert cache.observed(KEY, "j1").rayjobs[0].deployment == "Running"
@@ -70,9 +76,7 @@ def test_an_event_without_changes_wakes_no_job() -> None:
     assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 4, jobStatus="RUNNING")) == KEY
 
 
-def test_the_deletion_event_of_an_older_object_of_that_name_is_ignored() -> None:
-    cache = ObjectCache()
-    cache.put(JOBS, job())
+def test_the_deletion_event_of_an_older_object_of_that_name_is_ignored(cache: ObjectCache) -> None:
     cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 9, uid="new"))
     assert cache.remove(RAYJOBS, child(RAYJOBS, "red-a01", 8, uid="old")) is None
     assert cache.observed(KEY, "j1").rayjobs
@@ -88,7 +92,6 @@ def test_a_late_change_of_an_older_object_of_that_name_is_ignored() -> None:
     cache.put(JOBS, job("j2", 9))
     assert cache.put(JOBS, job("j1", 8, state="Running")) is None
     cached = cache.job(KEY)
-    assert cached is not None
     assert cached["metadata"]["uid"] == "j2"
     cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 12, uid="new", owner="j2"))
     assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 11, uid="old", owner="j1")) is None
@@ -110,9 +113,7 @@ def test_children_of_a_deleted_job_of_that_name_are_leftovers() -> None:
     assert cache.observed(KEY, "j2").empty
 
 
-def test_objects_with_the_labels_of_a_job_and_other_controllers_are_not_its_objects() -> None:
-    cache = ObjectCache()
-    cache.put(JOBS, job())
+def test_objects_with_the_labels_of_a_job_and_other_controllers_are_not_its_objects(cache: ObjectCache) -> None:
     killed = {"containerStatuses": [{"name": "c", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}
     strays = [child(RAYJOBS, "red-a07"), child(RAYCLUSTERS, "stray"), child(PODS, "stray", **killed)]
     for kind, stray in zip((RAYJOBS, RAYCLUSTERS, PODS), strays, strict=True):
@@ -127,10 +128,8 @@ def test_objects_with_the_labels_of_a_job_and_other_controllers_are_not_its_obje
     assert (seen.newest, seen.empty, seen.evidence, seen.pods) == (0, True, (), ())
 
 
-def test_owners_count_in_any_version_of_their_api() -> None:
+def test_owners_count_in_any_version_of_their_api(cache: ObjectCache) -> None:
     """KubeRay before 1.0 wrote v1alpha1 into owner references, which an upgrade leaves as they are."""
-    cache = ObjectCache()
-    cache.put(JOBS, job())
     for kind, name, version in (
         (RAYJOBS, "red-a01", "diffusionrl.io/v1"),
         (RAYCLUSTERS, "red-a01-x", "ray.io/v1alpha1"),
@@ -143,9 +142,7 @@ def test_owners_count_in_any_version_of_their_api() -> None:
     assert [owned.attempt for owned in (*seen.rayjobs, *seen.clusters, *seen.pods)] == [1, 1, 1]
 
 
-def test_edited_labels_change_neither_job_nor_attempt() -> None:
-    cache = ObjectCache()
-    cache.put(JOBS, job())
+def test_edited_labels_change_neither_job_nor_attempt(cache: ObjectCache) -> None:
     cache.put(RAYJOBS, child(RAYJOBS, "red-a01"))
     edited = child(RAYJOBS, "red-a01", 3, jobStatus="RUNNING")
     edited["metadata"]["labels"] |= {"diffusionrl.io/job": "blue", "diffusionrl.io/attempt": "9"}
@@ -171,9 +168,7 @@ def test_what_is_left_of_an_attempt_is_known_by_the_uids_of_its_deleted_owners(r
     assert seen.leftovers == 0
 
 
-def test_missed_deletions_are_found_and_objects_newer_than_the_list_stay() -> None:
-    cache = ObjectCache()
-    cache.put(JOBS, job())
+def test_missed_deletions_are_found_and_objects_newer_than_the_list_stay(cache: ObjectCache) -> None:
     cache.put(RAYJOBS, child(RAYJOBS, "red-a01"))
     cache.put(RAYCLUSTERS, child(RAYCLUSTERS, "red-a01-x"))
     for name, version in (("a", 3), ("b", 4), ("c", 11)):
@@ -186,9 +181,7 @@ def test_missed_deletions_are_found_and_objects_newer_than_the_list_stay() -> No
     assert cache.job(KEY) is None
 
 
-def test_evidence_outlives_its_pod_and_is_bounded() -> None:
-    cache = ObjectCache()
-    cache.put(JOBS, job())
+def test_evidence_outlives_its_pod_and_is_bounded(cache: ObjectCache) -> None:
     for kind, name in ((RAYJOBS, "red-a01"), (RAYCLUSTERS, "red-a01-x")):
         cache.put(kind, child(kind, name))
     target = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
@@ -205,8 +198,7 @@ def test_all_events_of_a_job_give_the_same_key() -> None:
 
     def received(body: dict[str, Any]) -> dict[str, Any]:
         """A copy with its own strings, as if parsed from an answer of the API server."""
-        parsed: dict[str, Any] = json.loads(json.dumps(body))
-        return parsed
+        return json.loads(json.dumps(body))
 
     keys = [cache.put(JOBS, received(job()))]
     keys += [cache.put(kind, received(child(kind, "red"))) for kind in (NETWORK_POLICIES, POD_MONITORS)]
@@ -218,9 +210,7 @@ def test_all_events_of_a_job_give_the_same_key() -> None:
     assert {id(key) for key in keys} == {id(key) for key in cache.jobs()}
 
 
-def test_each_change_of_a_shared_object_has_a_number_that_never_comes_again() -> None:
-    cache = ObjectCache()
-    cache.put(JOBS, job())
+def test_each_change_of_a_shared_object_has_a_number_that_never_comes_again(cache: ObjectCache) -> None:
     seen = [cache.shared_change(KEY)]
     for version in (3, 3, 4):  # one of them is not new
         cache.put(NETWORK_POLICIES, child(NETWORK_POLICIES, "red", version))
@@ -241,7 +231,6 @@ def test_shared_objects_are_cached_without_managed_fields() -> None:
     cache = ObjectCache()
     cache.put(NETWORK_POLICIES, child(NETWORK_POLICIES, "red"))
     body = cache.shared(KEY, NETWORK_POLICIES, "red")
-    assert body is not None
     assert body["spec"] == {"a": 1}
     assert "managedFields" not in body["metadata"]
 
@@ -256,35 +245,20 @@ def test_objects_of_no_job_are_not_cached() -> None:
         kind_of({"apiVersion": "v1", "kind": "Secret"})
 
 
+# Fields of statuses.
+FIELDS = (
+    "conditions type status reason state waiting containerStatuses endTime startTime rayJobInfo terminated "
+    "exitCode name suspend"
+)
+
+
 @given(
     st.dictionaries(
         st.sampled_from(["status", "spec", "extra"]),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.text(max_size=5),
             lambda inner: (
-                st.lists(inner, max_size=3)
-                | st.dictionaries(
-                    st.sampled_from(
-                        [
-                            "conditions",
-                            "type",
-                            "status",
-                            "reason",
-                            "state",
-                            "waiting",
-                            "containerStatuses",
-                            "endTime",
-                            "startTime",
-                            "rayJobInfo",
-                            "terminated",
-                            "exitCode",
-                            "name",
-                            "suspend",
-                        ]
-                    ),
-                    inner,
-                    max_size=4,
-                )
+                st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS.split()), inner, max_size=4)
             ),
             max_leaves=12,
         ),
@@ -328,9 +302,7 @@ def test_events_of_deleted_jobs_are_forgotten_and_those_just_before_an_answer_ar
 
 
 @pytest.mark.parametrize("kind", [RAYJOBS, NETWORK_POLICIES])
-def test_the_answer_about_an_object_that_was_deleted_meanwhile_is_ignored(kind: Kind) -> None:
-    cache = ObjectCache()
-    cache.put(JOBS, job())
+def test_the_answer_about_an_object_that_was_deleted_meanwhile_is_ignored(cache: ObjectCache, kind: Kind) -> None:
     with cache.pass_over(KEY):
         cache.put(kind, child(kind, "red-a01", 7))
         cache.remove(kind, child(kind, "red-a01", 9))

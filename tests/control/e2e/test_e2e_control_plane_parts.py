@@ -19,7 +19,6 @@ def test_a_stale_record_kills_no_process(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         identity = identify("old", stranger.pid)
-        assert identity is not None
         stale = {"name": "old", "pid": stranger.pid, "started": identity.started - 1, "boot": identity.boot}
         (tmp_path / "processes" / "old.json").write_text(json.dumps(stale))
         daemons.stop_all()
@@ -31,7 +30,6 @@ def test_a_stale_record_kills_no_process(tmp_path: Path) -> None:
 
 def test_folders_of_killed_owners_are_swept_and_others_stay(tmp_path: Path) -> None:
     mine = identify("owner", os.getpid())
-    assert mine is not None
     for name, owner in {"alive": mine, "dead": replace(mine, boot="earlier")}.items():
         folder = tmp_path / f"omni-control-plane-{name}"
         folder.mkdir()

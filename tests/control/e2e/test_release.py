@@ -258,7 +258,7 @@ def test_a_pod_of_another_image_than_the_releases_fails_the_check(
         pods = {"items": [{"status": status}] if digest else []}
         api = SimpleNamespace(get=lambda *_, **__: pods)
         cluster = SimpleNamespace(plane=lambda: SimpleNamespace(api=lambda _: contextlib.nullcontext(api)))
-        return release_check.Stage(cluster, tmp_path, tmp_path, "registry:5000", None)  # type: ignore[arg-type]
+        return release_check.Stage(cluster, tmp_path, tmp_path, "registry:5000", None)
 
     stage_with("sha256:right").check_operator(files)
     with pytest.raises(release_check.CheckFailed, match=r"not omni-operator:7\.8\.9 \(sha256:right\)"):
@@ -293,7 +293,6 @@ def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
         assert not [name for name in names if "tests" in name.split("/")]
     with tarfile.open(chart) as packed:
         described = packed.extractfile("omni-operator/Chart.yaml")
-        assert described is not None
         metadata = YAML(typ="safe").load(described)
     assert (metadata["version"], metadata["appVersion"]) == ("7.8.9", "7.8.9")
     with local.registry(tmp_path) as address:

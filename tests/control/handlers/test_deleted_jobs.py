@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from control.api.job_documents import SMALLEST
 from e2e.fake_cluster import FakeCluster
 from omni_operator.api.names import report_audience
 from omni_operator.cluster.cache.object_cache import ObjectCache
@@ -31,12 +32,6 @@ JOBS_DELETED = 500
 SETTLED = 120.0
 NAMESPACE = "team-a"
 USER = f"system:serviceaccount:{NAMESPACE}:default"
-SPEC = {
-    "model": {"base": "/models/m"},
-    "data": {"train": ["/data/t.jsonl"]},
-    "reward": {"scorers": [{"name": "color"}]},
-    "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA"}},
-}
 # What is no store of the operator: code, the test's API server, the event loop.
 OUTSIDE = (type, ModuleType, FunctionType, BuiltinFunctionType, FakeCluster, asyncio.AbstractEventLoop)
 
@@ -86,7 +81,7 @@ class Operator:
         wake = self.workers.wake
         # It keeps the last events of a bounded number of objects (test_object_cache.py).
         liveness = WatchLiveness(60.0)
-        self.watches = Watches(self.cluster, (), self.cache, liveness, wake, lambda plural: None, "system")  # type: ignore[arg-type]
+        self.watches = Watches(self.cluster, (), self.cache, liveness, wake, lambda plural: None, "system")
         self.watches.children_listed.set()
         authorizer = ReportAuthorizer(self.cluster, self.cache, lambda: self.now)
         self.endpoint = ReportEndpoint(
@@ -111,13 +106,14 @@ class Operator:
     def submit(self, key: Key) -> str:
         """A new job; its uid."""
         meta = {"namespace": key[0], "name": key[1]}
-        stored = self.cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC})
+        stored = self.cluster.make(
+            {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SMALLEST["spec"]}
+        )
         return str(stored["metadata"]["uid"])
 
     def run(self, key: Key) -> tuple[str, str]:
         """KubeRay makes the cluster of the first attempt, with one pod; name and uid of that."""
         parent = self.cluster.get(RAYJOBS, key[0], f"{key[1]}-a01")
-        assert parent is not None
         for kind, name in ((RAYCLUSTERS, f"{key[1]}-a01-x1"), (PODS, f"{key[1]}-a01-x1-trainer")):
             parent = self.cluster.make(self._child(kind, name, parent))
         return parent["metadata"]["name"], parent["metadata"]["uid"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -31,6 +31,7 @@ class Passes:
         self.started = asyncio.Condition()
         self.revisions: dict[Key, int] = {}
         self.answers: dict[Key, list[ReconcileResult | Exception]] = {}
+        self.workers: list[JobWorkers] = []
 
     async def reconcile(self, key: Key) -> ReconcileResult:
         async with self.started:
@@ -49,10 +50,19 @@ class Passes:
             await self.started.wait_for(lambda: len(self.started_keys) >= count)
 
 
+@pytest.fixture
+async def passes() -> AsyncIterator[Passes]:
+    """Passes, whose workers end after the test."""
+    passes = Passes()
+    yield passes
+    for workers in passes.workers:
+        await workers.stop(10)
+
+
 def new_workers(
     passes: Passes, ranks: Mapping[Key, int] | None = None, places: int = 4, started: bool = True
 ) -> JobWorkers:
-    return JobWorkers(
+    workers = JobWorkers(
         passes.reconcile,
         rank=lambda key: (ranks or {}).get(key, 1),
         revision=passes.revisions.get,
@@ -62,10 +72,11 @@ def new_workers(
         passes=places,
         started=started,
     )
+    passes.workers.append(workers)
+    return workers
 
 
-async def test_a_pass_that_asks_for_another_one_is_followed_by_it_before_new_jobs() -> None:
-    passes = Passes()
+async def test_a_pass_that_asks_for_another_one_is_followed_by_it_before_new_jobs(passes: Passes) -> None:
     passes.answers[A] = [ReconcileResult(wake=NOW)]
     held = passes.barriers[A] = asyncio.Event()
     workers = new_workers(passes, {A: 1, B: 0}, places=1)
@@ -76,11 +87,9 @@ async def test_a_pass_that_asks_for_another_one_is_followed_by_it_before_new_job
     held.set()
     await passes.until(3)
     assert passes.started_keys == [A, A, B]
-    await workers.stop(10)
 
 
-async def test_triggers_during_a_pass_make_one_more_pass() -> None:
-    passes = Passes()
+async def test_triggers_during_a_pass_make_one_more_pass(passes: Passes) -> None:
     passes.barriers[A] = asyncio.Event()
     workers = new_workers(passes)
     workers.wake(A)
@@ -95,8 +104,7 @@ async def test_triggers_during_a_pass_make_one_more_pass() -> None:
     assert passes.started_keys == [A, A]
 
 
-async def test_jobs_of_a_smaller_rank_go_first() -> None:
-    passes = Passes()
+async def test_jobs_of_a_smaller_rank_go_first(passes: Passes) -> None:
     passes.barriers[A] = asyncio.Event()
     workers = new_workers(passes, {B: 2, C: 1, D: 0}, places=1)
     workers.wake(A)
@@ -108,11 +116,9 @@ async def test_jobs_of_a_smaller_rank_go_first() -> None:
     passes.barriers[A].set()
     await passes.until(4)
     assert passes.started_keys == [A, D, C, B]
-    await workers.stop(10)
 
 
-async def test_a_thousand_passes_let_others_run_between_them_and_leave_no_task() -> None:
-    passes = Passes()
+async def test_a_thousand_passes_let_others_run_between_them_and_leave_no_task(passes: Passes) -> None:
     turns = 0
     workers = new_workers(passes, {A: 0}, places=16)
     for number in range(1000):
@@ -126,11 +132,9 @@ async def test_a_thousand_passes_let_others_run_between_them_and_leave_no_task()
         await asyncio.sleep(0)
     assert passes.started_keys.index(A) < 520, "a new job does not wait for the others"
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("job ")]
-    await workers.stop(10)
 
 
-async def test_namespaces_take_turns_however_many_jobs_one_of_them_has() -> None:
-    passes = Passes()
+async def test_namespaces_take_turns_however_many_jobs_one_of_them_has(passes: Passes) -> None:
     others = [("other", "a"), ("third", "a")]
     workers = new_workers(passes, dict.fromkeys(others, 2), places=16)
     for number in range(800):
@@ -149,11 +153,9 @@ async def test_namespaces_take_turns_however_many_jobs_one_of_them_has() -> None
     assert len(passes.started_keys) == 4 * 800 + 2
     assert not workers._queues
     assert not workers._running
-    await workers.stop(10)
 
 
-async def test_passes_that_wait_for_an_answer_leave_places_to_other_namespaces() -> None:
-    passes = Passes()
+async def test_passes_that_wait_for_an_answer_leave_places_to_other_namespaces(passes: Passes) -> None:
     elsewhere = ("other", "a")
     slow = [("ns", f"job-{number}") for number in range(50)]
     passes.barriers = {key: asyncio.Event() for key in slow}
@@ -167,11 +169,9 @@ async def test_passes_that_wait_for_an_answer_leave_places_to_other_namespaces()
     for barrier in passes.barriers.values():
         barrier.set()
     await passes.until(51)
-    await workers.stop(10)
 
 
-async def test_passes_that_ask_for_another_one_at_once_each_time_slow_down() -> None:
-    passes = Passes()
+async def test_passes_that_ask_for_another_one_at_once_each_time_slow_down(passes: Passes) -> None:
     passes.answers[A] = [ReconcileResult(wake=NOW - timedelta(hours=1))] * 1000
     workers = new_workers(passes)
     workers.wake(A)
@@ -181,11 +181,9 @@ async def test_passes_that_ask_for_another_one_at_once_each_time_slow_down() -> 
     assert len(passes.started_keys) == module.CONTINUED_MOST + 1
     workers.wake(A)  # a change is handled at once
     await passes.until(module.CONTINUED_MOST + 2)
-    await workers.stop(10)
 
 
-async def test_a_job_that_is_woken_often_takes_no_memory() -> None:
-    passes = Passes()
+async def test_a_job_that_is_woken_often_takes_no_memory(passes: Passes) -> None:
     workers = new_workers(passes)
     for number in range(1000):
         workers.wake(A)
@@ -193,11 +191,9 @@ async def test_a_job_that_is_woken_often_takes_no_memory() -> None:
         while workers.tasks:
             await asyncio.sleep(0)
     assert len(workers._sleeping) <= module.STALE_ENTRIES + 4
-    await workers.stop(10)
 
 
-async def test_a_sleeping_job_wakes_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = Passes()
+async def test_a_sleeping_job_wakes_at_its_time(passes: Passes) -> None:
     passes.answers[A] = [ReconcileResult(wake=NOW + timedelta(seconds=0.01)), ReconcileResult()]
     passes.answers[B] = [ReconcileResult(wake=NOW + timedelta(seconds=3000)), ReconcileResult()]
     workers = new_workers(passes)
@@ -205,12 +201,10 @@ async def test_a_sleeping_job_wakes_at_its_time(monkeypatch: pytest.MonkeyPatch)
     workers.wake(A)
     await passes.until(3)
     assert passes.started_keys == [B, A, A]
-    await workers.stop(10)
 
 
-async def test_errors_of_one_job_do_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_of_one_job_do_not_stop_others(passes: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFF_FIRST", 0.0)
-    passes = Passes()
     passes.answers[A] = [ZeroDivisionError("a bug"), Unavailable("away", after=0.0), ReconcileResult()]
     workers = new_workers(passes)
     workers.wake(A)
@@ -222,8 +216,7 @@ async def test_errors_of_one_job_do_not_stop_others(monkeypatch: pytest.MonkeyPa
     assert passes.results == ["error", "unavailable", "ok", "ok"]
 
 
-async def test_a_worker_ends_with_its_job_and_a_new_job_of_that_name_gets_a_new_one() -> None:
-    passes = Passes()
+async def test_a_worker_ends_with_its_job_and_a_new_job_of_that_name_gets_a_new_one(passes: Passes) -> None:
     passes.answers[A] = [ReconcileResult(result="gone")]
     workers = new_workers(passes)
     workers.wake(A)
@@ -232,11 +225,9 @@ async def test_a_worker_ends_with_its_job_and_a_new_job_of_that_name_gets_a_new_
         await asyncio.sleep(0)
     workers.wake(A)
     await passes.until(2)
-    await workers.stop(10)
 
 
-async def test_shutdown_completes_running_passes_and_starts_none() -> None:
-    passes = Passes()
+async def test_shutdown_completes_running_passes_and_starts_none(passes: Passes) -> None:
     passes.barriers[A] = asyncio.Event()
     workers = new_workers(passes, places=1)
     workers.wake(A)
@@ -252,10 +243,9 @@ async def test_shutdown_completes_running_passes_and_starts_none() -> None:
     assert passes.results == ["ok"]
 
 
-async def test_only_a_changed_job_ends_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_a_changed_job_ends_a_backoff(passes: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFF_FIRST", 3600.0)
     monkeypatch.setattr(module, "BACKOFF_MOST", 3600.0)
-    passes = Passes()
     passes.answers[A] = [Unavailable("away", after=3600.0), ZeroDivisionError("a bug"), ReconcileResult()]
     workers = new_workers(passes)
     workers.wake(A)
@@ -272,9 +262,10 @@ async def test_only_a_changed_job_ends_a_backoff(monkeypatch: pytest.MonkeyPatch
     assert passes.results == ["unavailable", "error", "ok"]
 
 
-async def test_a_job_that_changes_during_a_failing_pass_has_no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_changes_during_a_failing_pass_has_no_backoff(
+    passes: Passes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "BACKOFF_FIRST", 3600.0)
-    passes = Passes()
     passes.barriers[A] = asyncio.Event()
     passes.answers[A] = [Unavailable("away"), ReconcileResult()]
     workers = new_workers(passes)
@@ -284,11 +275,9 @@ async def test_a_job_that_changes_during_a_failing_pass_has_no_backoff(monkeypat
     workers.wake(A)
     passes.barriers.pop(A).set()
     await passes.until(2)
-    await workers.stop(10)
 
 
-async def test_a_replica_that_does_not_lead_makes_no_pass_and_forgets_its_jobs() -> None:
-    passes = Passes()
+async def test_a_replica_that_does_not_lead_makes_no_pass_and_forgets_its_jobs(passes: Passes) -> None:
     workers = new_workers(passes, started=False)
     workers.wake(A)
     for _ in range(5):
@@ -305,11 +294,9 @@ async def test_a_replica_that_does_not_lead_makes_no_pass_and_forgets_its_jobs()
     workers.wake(B)
     await passes.until(3)
     assert passes.started_keys == [A, B, B], "the backoff of B is forgotten, and so is C"
-    await workers.stop(10)
 
 
-async def test_passes_that_do_not_end_in_time_are_cancelled() -> None:
-    passes = Passes()
+async def test_passes_that_do_not_end_in_time_are_cancelled(passes: Passes) -> None:
     passes.barriers[A] = asyncio.Event()
     workers = new_workers(passes)
     workers.wake(A)
@@ -320,4 +307,3 @@ async def test_passes_that_do_not_end_in_time_are_cancelled() -> None:
     passes.barriers.clear()
     workers.wake(A)
     await passes.until(2)
-    await workers.stop(10)

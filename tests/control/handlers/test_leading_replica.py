@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
+from control.api.job_documents import SMALLEST
 from e2e.fake_cluster import FakeCluster
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import JOBS, RAYJOBS
@@ -17,12 +18,6 @@ from omni_operator.status.observed.trainer_report import parse_event
 
 KEY = ("team-a", "red")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SPEC = {
-    "model": {"base": "/models/m"},
-    "data": {"train": ["/data/t.jsonl"]},
-    "reward": {"scorers": [{"name": "color"}]},
-    "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA"}},
-}
 
 
 async def test_passes_are_made_only_while_it_leads_and_start_with_nothing_remembered() -> None:
@@ -46,7 +41,7 @@ async def test_passes_are_made_only_while_it_leads_and_start_with_nothing_rememb
 
     replica = LeadingReplica(cache, reports, Settings(), lambda result, seconds: None, new_reconciler, lambda: NOW)
     meta = {"namespace": KEY[0], "name": KEY[1]}
-    job = cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC})
+    job = cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SMALLEST["spec"]})
     cache.put(JOBS, job)
     replica.workers.wake(KEY)
     await asyncio.sleep(0)

@@ -76,7 +76,7 @@ async def test_failed_requests_at_the_start_are_repeated_and_make_no_kind_absent
             raise Unavailable("500")
         return await answered(kind)
 
-    cluster.serves = fails_twice  # type: ignore[method-assign]
+    cluster.serves = fails_twice
     missing = MissingKinds(cluster)
     await asyncio.wait_for(missing.await_jobs(), 30)
     assert missing.absent == {POD_MONITORS}

@@ -115,7 +115,7 @@ async def test_without_the_api_server_the_answer_is_503(server: ReportServer) ->
     async def unavailable(token: str, audience: str) -> Identity | None:
         raise Unavailable("no answer")
 
-    server.cluster.review_token = unavailable  # type: ignore[method-assign]
+    server.cluster.review_token = unavailable
     for _ in range(3 * REJECTED_BURST):
         assert (await server.post(GOOD, STEP))[0] == 503
 

@@ -14,7 +14,7 @@ import pytest
 
 from control.handlers.report_server import AUDIENCE, GOOD, KEY, STEP, ReportServer, token
 from omni_operator.cluster.kinds import JOBS
-from omni_operator.handlers.http_server import ConnectionTimeouts, serve
+from omni_operator.handlers.http_server import serve
 from omni_operator.reports.endpoint import BODY_LIMIT, POSTS_BURST
 from omni_operator.reports.rate_limiter import KEYS_KEPT, RateLimiter
 from omni_operator.reports.relay import ReportRelay
@@ -25,8 +25,8 @@ from omni_operator.status.observed.trainer_report import parse_event
 async def impatient_server() -> AsyncIterator[ReportServer]:
     """Closes connections after a second; a busy machine may take part of it between two steps of a test."""
     impatient = ReportServer()
-    timeouts = ConnectionTimeouts(idle=1.0, rest=0.2)
-    async with serve(impatient.endpoint(body_seconds=1.0).routes(), 0, BODY_LIMIT, "127.0.0.1", timeouts) as port:
+    routes = impatient.endpoint(body_seconds=1.0).routes()
+    async with serve(routes, 0, BODY_LIMIT, "127.0.0.1", idle=1.0, rest=0.2) as port:
         impatient.port = port
         yield impatient
 
@@ -34,7 +34,6 @@ async def impatient_server() -> AsyncIterator[ReportServer]:
 async def test_a_report_is_stored_and_wakes_its_job(server: ReportServer) -> None:
     assert await server.post(GOOD, STEP) == (200, {})
     report = server.reports.newest(KEY, "u")
-    assert report is not None
     assert (report.step, server.woken, server.counted) == (3, [KEY], ["taken"])
 
 
@@ -73,7 +72,6 @@ async def test_a_replica_that_does_not_lead_passes_reports_on(replicas: Replicas
     leader.reports.ask_checkpoint(KEY, leader.now)
     assert await follower.post(GOOD, STEP) == (200, {"checkpoint": True}), "the leader's answer"
     report = leader.reports.newest(KEY, "u")
-    assert report is not None
     assert (report.step, leader.woken, leader.counted, follower.counted) == (3, [KEY], ["taken"], ["relayed"])
     assert (follower.reports.newest(KEY, "u"), follower.woken) == (None, [])
     assert (await follower.post(GOOD, {"event": "x"}))[0] == 400
@@ -111,7 +109,6 @@ async def test_a_report_counts_for_the_attempt_of_its_pod(server: ReportServer, 
     assert await server.post(second, {**STEP, "attempt": 1, "step": 4}) == (200, {})
     assert await server.post(GOOD, {**STEP, "attempt": said, "step": 5}) == (200, {"stale": True})
     report = server.reports.newest(KEY, "u")
-    assert report is not None
     assert (report.attempt, report.step) == (2, 4)
 
 

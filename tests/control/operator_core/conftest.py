@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -146,7 +147,7 @@ class Simulation:
         self.wakes.pop(key, None)
         now = self.reconciler.clock()
         before = self.cluster.get(JOBS, *key)
-        cached = self._cached_bodies(key)
+        cached = [self.cache.job(key), self.cache.shared(key, NETWORK_POLICIES, key[1])]
         unchanged = copy.deepcopy(cached)
         result = await self.reconciler.reconcile(key)
         assert cached == unchanged, "a pass changed a cached object"
@@ -156,9 +157,6 @@ class Simulation:
         self._unanswered = 0
         if result.wake:
             self.wakes[key] = result.wake - self.skew
-
-    def _cached_bodies(self, key: Key) -> list[Body | None]:
-        return [self.cache.job(key), self.cache.shared(key, NETWORK_POLICIES, key[1])]
 
     async def after(self, seconds: float) -> None:
         """Advance the clock, with the passes that become due."""
@@ -170,14 +168,32 @@ class Simulation:
         self.now = end
         await self.settle()
 
+    async def requests_in(self, seconds: float) -> Counter[tuple[str, str]]:
+        """Advance the clock; return the operator's requests meanwhile, by verb and resource."""
+        self.cluster.log.clear()
+        await self.after(seconds)
+        return self.cluster.counts()
+
     # Users.
 
     def submit(self, key: Key = KEY, **spec: Any) -> None:
         body = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespace": key[0], "name": key[1]}}
         self.cluster.make({**body, "spec": {**copy.deepcopy(SPEC), **spec}})
 
+    async def submit_and_settle(self, **spec: Any) -> None:
+        self.submit(**spec)
+        await self.settle()
+
+    def submit_and_watch(self) -> None:
+        self.submit()
+        self.watch()
+
     def edit(self, key: Key = KEY, **spec: Any) -> None:
         self.cluster.change(JOBS, *key, spec=spec)
+
+    async def edit_and_settle(self, **spec: Any) -> None:
+        self.edit(**spec)
+        await self.settle()
 
     # The API server.
 
@@ -199,7 +215,7 @@ class Simulation:
                 change(body)
             return store(found, body)
 
-        self.cluster._store = altered  # type: ignore[method-assign]
+        self.cluster._store = altered
 
     # KubeRay and kubelets.
 
@@ -207,7 +223,6 @@ class Simulation:
         """KubeRay creates the cluster of an attempt, and its pods start."""
         name = f"{key[1]}-a{attempt:02d}"
         job = self.cluster.get(RAYJOBS, key[0], name)
-        assert job is not None
         cluster = f"{name}-x1"
         meta = {"namespace": key[0], "labels": job["metadata"]["labels"]}
         owner = {"kind": "RayJob", "name": name, "uid": job["metadata"]["uid"], "controller": True}
@@ -253,18 +268,19 @@ class Simulation:
             status={"jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "startTime": started},
         )
 
+    async def run_and_settle(self, attempt: int) -> None:
+        self.run(attempt)
+        await self.settle()
+
     async def submit_starting(self, **spec: Any) -> None:
         """A new job; KubeRay has created the cluster of its first attempt since the last pass."""
-        self.submit(**spec)
-        await self.settle()
+        await self.submit_and_settle(**spec)
         self.start(1)
 
     async def submit_running(self, **spec: Any) -> None:
         """A new job whose first attempt runs."""
-        self.submit(**spec)
-        await self.settle()
-        self.run(1)
-        await self.settle()
+        await self.submit_and_settle(**spec)
+        await self.run_and_settle(1)
 
     def head(self, attempt: int, ready: bool, reason: str, key: Key = KEY) -> None:
         """KubeRay updates the head's condition; `state` stays `ready`, as in KubeRay."""
@@ -280,6 +296,10 @@ class Simulation:
     def pod(self, attempt: int, role: str, status: dict[str, Any], key: Key = KEY) -> None:
         """A kubelet updates a pod's status."""
         self.cluster.change(PODS, key[0], f"{key[1]}-a{attempt:02d}-x1-{role}", status=status)
+
+    async def pod_and_settle(self, attempt: int, role: str, status: dict[str, Any]) -> None:
+        self.pod(attempt, role, status)
+        await self.settle()
 
     def lose_head(self, attempt: int, key: Key = KEY) -> None:
         """The head pod is deleted; KubeRay does not recreate it and does not update the RayJob."""
@@ -305,22 +325,28 @@ class Simulation:
         )
         self.cluster.remove(RAYCLUSTERS, key[0], f"{name}-x1")
 
+    async def end_and_settle(self, attempt: int, *result: str) -> None:
+        self.end(attempt, *result)
+        await self.settle()
+
     # The trainer.
 
     def report(self, event: str = "step", attempt: int = 1, key: Key = KEY, **fields: Any) -> dict[str, Any]:
         """The trainer posts a report; return the answer."""
         job = self.cluster.get(JOBS, *key)
-        assert job is not None
         parsed = parse_event(json.dumps({"event": event, **fields}).encode())
         answer = self.reports.take(key, job["metadata"]["uid"], attempt, parsed, self.now)
         self.wakes[key] = self.now
         return answer
 
+    async def report_and_settle(self, event: str = "step", **fields: Any) -> None:
+        self.report(event, **fields)
+        await self.settle()
+
     # The state.
 
     def status(self, key: Key = KEY) -> Status:
         body = self.cluster.get(JOBS, *key)
-        assert body is not None
         return Status.model_validate(body.get("status") or {})
 
     def condition(self, kind: str, key: Key = KEY) -> Condition:
@@ -332,9 +358,6 @@ class Simulation:
         """Status and reason of a condition."""
         condition = self.condition(kind, key)
         return condition.status, condition.reason
-
-    def job_place(self, key: Key = KEY) -> tuple[Kind, str, str]:
-        return JOBS, *key
 
     def attempts(self) -> list[str]:
         return [body["metadata"]["name"] for body in self.cluster.all(RAYJOBS)]

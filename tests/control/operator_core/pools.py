@@ -29,6 +29,12 @@ FAILING = {
 }
 
 
+def unscheduled(message: str) -> dict[str, Any]:
+    """Status of a pod that finds no node."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "conditions": [condition]}
+
+
 def spec_of(pool: str, **changed: Any) -> dict[str, Any]:
     """The parts of a spec with three rollout and three reward pods, one of which has other fields."""
     model = {"base": "org/judge", "placement": "Separate", "replicas": 3}
@@ -47,13 +53,12 @@ class Pools:
 
     async def run(self, **job: Any) -> None:
         """A job whose first attempt runs, all pods ready."""
-        self.simulation.submit(**{"rollout": ROLLOUT, **job})
-        await self.simulation.settle()
+        await self.simulation.submit_and_settle(**{"rollout": ROLLOUT, **job})
         self.simulation.run(1)
         rayjob = self.simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
         self.simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=rayjob["spec"]["rayClusterSpec"])
         self.add("trainer")
-        for _ in range(ROLLOUT["replicas"]):  # type: ignore[arg-type]
+        for _ in range(ROLLOUT["replicas"]):
             self.add("rollout")
         await self.simulation.settle()
 
@@ -95,8 +100,7 @@ class Pools:
             for group, versions in serving.items()
             if versions or group == "rollout"
         }
-        self.simulation.report("heartbeat", **reported)
-        await self.simulation.settle()
+        await self.simulation.report_and_settle("heartbeat", **reported)
 
     def replace_named(self, group: str = "rollout", status: Any = READY) -> list[str]:
         """KubeRay deletes the pods of a group that are named, and starts others; the names."""
@@ -113,10 +117,7 @@ class Pools:
 
     def specs(self) -> list[dict[str, Any]]:
         """The worker groups of the RayCluster."""
-        specs: list[dict[str, Any]] = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"][
-            "workerGroupSpecs"
-        ]
-        return specs
+        return self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
 
     def change(self, index: int, **changed: Any) -> None:
         """Another program changes a worker group of the RayCluster."""
@@ -129,8 +130,7 @@ class Pools:
 
     def leaving(self, group: int = 1) -> list[str]:
         """Names of the pods of a group that KubeRay is to delete."""
-        names: list[str] = self.specs()[group]["scaleStrategy"]["workersToDelete"]
-        return names
+        return self.specs()[group]["scaleStrategy"]["workersToDelete"]
 
     def patches(self) -> int:
         return int(self.simulation.cluster.log.count(("patch", "rayclusters")))
@@ -176,8 +176,7 @@ class Queue:
         """Kueue admits the RayJob, and its pods start."""
         self.wait("True", "QuotaReserved")
         self.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"suspend": False})
-        self.simulation.run(1)
-        await self.simulation.settle()
+        await self.simulation.run_and_settle(1)
 
     async def preempt(self) -> None:
         """Kueue takes the quota back, and KubeRay deletes the pods."""
@@ -187,8 +186,7 @@ class Queue:
         await self.simulation.settle()
 
     def rayjob(self, name: str = RAYJOB) -> dict[str, Any]:
-        body: dict[str, Any] = self.simulation.cluster.get(RAYJOBS, KEY[0], name)
-        return body
+        return self.simulation.cluster.get(RAYJOBS, KEY[0], name)
 
     def asked(self, name: str = RAYJOB) -> int:
         """Rollout pods that the RayJob asks for."""

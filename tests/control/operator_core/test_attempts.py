@@ -16,19 +16,16 @@ KEY = ("team-a", "red")
 
 
 async def test_a_job_runs_to_success(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     status = simulation.status()
     assert [condition.type for condition in status.conditions] == list(CONDITION_TYPES)
     assert {condition.observed_generation for condition in status.conditions} == {1}
     assert simulation.attempts() == ["red-a01"]
     assert status.attempts == 1
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.run_and_settle(1)
     assert simulation.condition("Ready").status == "True"
     assert simulation.condition("WeightsInSync").reason == "NoReports"
-    simulation.end(1)
-    await simulation.settle()
+    await simulation.end_and_settle(1)
     assert simulation.condition("Succeeded").status == "True"
     assert simulation.status().completion_time
     assert simulation.event_reasons() == ["Running", "Succeeded"]
@@ -39,54 +36,40 @@ async def test_the_condition_of_the_output_is_what_the_trainer_last_said(simulat
         condition = simulation.condition("OutputSent")
         return condition.status, condition.reason, condition.message
 
-    simulation.submit(output={"url": "s3://bucket/runs"}, checkpoint={})
-    await simulation.settle()
+    await simulation.submit_and_settle(output={"url": "s3://bucket/runs"}, checkpoint={})
     assert output() == ("Unknown", "NothingSent", "")
     assert simulation.condition("ResultsKept").reason == "OutputGiven"
     simulation.run(1)
-    simulation.report("warning", step=2, reason="OutputNotSent", message="NO_SUCH_BUCKET")
-    await simulation.settle()
+    await simulation.report_and_settle("warning", step=2, reason="OutputNotSent", message="NO_SUCH_BUCKET")
     assert output() == ("False", "OutputNotSent", "NO_SUCH_BUCKET")
     assert "TrainerWarning" in simulation.event_reasons()
-    simulation.report("output", step=4, url="s3://bucket/runs/red")
-    await simulation.settle()
+    await simulation.report_and_settle("output", step=4, url="s3://bucket/runs/red")
     assert output() == ("True", "Sent", "results of step 4 in s3://bucket/runs/red")
     simulation.report("error", reason="OutputNotSent", message="SLOW_DOWN")
-    simulation.end(1, "FAILED")
-    await simulation.settle()
+    await simulation.end_and_settle(1, "FAILED")
     assert output() == ("False", "OutputNotSent", "SLOW_DOWN")
     assert simulation.condition("Failed").reason == "OutputNotSent"
 
 
 async def test_risky_settings_of_a_job_are_a_condition_and_an_event(simulation: Any) -> None:
-    simulation.submit(checkpoint={}, trainer={"totalSteps": 10}, rollout={})
-    await simulation.settle()
-    assert simulation.verdict("ResultsKept") == (
-        "False",
-        "ResultsOnEmptyDir",
-    )
+    await simulation.submit_and_settle(checkpoint={}, trainer={"totalSteps": 10}, rollout={})
+    assert simulation.verdict("ResultsKept") == ("False", "ResultsOnEmptyDir")
     assert "spec.checkpoint.claimName is not given" in simulation.condition("ResultsKept").message
-    assert simulation.verdict("AcceleratorChosen") == (
-        "False",
-        "NoVendor",
-    )
+    assert simulation.verdict("AcceleratorChosen") == ("False", "NoVendor")
     assert sorted(simulation.event_reasons()) == ["NoVendor", "ResultsOnEmptyDir"]
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.run_and_settle(1)
     assert sorted(simulation.event_reasons()) == ["NoVendor", "ResultsOnEmptyDir", "Running"], "said once"
 
 
 async def test_creation_takes_few_requests_and_idle_passes_none(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     counts = simulation.cluster.counts()
     assert counts == {
         ("create", "networkpolicies"): 1,
         ("create", "rayjobs"): 1,
         ("apply_status", "diffusionrljobs"): 1,
     }
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.run_and_settle(1)
     assert simulation.cluster.counts() == {
         ("create", "poddisruptionbudgets"): 1,
         ("apply_status", "diffusionrljobs"): 1,
@@ -100,8 +83,7 @@ async def test_creation_takes_few_requests_and_idle_passes_none(simulation: Any)
 
 async def test_an_edit_takes_effect_in_the_next_attempt_with_a_condition(simulation: Any) -> None:
     await simulation.submit_running(backoffLimit=1)
-    simulation.edit(trainer={"totalSteps": 20})
-    await simulation.settle()
+    await simulation.edit_and_settle(trainer={"totalSteps": 20})
     assert simulation.condition("Updated").reason == "NextAttempt"
     assert "total_training_steps=10" in simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")["spec"]["entrypoint"]
     simulation.lose_head(1)
@@ -122,8 +104,7 @@ async def test_deadlines(simulation: Any) -> None:
 
 
 async def test_time_in_a_queue_does_not_count_for_the_start_deadline(simulation: Any) -> None:
-    simulation.submit(preRunningDeadlineSeconds=50)
-    await simulation.settle()
+    await simulation.submit_and_settle(preRunningDeadlineSeconds=50)
     simulation.cluster.change(
         RAYJOBS, KEY[0], "red-a01", spec={"suspend": True}, status={"jobDeploymentStatus": "Suspended"}
     )
@@ -156,12 +137,10 @@ async def test_a_status_that_rests_on_an_old_one_is_not_written(simulation: Any)
 
 async def test_what_a_pass_saw_is_recorded_while_the_watch_of_jobs_delivers_nothing(simulation: Any) -> None:
     """Else the next attempt could be created although the RayCluster of this one, of which no record is left, runs."""
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     simulation.frozen = {JOBS}
     simulation.edit(seed=1)
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.run_and_settle(1)
     await simulation.after(60)
     assert simulation.status().children.ray_cluster == "red-a01-x1"
 
@@ -216,8 +195,7 @@ class Editor:
 async def test_the_answer_to_each_written_status_is_told(simulation: Any) -> None:
     answers: list[tuple[Kind, Body]] = []
     simulation.reconciler.written = lambda kind, body: answers.append((kind, body))
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     await simulation.reconcile()
     assert [kind for kind, _ in answers] == [RAYJOBS, JOBS]
     assert (
@@ -232,8 +210,7 @@ async def test_the_answer_to_each_written_status_is_told(simulation: Any) -> Non
 
 @pytest.mark.parametrize("edits", [1, TRIES - 1])
 async def test_labels_that_change_all_the_time_do_not_delay_a_status(simulation: Any, edits: int) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.cluster.failures = Editor(simulation, edits)
     await simulation.reconcile()
     assert simulation.status().attempts == 1
@@ -241,8 +218,7 @@ async def test_labels_that_change_all_the_time_do_not_delay_a_status(simulation:
 
 
 async def test_a_status_is_given_up_for_a_while_when_the_job_changes_too_often(simulation: Any) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.cluster.failures = Editor(simulation, 10**6)
     simulation.cluster.counts()
     await simulation.reconcile()
@@ -251,8 +227,7 @@ async def test_a_status_is_given_up_for_a_while_when_the_job_changes_too_often(s
 
 
 async def test_a_status_that_another_one_wrote_meanwhile_is_not_overwritten(simulation: Any) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.cluster.failures = Editor(simulation, 1, {"attempts": 1, "startTime": "2026-01-01T00:00:07Z"})
     simulation.cluster.counts()
     await simulation.reconcile()
@@ -262,8 +237,7 @@ async def test_a_status_that_another_one_wrote_meanwhile_is_not_overwritten(simu
 
 
 async def test_without_the_right_to_read_a_job_its_status_waits_for_the_watch(simulation: Any) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     editor = Editor(simulation, 1)
 
     def fail(verb: str, kind: Kind, name: str) -> Forbidden | None:
@@ -294,9 +268,7 @@ async def test_a_webhook_that_alters_each_status_is_not_answered_with_a_status_e
     with monkeypatch.context() as patch:
         patch.setattr(FakeCluster, "apply_status", alter)
         simulation.lose_head(1)
-        simulation.cluster.counts()
-        await simulation.after(600)
-        assert simulation.cluster.counts()["apply_status", "diffusionrljobs"] <= 600 / APART.total_seconds() + 8
+        assert (await simulation.requests_in(600))["apply_status", "diffusionrljobs"] <= 600 / APART.total_seconds() + 8
         assert len(simulation.attempts()) <= 1
     await simulation.after(60)
     assert simulation.attempts() == ["red-a02"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from control.operator_core.pools import CLUSTER, KEY, PLACES, RAYJOB, Pools, spec_of
+from control.operator_core.pools import CLUSTER, KEY, PLACES, RAYJOB, Pools, spec_of, unscheduled
 from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS
 
 SHARES = {"rollout": "samplesPerReplica", "reward": "requestsPerReplica"}
@@ -31,8 +31,9 @@ class Scaled:
 
     async def queue(self, number: int) -> None:
         """The trainer reports how much waits, and for the other pool as much as its pods are for."""
-        self.simulation.report("heartbeat", **dict.fromkeys(QUEUES.values(), 30) | {QUEUES[self.pool]: number})
-        await self.simulation.settle()
+        await self.simulation.report_and_settle(
+            "heartbeat", **dict.fromkeys(QUEUES.values(), 30) | {QUEUES[self.pool]: number}
+        )
 
     def replicas(self) -> int:
         """Pods of the pool; the other groups never change."""
@@ -100,8 +101,7 @@ async def test_a_quota_is_named_and_no_more_pods_are_asked_for(scaled: Scaled) -
 
 
 async def test_a_pod_without_a_node_keeps_others_of_its_group_from_being_asked_for(scaled: Scaled) -> None:
-    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-    waiting = {"phase": "Pending", "conditions": [unscheduled]}
+    waiting = unscheduled("0/3 nodes")
     other_pool = "reward" if scaled.pool == "rollout" else "rollout"
     scaled.pools.add(other_pool, waiting)
     await scaled.simulation.settle()
@@ -125,8 +125,7 @@ async def test_in_a_queue_autoscaling_says_that_it_does_nothing(scaled: Scaled) 
 async def test_other_limits_are_no_change_for_the_next_attempt(scaled: Scaled) -> None:
     await scaled.queue(60)
     digest = scaled.simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")["metadata"]["annotations"]
-    scaled.simulation.edit(**autoscaled(scaled.pool, maxReplicas=4))
-    await scaled.simulation.settle()
+    await scaled.simulation.edit_and_settle(**autoscaled(scaled.pool, maxReplicas=4))
     assert (scaled.replicas(), scaled.simulation.condition("Updated").reason) == (4, "AsRequested")
     assert scaled.simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")["metadata"]["annotations"] == digest
 
@@ -141,8 +140,7 @@ async def test_a_change_of_the_number_takes_two_requests(
 ) -> None:
     await pools.run_both()
     simulation.cluster.counts()
-    simulation.edit(**spec_of(pool, replicas=replicas))
-    await simulation.settle()
+    await simulation.edit_and_settle(**spec_of(pool, replicas=replicas))
     assert pools.groups()[PLACES[pool]] == (pool, replicas)
     assert getattr(simulation.status(), pool).desired == replicas
     assert simulation.cluster.counts() == Counter({("patch", "rayclusters"): 1, ("apply_status", "diffusionrljobs"): 1})
@@ -158,8 +156,7 @@ async def test_a_roll_reads_and_writes_the_cluster_once_for_each_pod_and_twice_m
 ) -> None:
     await pools.run_both()
     simulation.cluster.counts()
-    simulation.edit(**spec_of(pool, **IMAGE))
-    await simulation.settle()
+    await simulation.edit_and_settle(**spec_of(pool, **IMAGE))
     for _ in range(3):
         assert simulation.verdict("Updated") == ("False", "RollingUpdate")
         assert len(pools.replace_named(pool)) == 1
@@ -171,6 +168,5 @@ async def test_a_roll_reads_and_writes_the_cluster_once_for_each_pod_and_twice_m
     rayclusters = {("get", "rayclusters"): 3 + 2, ("patch", "rayclusters"): 3 + 2}
     others = {("apply_status", "diffusionrljobs"): 2, ("create", "events"): 2}
     assert simulation.cluster.counts() == Counter(rayclusters | others)
-    await simulation.after(7200)
-    assert not any(kind == "rayclusters" for _, kind in simulation.cluster.counts())
+    assert not any(kind == "rayclusters" for _, kind in await simulation.requests_in(7200))
     assert (simulation.attempts(), simulation.status().failures) == ([RAYJOB], ())

@@ -135,9 +135,7 @@ async def test_who_changes_objects_back_all_the_time_is_named_and_answered_less_
     await simulation.after(FORGOTTEN.total_seconds() + 60)
     assert good(simulation)
     assert simulation.verdict("Updated") == ("True", "AsRequested")
-    simulation.cluster.counts()
-    await simulation.after(3600)
-    assert not simulation.cluster.counts()
+    assert not await simulation.requests_in(3600)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +157,7 @@ async def test_limits_of_a_group_are_put_right_where_they_do_not_allow_its_numbe
     before = pools.specs()
     pools.change(place, **changed)
     groups = pools.specs()
-    simulation.cluster.counts()
-    await simulation.after(60)
-    assert simulation.cluster.counts() == ({("patch", "rayclusters"): 1} if patches else {})
+    assert await simulation.requests_in(60) == ({("patch", "rayclusters"): 1} if patches else {})
     assert pools.specs() == (before if patches else groups)
 
 
@@ -178,8 +174,7 @@ async def test_limits_that_do_not_allow_a_new_number_change_with_it(simulation: 
     pools.change(1, maxReplicas=3)
     await simulation.settle()
     before = pools.patches()
-    simulation.edit(rollout={**ROLLOUT, "replicas": 6})
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={**ROLLOUT, "replicas": 6})
     assert (pools.groups()[1], pools.patches() - before) == (("rollout", 6), 1)
     assert is_unlimited(simulation)
 
@@ -191,8 +186,7 @@ async def test_the_field_manager_that_changes_an_object_back_is_named(simulation
             shrink(simulation)
         await simulation.after(1)
     assert simulation.condition("Updated").message.startswith("field manager 'helm' changes")
-    simulation.edit(rollout={**ROLLOUT, "replicas": 4})
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={**ROLLOUT, "replicas": 4})
     assert pools.groups()[1] == ("rollout", 4), "a changed spec ends the pause"
     assert simulation.condition("Updated").reason == "AsRequested"
 

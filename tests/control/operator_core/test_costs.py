@@ -9,10 +9,11 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from control.api.job_documents import SMALLEST
 from omni_operator.api.names import CHECKSUM_ANNOTATION
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Body, Kind
@@ -24,16 +25,8 @@ from omni_operator.reconcile import spec_cache
 from omni_operator.reconcile.reconciler import ReconcileResult
 from omni_operator.reconcile.spec_cache import KEPT, InvalidSpec, SpecCache, ValidSpec
 
-if TYPE_CHECKING:
-    from .conftest import Simulation
-
 KEY = ("team-a", "red")
-SPEC: dict[str, Any] = {
-    "model": {"base": "shapes-sd3"},
-    "data": {"train": ["prompts.jsonl"]},
-    "reward": {"scorers": [{"name": "color"}]},
-    "trainer": {"totalSteps": 10},
-}
+SPEC: dict[str, Any] = SMALLEST["spec"]
 TEMPLATE = {"spec": {"containers": [{"name": "ray", "env": [{"name": "A", "value": "b"}]}]}}
 DERIVED = ("describe_refusals", "render_job_objects", "render_attempt", "digest_attempt", "digest_spec")
 
@@ -69,7 +62,7 @@ def new_valid_specs() -> Callable[[], int]:
     return lambda: sum(identity not in before for identity in alive())
 
 
-async def start(simulation: Simulation) -> None:
+async def start(simulation: Any) -> None:
     accelerator = {"vendor": "NVIDIA", "count": 2}
     await simulation.submit_running(trainer={"totalSteps": 10, "accelerator": accelerator, "podTemplate": TEMPLATE})
     for step in range(1, 4):
@@ -78,16 +71,13 @@ async def start(simulation: Simulation) -> None:
     assert simulation.condition("Ready").status == "True"
 
 
-async def test_a_generation_is_validated_checked_and_rendered_once(
-    simulation: Simulation, derived: Counter[str]
-) -> None:
+async def test_a_generation_is_validated_checked_and_rendered_once(simulation: Any, derived: Counter[str]) -> None:
     await start(simulation)
     assert simulation.passes > 5
     once = {"_parse": 1, "describe_refusals": 1, "render_job_objects": 1}
     assert derived == {**once, "render_attempt": 1}
     derived.clear()
-    simulation.edit(seed=7)
-    await simulation.settle()
+    await simulation.edit_and_settle(seed=7)
     compared = {"digest_attempt": 1, "digest_spec": 1}
     assert derived == {**once, **compared}, "the running attempt is compared with the new specification"
 
@@ -137,7 +127,6 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
         body["metadata"]["resourceVersion"] = str(version)
         objects.put(JOBS, body)
         kept = objects.job(KEY)
-        assert kept is not None
         parsed = cache.get(KEY, kept, settings)
     assert len(json.dumps(kept)) < 1000, "only the reason is kept"
     assert isinstance(parsed, InvalidSpec) and parsed.job is None
@@ -147,16 +136,13 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
 
 
 COUNT = 400  # so many that what other threads allocate meanwhile does not count
-LIMIT = 20 * 1024
 KINDS = (RAYJOBS, RAYCLUSTERS, NETWORK_POLICIES, JOBS)
-POD_LIMIT = 1024
 
 
 @pytest.mark.slow  # it traces every allocation
-async def test_a_cached_job_takes_less_than_20_kib_and_a_deleted_one_nothing(simulation: Simulation) -> None:
+async def test_a_cached_job_takes_less_than_20_kib_and_a_deleted_one_nothing(simulation: Any) -> None:
     await simulation.submit_running()
-    simulation.report(step=3, **{"reward/mean": 0.25, "weights/version": 3, "samples": 96})
-    await simulation.settle()
+    await simulation.report_and_settle(step=3, **{"reward/mean": 0.25, "weights/version": 3, "samples": 96})
     texts = [(kind, json.dumps(body)) for kind in (*KINDS, PODS) for body in simulation.cluster.all(kind)]
 
     def copies(*kinds: Kind) -> Iterator[tuple[Kind, Body]]:
@@ -207,6 +193,6 @@ async def test_a_cached_job_takes_less_than_20_kib_and_a_deleted_one_nothing(sim
         tracemalloc.stop()
     await workers.stop(10)
     assert len(cache.jobs()) == 0
-    assert (full - empty) / COUNT < LIMIT
-    assert (with_pods - full) / COUNT < 2 * POD_LIMIT, "a head and a worker"
+    assert (full - empty) / COUNT < 20 * 1024
+    assert (with_pods - full) / COUNT < 2 * 1024, "a head and a worker"
     assert end - empty < 0.05 * (full - empty), "the tables of two dictionaries"

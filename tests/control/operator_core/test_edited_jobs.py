@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from control.operator_core.pools import KEY, PLACES, Queue, spec_of
+from control.operator_core.pools import KEY, PLACES, Queue, spec_of, unscheduled
 from e2e.faulty_cluster import Fault
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS
@@ -23,10 +23,6 @@ LIMITS = {"limits": {"cpu": "2", "memory": "8Gi"}}
 def refused(message: str) -> dict[str, Any]:
     condition = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
     return {"status": {"conditions": [condition]}}
-
-
-def unscheduled(message: str) -> dict[str, Any]:
-    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]}
 
 
 def waits(reason: str, name: str = "ray", kind: str = "containerStatuses") -> dict[str, Any]:
@@ -90,8 +86,7 @@ async def test_an_attempt_that_does_not_run_is_replaced_when_the_job_is_edited(
     status = simulation.status()
     assert (status.attempts, status.failures, status.failures_counted) == (2, (), 0)
     assert "AttemptFailed" not in simulation.event_reasons() and "AttemptCreated" in simulation.event_reasons()
-    simulation.run(2)
-    await simulation.settle()
+    await simulation.run_and_settle(2)
     assert simulation.status().state == "Running"
     await simulation.after(3600)
     assert simulation.attempts() == ["red-a02"]
@@ -182,8 +177,7 @@ async def test_a_refused_deletion_of_the_attempt_is_named_and_tried_again(simula
 async def test_a_resumed_job_that_still_has_pods_waits_for_them_without_a_failure(simulation: Any) -> None:
     await simulation.submit_running(suspendPolicy={"mode": "Immediate"})
     simulation.cluster.change(PODS, KEY[0], f"{RED}-x1-head", metadata={"finalizers": ["kubelet"]})
-    simulation.edit(suspend=True)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=True)
     simulation.edit(suspend=False)
     await simulation.after(60)
     assert (simulation.attempts(), simulation.status().failures) == ([], ())
@@ -219,8 +213,7 @@ async def running(simulation: Any, request: pytest.FixtureRequest) -> Any:
 
 async def test_its_success_is_recorded_and_it_is_deleted_at_its_ttl(running: Any) -> None:
     before = running.verdict("AcceleratorChosen")
-    running.end(1)
-    await running.settle()
+    await running.end_and_settle(1)
     assert running.status().is_true("Succeeded")
     assert running.verdict("AcceleratorChosen") == before
     running.start_operator()
@@ -235,8 +228,7 @@ async def test_it_can_be_suspended_and_starts_again_when_the_spec_is_corrected(r
     running.edit(suspend=False)
     await running.after(600)
     assert (running.condition("Ready").reason, running.attempts()) == ("InvalidSpec", [])
-    running.edit(seed=0, formerField=None, rollout={"replicas": 2, "sampler": None, "pipeline": None})
-    await running.settle()
+    await running.edit_and_settle(seed=0, formerField=None, rollout={"replicas": 2, "sampler": None, "pipeline": None})
     assert running.attempts() == ["red-a02"]
 
 
@@ -250,8 +242,7 @@ async def test_a_job_that_a_stricter_policy_refuses_is_suspended_and_says_why_it
     simulation.edit(suspend=True)
     await simulation.after(600)
     assert (simulation.condition("Suspended").status, simulation.attempts()) == ("True", [])
-    simulation.edit(suspend=False)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=False)
     assert (simulation.condition("Ready").reason, simulation.attempts()) == ("InvalidSpec", [])
 
 
@@ -277,11 +268,10 @@ async def test_a_failure_is_recorded_and_no_other_attempt_starts(running: Any) -
 async def test_its_pods_and_policy_stay_as_they_are(running: Any) -> None:
     """Its valid fields may say less than the pods have; they are no reason to change these."""
     before = running.cluster.all(NETWORK_POLICIES) + running.cluster.all(RAYCLUSTERS)
-    running.cluster.counts()
-    await running.after(3600)
+    requests = await running.requests_in(3600)
     assert running.cluster.all(NETWORK_POLICIES) + running.cluster.all(RAYCLUSTERS) == before
     assert running.attempts() == ["red-a01"]
-    assert {kind for _, kind in running.cluster.counts()} <= {"diffusionrljobs", "events"}
+    assert {kind for _, kind in requests} <= {"diffusionrljobs", "events"}
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
+from control.operator_core.pools import unscheduled
 from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS
 
 KEY = ("team-a", "red")
-
-
-def unscheduled(message: str) -> dict[str, Any]:
-    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]}
 
 
 def waits(reason: str, message: str) -> dict[str, Any]:
@@ -34,8 +31,7 @@ async def test_a_lost_head_ends_the_attempt_and_the_next_waits_until_its_objects
     await simulation.after(60)
     assert simulation.attempts() == ["red-a02"]
     simulation.run(2)
-    simulation.end(2)
-    await simulation.settle()
+    await simulation.end_and_settle(2)
     status = simulation.status()
     assert status.is_true("Succeeded")
     assert (status.attempts, status.failures_counted) == (2, 1)
@@ -76,8 +72,7 @@ async def test_failures_are_counted_against_the_limit(simulation: Any, limit: in
     simulation.submit(backoffLimit=limit)
     for attempt in range(1, attempts + 1):
         await simulation.after(400)
-        simulation.run(attempt)
-        await simulation.settle()
+        await simulation.run_and_settle(attempt)
         simulation.end(attempt, "FAILED", "AppFailed", "Job entrypoint command failed with exit code 1")
     await simulation.after(4000)
     status = simulation.status()
@@ -95,14 +90,12 @@ async def test_the_first_matching_rule_decides(simulation: Any) -> None:
     simulation.submit(failurePolicy={"rules": rules})
     for attempt in (1, 2):
         await simulation.after(400)
-        simulation.run(attempt)
-        await simulation.settle()
+        await simulation.run_and_settle(attempt)
         simulation.lose_head(attempt)
     await simulation.after(400)
     assert simulation.attempts() == ["red-a03"]
     assert simulation.status().failures_counted == 0
-    simulation.run(3)
-    await simulation.settle()
+    await simulation.run_and_settle(3)
     simulation.end(3, "FAILED", "AppFailed", "exit code 1")
     await simulation.after(400)
     assert simulation.condition("Failed").status == "True"
@@ -113,8 +106,7 @@ async def test_only_the_last_failures_are_kept_and_all_are_counted(simulation: A
     simulation.submit(backoffLimit=7)
     for attempt in range(1, 8):
         await simulation.after(400)
-        simulation.run(attempt)
-        await simulation.settle()
+        await simulation.run_and_settle(attempt)
         simulation.end(attempt, "FAILED", "AppFailed", "exit code 1")
     await simulation.after(400)
     status = simulation.status()
@@ -147,8 +139,7 @@ async def test_a_missing_claim_or_secret_is_named(
     simulation: Any, status: dict[str, Any], reason: str, said: str
 ) -> None:
     await simulation.submit_starting()
-    simulation.pod(1, "worker", status)
-    await simulation.settle()
+    await simulation.pod_and_settle(1, "worker", status)
     assert simulation.condition("Ready").reason == reason
     assert said in simulation.condition("Ready").message
     assert simulation.event_reasons() == [reason]
@@ -157,10 +148,9 @@ async def test_a_missing_claim_or_secret_is_named(
 async def test_a_trainer_warning_is_one_event_per_attempt_and_reason(simulation: Any) -> None:
     await simulation.submit_running(backoffLimit=1)
     for step in (3, 4):
-        simulation.report(
+        await simulation.report_and_settle(
             "warning", reason="SamplesCollapsed", message=f"step {step}: all samples of a prompt are alike"
         )
-        await simulation.settle()
     simulation.report("warning", reason="CheckpointsSetAside", message="the newest checkpoint is damaged")
     await simulation.after(60)
     assert simulation.event_reasons() == ["Running", "SamplesCollapsed", "TrainerWarning"]
@@ -215,10 +205,8 @@ async def test_what_ended_the_pods_that_a_queue_took_is_no_reason_of_a_later_fai
     simulation.cluster.remove(RAYCLUSTERS, KEY[0], "red-a01-x1")
     await simulation.after(60)
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": False}, status={"jobDeploymentStatus": ""})
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.run_and_settle(1)
     simulation.report("start", total_steps=10)
-    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
-    await simulation.settle()
+    await simulation.end_and_settle(1, "FAILED", "AppFailed", "exit code 1")
     (failure,) = simulation.status().failures
     assert (failure.reason, failure.message) == ("ApplicationError", "exit code 1")

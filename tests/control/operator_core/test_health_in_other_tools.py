@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
+from control.operator_core.pools import unscheduled
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from e2e.health import Health, find_health
@@ -19,7 +20,6 @@ pytestmark = pytest.mark.cluster
 
 KEY = ("team-a", "red")
 Simulation = Any
-NO_NODE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "3 no GPU"}]
 IN_PROGRESS = ("InProgress", "Progressing")
 FAILED = ("Failed", "Degraded")
 CURRENT = ("Current", "Healthy")
@@ -32,18 +32,15 @@ async def not_seen(simulation: Simulation) -> None:
 
 async def without_kuberay(simulation: Simulation) -> None:
     simulation.cluster.absent = {RAYJOBS}
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
 
 
 async def invalid(simulation: Simulation) -> None:
-    simulation.submit(rollout={"replicas": 3})
-    await simulation.settle()
+    await simulation.submit_and_settle(rollout={"replicas": 3})
 
 
 async def queued(simulation: Simulation) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": True})
     await simulation.settle()
 
@@ -55,8 +52,7 @@ async def starting(simulation: Simulation) -> None:
 
 async def unschedulable(simulation: Simulation) -> None:
     await starting(simulation)
-    simulation.pod(1, "worker", {"phase": "Pending", "conditions": NO_NODE})
-    await simulation.settle()
+    await simulation.pod_and_settle(1, "worker", unscheduled("3 no GPU"))
 
 
 async def running(simulation: Simulation) -> None:
@@ -82,8 +78,7 @@ async def waiting_for_the_next_attempt(simulation: Simulation) -> None:
 
 async def edited_wrongly(simulation: Simulation) -> None:
     await running(simulation)
-    simulation.edit(rollout={"replicas": 3})
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={"replicas": 3})
     assert simulation.condition("Updated").reason == "InvalidSpec"
 
 
@@ -97,25 +92,21 @@ async def without_a_report(simulation: Simulation) -> None:
 async def suspending(simulation: Simulation) -> None:
     await running(simulation)
     simulation.report(step=5)
-    simulation.edit(suspend=True)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=True)
 
 
 async def suspended(simulation: Simulation) -> None:
     await running(simulation)
-    simulation.edit(suspend=True)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=True)
 
 
 async def suspended_from_the_start(simulation: Simulation) -> None:
-    simulation.submit(suspend=True)
-    await simulation.settle()
+    await simulation.submit_and_settle(suspend=True)
 
 
 async def resumed(simulation: Simulation) -> None:
     await suspended(simulation)
-    simulation.edit(suspend=False)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=False)
 
 
 async def retrying(simulation: Simulation) -> None:
@@ -127,20 +118,17 @@ async def retrying(simulation: Simulation) -> None:
 
 async def succeeded(simulation: Simulation) -> None:
     await running(simulation)
-    simulation.end(1)
-    await simulation.settle()
+    await simulation.end_and_settle(1)
 
 
 async def succeeded_while_the_spec_was_invalid(simulation: Simulation) -> None:
     await edited_wrongly(simulation)
-    simulation.end(1)
-    await simulation.settle()
+    await simulation.end_and_settle(1)
 
 
 async def failed(simulation: Simulation) -> None:
     await simulation.submit_running(ttlSecondsAfterFinished=60)
-    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
-    await simulation.settle()
+    await simulation.end_and_settle(1, "FAILED", "AppFailed", "exit code 1")
 
 
 def forbid_deletion(simulation: Simulation) -> None:

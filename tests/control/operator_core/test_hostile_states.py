@@ -49,23 +49,9 @@ def conditions(*kinds: str) -> st.SearchStrategy[list[dict[str, Any]]]:
     return st.lists(condition, max_size=len(kinds), unique_by=lambda found: found["type"])
 
 
+DEPLOYMENTS = "Initializing Running Complete Failed Suspending Suspended Retrying Waiting ValidationFailed Scheduled"
 RAYJOB = optional(
-    jobDeploymentStatus=st.sampled_from(
-        [
-            "",
-            "Initializing",
-            "Running",
-            "Complete",
-            "Failed",
-            "Suspending",
-            "Suspended",
-            "Retrying",
-            "Waiting",
-            "ValidationFailed",
-            "Scheduled",
-            "x" * 900,
-        ]
-    ),
+    jobDeploymentStatus=st.sampled_from(["", *DEPLOYMENTS.split(), "x" * 900]),
     jobStatus=st.sampled_from(["", "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED", "x" * 900]),
     reason=st.one_of(TEXTS, st.sampled_from(["DeadlineExceeded", "AppFailed", "JobStatusCheckTimeoutExceeded"])),
     message=TEXTS,
@@ -151,8 +137,7 @@ CHANGES = st.one_of(
 def test_no_status_of_a_child_stops_the_passes(new_simulation: Any, runs: bool, changes: list[Any]) -> None:
     async def run() -> None:
         simulation = new_simulation()
-        simulation.submit(backoffLimit=1)
-        await simulation.settle()
+        await simulation.submit_and_settle(backoffLimit=1)
         simulation.run(1) if runs else simulation.start(1)
         await simulation.settle()
         for (kind, name, status), seconds in changes:
@@ -204,8 +189,7 @@ def test_no_earlier_status_of_the_job_stops_the_passes(new_simulation: Any, writ
 
 @pytest.mark.parametrize("ended", ["1970-01-01T00:00:00Z", "2025-12-31T23:59:59Z", "2999-01-01T00:00:00Z"])
 async def test_the_clock_of_kuberay_does_not_delete_a_job(simulation: Any, ended: str) -> None:
-    simulation.submit(ttlSecondsAfterFinished=600)
-    await simulation.settle()
+    await simulation.submit_and_settle(ttlSecondsAfterFinished=600)
     simulation.run(1)
     await simulation.after(7200)
     simulation.cluster.change(
@@ -233,8 +217,7 @@ async def test_a_head_that_was_lost_in_the_future_is_lost_a_minute_after_the_ope
 
 @pytest.mark.parametrize("number", ["9" * 30, "-1", "1e3", "", "²"])
 async def test_objects_with_impossible_attempts_are_no_attempt(simulation: Any, number: str) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     labels = {"app.kubernetes.io/managed-by": "omni-operator", "diffusionrl.io/job": "red"}
     simulation.cluster.make(
         {

@@ -24,8 +24,7 @@ async def test_suspension_requests_a_checkpoint_and_resuming_starts_the_next_att
     await simulation.submit_running()
     assert simulation.report(step=5) == {}
     await simulation.settle()
-    simulation.edit(suspend=True)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=True)
     assert simulation.condition("Suspended").reason == "CheckpointRequested"
     assert simulation.report(step=6) == {"checkpoint": True}
     await simulation.settle()
@@ -37,16 +36,14 @@ async def test_suspension_requests_a_checkpoint_and_resuming_starts_the_next_att
     assert not simulation.cluster.all(PODS)
     assert simulation.status().checkpoint.last == "step_000006"
     await simulation.after(3600)
-    simulation.edit(suspend=False)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=False)
     assert simulation.attempts() == ["red-a02"]
     assert simulation.condition("Suspended").status == "False"
     assert simulation.condition("Updated").reason == "AsRequested"
     assert not simulation.status().failures
     assert {"Suspending", "Suspended", "Resumed", "CheckpointSaved"} <= set(simulation.event_reasons())
     assert simulation.event_reasons().count("Running") == 1, "a suspended job is Ready without pods"
-    simulation.run(2)
-    await simulation.settle()
+    await simulation.run_and_settle(2)
     assert simulation.event_reasons().count("Running") == 2
 
 
@@ -66,19 +63,16 @@ async def test_an_operator_that_starts_again_waits_for_the_checkpoint_of_a_suspe
 ) -> None:
     """Also before the trainer, whose step may take long, reports to the new process."""
     await simulation.submit_running(suspendPolicy={"graceSeconds": 600})
-    simulation.report(step=5)
-    await simulation.settle()
+    await simulation.report_and_settle(step=5)
     if asked == "before":
-        simulation.edit(suspend=True)
-        await simulation.settle()
+        await simulation.edit_and_settle(suspend=True)
     simulation.start_operator()
     simulation.edit(suspend=True)
     await simulation.after(60)
     assert simulation.attempts() == ["red-a01"]
     assert simulation.condition("Suspended").reason == "CheckpointRequested"
     assert simulation.report(step=6) == {"checkpoint": True}
-    simulation.report("checkpoint", path="/ckpt/checkpoints/step_000006")
-    await simulation.settle()
+    await simulation.report_and_settle("checkpoint", path="/ckpt/checkpoints/step_000006")
     assert simulation.condition("Suspended").status == "True"
     assert simulation.status().checkpoint.last == "step_000006"
 
@@ -86,18 +80,15 @@ async def test_an_operator_that_starts_again_waits_for_the_checkpoint_of_a_suspe
 @pytest.mark.parametrize("spec", [{}, {"suspendPolicy": {"mode": "Immediate"}}])
 async def test_a_trainer_that_never_reported_is_suspended_at_once(simulation: Any, spec: dict[str, Any]) -> None:
     await simulation.submit_running(**spec)
-    simulation.edit(suspend=True)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=True)
     assert simulation.condition("Suspended").status == "True"
 
 
 async def test_a_suspension_that_is_withdrawn_in_time_changes_nothing(simulation: Any) -> None:
     await simulation.submit_running()
     simulation.report(step=5)
-    simulation.edit(suspend=True)
-    await simulation.settle()
-    simulation.edit(suspend=False)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=True)
+    await simulation.edit_and_settle(suspend=False)
     assert simulation.attempts() == ["red-a01"]
     assert simulation.condition("Suspended").status == "False"
     assert simulation.condition("Ready").status == "True"
@@ -107,40 +98,32 @@ async def test_a_suspended_job_that_is_resumed_with_an_invalid_spec_continues_wh
     simulation: Any,
 ) -> None:
     await simulation.submit_running()
-    simulation.edit(suspend=True)
-    await simulation.settle()
-    simulation.edit(suspend=False, rollout={"replicas": 3})
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=True)
+    await simulation.edit_and_settle(suspend=False, rollout={"replicas": 3})
     assert (simulation.status().state, simulation.status().reason) == ("Pending", "InvalidSpec")
     assert "Resumed" not in simulation.event_reasons()
-    simulation.edit(rollout={"replicas": 2})
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={"replicas": 2})
     assert simulation.attempts() == ["red-a02"]
     assert simulation.status().failures == (), "the operator itself deleted the RayJob"
     assert simulation.event_reasons().count("Resumed") == 1
 
 
 async def test_a_job_submitted_suspended_creates_nothing(simulation: Any) -> None:
-    simulation.submit(suspend=True)
-    await simulation.settle()
+    await simulation.submit_and_settle(suspend=True)
     assert simulation.condition("Suspended").status == "True"
     assert not simulation.attempts()
-    simulation.edit(suspend=False)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=False)
     assert simulation.attempts() == ["red-a01"]
 
 
 async def test_a_condition_reports_that_kuberay_is_missing_until_it_is_installed(simulation: Any) -> None:
     simulation.cluster.absent = {RAYJOBS}
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     for kind in ("Admitted", "Ready"):
         assert simulation.condition(kind).reason == "KubeRayNotInstalled"
     assert "install KubeRay" in simulation.condition("Ready").message
     assert "KubeRayNotInstalled" in simulation.event_reasons()
-    simulation.cluster.counts()
-    await simulation.after(300)
-    assert simulation.cluster.counts()["create", "rayjobs"] <= 21
+    assert (await simulation.requests_in(300))["create", "rayjobs"] <= 21
     simulation.cluster.absent = set()
     await simulation.after(31)
     assert simulation.attempts() == ["red-a01"]
@@ -178,22 +161,16 @@ async def test_a_rejected_child_is_a_condition_and_is_retried_with_backoff(
 
 
 async def test_an_invalid_spec_is_a_condition_and_can_be_corrected(simulation: Any) -> None:
-    simulation.submit(rollout={"replicas": 3})
-    await simulation.settle()
+    await simulation.submit_and_settle(rollout={"replicas": 3})
     assert simulation.condition("Admitted").reason == "InvalidSpec"
     assert "spec.rollout.replicas" in simulation.condition("Ready").message
     assert not simulation.attempts()
     assert len(simulation.status().conditions) == 14
-    simulation.cluster.counts()
-    await simulation.after(600)
-    assert not simulation.cluster.counts()
-    simulation.edit(rollout={"replicas": 2})
-    await simulation.settle()
+    assert not await simulation.requests_in(600)
+    await simulation.edit_and_settle(rollout={"replicas": 2})
     assert simulation.attempts() == ["red-a01"]
-    simulation.run(1)
-    await simulation.settle()
-    simulation.edit(rollout={"replicas": 3})
-    await simulation.settle()
+    await simulation.run_and_settle(1)
+    await simulation.edit_and_settle(rollout={"replicas": 3})
     assert simulation.condition("Updated").reason == "InvalidSpec"
     assert simulation.condition("Ready").status == "True"  # what runs is left alone
     simulation.cluster.remove(JOBS, *KEY)
@@ -203,13 +180,11 @@ async def test_an_invalid_spec_is_a_condition_and_can_be_corrected(simulation: A
 
 async def test_a_job_managed_by_another_controller_is_ignored(simulation: Any) -> None:
     simulation.submit(managedBy="kueue.x-k8s.io/multikueue")
-    await simulation.after(3600)
-    assert not simulation.cluster.counts()
+    assert not await simulation.requests_in(3600)
 
 
 async def test_an_unavailable_api_server_raises_for_the_worker_to_retry(simulation: Any) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.cluster.failures = lambda verb, kind, name: Unavailable("no answer")
     with pytest.raises(Unavailable):
         await simulation.reconcile()
@@ -240,8 +215,7 @@ async def test_retain_keeps_the_objects_of_a_failed_attempt(simulation: Any) -> 
 
 
 async def test_a_rayjob_that_kuberay_refuses_is_deleted_because_it_holds_quota_of_a_queue(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     refused = {"jobDeploymentStatus": "ValidationFailed", "message": "RAY_REDIS_ADDRESS is set"}
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status=refused)
     await simulation.settle()
@@ -250,8 +224,9 @@ async def test_a_rayjob_that_kuberay_refuses_is_deleted_because_it_holds_quota_o
 
 
 async def test_texts_of_a_spec_cannot_control_the_terminal_of_who_reads_the_status(simulation: Any) -> None:
-    simulation.submit(trainer={"totalSteps": 10, "podTemplate": {"spec": {"\x1b]0;title\x07 \x9b2J": 1}}})
-    await simulation.settle()
+    await simulation.submit_and_settle(
+        trainer={"totalSteps": 10, "podTemplate": {"spec": {"\x1b]0;title\x07 \x9b2J": 1}}}
+    )
     message = simulation.condition("Admitted").message
     assert "]0;title   2J: unknown field" in message
     assert message.isprintable()
@@ -277,8 +252,7 @@ async def test_a_job_is_deleted_at_once_and_leaves_nothing_without_a_request(sim
 
 
 async def test_what_is_created_for_a_job_before_its_deletion_is_seen_goes_too(simulation: Any) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.frozen = {JOBS}
     simulation.cluster.remove(JOBS, *KEY)
     await simulation.reconcile()
@@ -294,13 +268,10 @@ async def test_the_deletion_of_a_running_job_that_is_seen_late_starts_no_attempt
     await simulation.submit_running()
     simulation.frozen = {JOBS}
     simulation.cluster.remove(JOBS, *KEY)
-    simulation.cluster.counts()
-    await simulation.after(3600)
+    assert (await simulation.requests_in(3600))["create", "rayjobs"] == 0
     assert simulation.cache.job(KEY) is None
-    assert simulation.cluster.counts()["create", "rayjobs"] == 0
     simulation.frozen = set()
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     assert simulation.attempts() == ["red-a01"]
     assert simulation.status().failures == ()
 
@@ -312,8 +283,7 @@ async def test_a_recreated_job_is_a_different_job(simulation: Any) -> None:
     await simulation.settle()
     assert simulation.cluster.get(JOBS, *KEY) is None
     await simulation.after(5)
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     assert simulation.condition("Ready").reason == "BetweenAttempts"  # both would write the same folder
     assert "all objects of the deleted job of this name" in simulation.condition("Ready").message
     simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": []})
@@ -333,8 +303,7 @@ async def test_the_pauses_of_a_job_end_with_it_and_not_those_of_its_name(simulat
     simulation.allow()
     at = simulation.now
     simulation.cluster.remove(JOBS, *KEY)
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     assert (simulation.attempts(), simulation.now) == (["red-a01"], at)
     assert simulation.condition("Ready").reason == "Starting"
 
@@ -346,11 +315,9 @@ async def test_a_job_that_is_recreated_during_a_pass_gets_nothing_of_the_deleted
         if kind == RAYJOBS:
             simulation.allow()
             simulation.cluster.remove(JOBS, *KEY)
-            simulation.submit()
-            simulation.watch()
+            simulation.submit_and_watch()
 
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     simulation.cluster.failures = recreate
     await simulation.reconcile()
     assert simulation.cluster.get(JOBS, *KEY)["status"] == UNSEEN, "what the pass decided is about the deleted job"
@@ -376,8 +343,7 @@ async def test_a_deletion_of_pods_that_is_refused_is_named_until_it_is_allowed(s
     simulation.allow()
     await simulation.after(300)
     assert (simulation.condition("Ready").reason, simulation.condition("Suspended").status) == ("Suspended", "True")
-    simulation.edit(suspend=False)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=False)
     simulation.run(2)
     simulation.refuse(*refusal)
     simulation.lose_head(2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.operator_core.pools import CLUSTER, FAILING, KEY, READY, ROLLOUT, Pools, spec_of
+from control.operator_core.pools import CLUSTER, FAILING, KEY, READY, ROLLOUT, Pools, spec_of, unscheduled
 from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS
 from omni_operator.status.decisions.scaling import leaving_pods
 from omni_operator.status.decisions.timeouts import Timeouts
@@ -65,27 +65,18 @@ async def test_a_scale_down_names_the_pods_that_leave(simulation: Any, pools: Po
     await simulation.after(5)
     late = pools.add("rollout")
     starting = pools.add("rollout", {"phase": "Pending"})
-    simulation.edit(rollout={**ROLLOUT, "replicas": 5})
-    await simulation.settle()
-    simulation.edit(rollout={**ROLLOUT, "replicas": 3})
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={**ROLLOUT, "replicas": 5})
+    await simulation.edit_and_settle(rollout={**ROLLOUT, "replicas": 3})
     assert pools.leaving() == sorted([late, starting]), "those that have done the least"
     # KubeRay counts a pod that is still being deleted as one that runs, unless it is named.
     finalizers = {"finalizers": ["test/keep"]}
     simulation.cluster.change(PODS, KEY[0], late, metadata=finalizers)
     for name in (late, starting):
         simulation.cluster.remove(PODS, KEY[0], name)
-    simulation.edit(rollout={**ROLLOUT, "replicas": 2})
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={**ROLLOUT, "replicas": 2})
     first, *others = pools.leaving()
     assert late in (first, *others) and len(others) == 1 and starting not in (first, *others)
     assert pools.groups()[1] == ("rollout", 2)
-
-
-WITHOUT_A_NODE = {
-    "phase": "Pending",
-    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}],
-}
 
 
 async def starting(simulation: Any, pools: Pools, ready: int, **rollout: Any) -> list[str]:
@@ -94,7 +85,7 @@ async def starting(simulation: Any, pools: Pools, ready: int, **rollout: Any) ->
     rayjob = simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
     simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=rayjob["spec"]["rayClusterSpec"])
     pools.add("trainer")
-    without = [pools.add("rollout", WITHOUT_A_NODE) for _ in range(ROLLOUT["replicas"] - ready)]  # type: ignore[operator]
+    without = [pools.add("rollout", unscheduled("0/3 nodes")) for _ in range(ROLLOUT["replicas"] - ready)]
     for _ in range(ready):
         pools.add("rollout")
     await simulation.settle()
@@ -114,8 +105,7 @@ async def test_an_attempt_starts_without_rollout_pods_that_find_no_node_and_asks
     simulation.cluster.remove(PODS, KEY[0], without)
     await simulation.after(3600)
     assert (pools.groups()[1], pools.patches()) == (("rollout", 2), 1)
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.run_and_settle(1)
     assert (pools.groups()[1], pools.patches()) == (("rollout", 3), 2)
     ready = simulation.condition("Ready")
     rollouts = simulation.status().rollout
@@ -258,7 +248,6 @@ async def test_a_reward_pod_that_keeps_failing_fails_the_attempt_only_without_an
 async def test_another_number_of_scorer_pods_is_for_the_next_attempt(simulation: Any, pools: Pools) -> None:
     await pools.run(**sharp(1))
     pools.add(SCORER)
-    simulation.edit(**sharp(2), rollout=ROLLOUT)
-    await simulation.settle()
+    await simulation.edit_and_settle(**sharp(2), rollout=ROLLOUT)
     assert pools.groups() == [("trainer", 1), ("rollout", 3), (SCORER, 1)]
     assert simulation.attempts() == ["red-a01"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from omni_operator.cluster.errors import Unavailable
-from omni_operator.cluster.kinds import NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Kind
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Kind
 
 KEY = ("team-a", "red")
 LABELS = {"app.kubernetes.io/managed-by": "omni-operator", "diffusionrl.io/job": "red", "diffusionrl.io/attempt": "1"}
@@ -45,11 +45,10 @@ async def test_a_deleted_job_leaves_objects_of_other_owners(simulation: Any) -> 
         simulation.cluster.make(foreign(kind, name, labels=LABELS))
         for kind, name in ((NETWORK_POLICIES, "red"), (RAYJOBS, "red-a01"), (PODS, "red-x"))
     ]
-    simulation.submit()
-    await simulation.settle()
-    simulation.cluster.remove(*simulation.job_place())
+    await simulation.submit_and_settle()
+    simulation.cluster.remove(JOBS, *KEY)
     await simulation.after(120)
-    assert simulation.cluster.get(*simulation.job_place()) is None
+    assert simulation.cluster.get(JOBS, *KEY) is None
     assert [simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")] == [kept[1]]
     assert not {request for request in simulation.cluster.counts() if request[0] == "delete"}
     for body, kind in zip(kept, (NETWORK_POLICIES, RAYJOBS, PODS), strict=True):
@@ -57,18 +56,13 @@ async def test_a_deleted_job_leaves_objects_of_other_owners(simulation: Any) -> 
 
 
 async def test_strays_with_the_labels_of_a_job_change_nothing(simulation: Any) -> None:
+    killed = {"name": "c", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
+    seventh = {**LABELS, "diffusionrl.io/attempt": "7"}
     strays = [
-        simulation.cluster.make(foreign(RAYJOBS, "red-a07", labels={**LABELS, "diffusionrl.io/attempt": "7"})),
-        simulation.cluster.make(foreign(RAYCLUSTERS, "red-a07-x", labels={**LABELS, "diffusionrl.io/attempt": "7"})),
+        simulation.cluster.make(foreign(RAYJOBS, "red-a07", labels=seventh)),
+        simulation.cluster.make(foreign(RAYCLUSTERS, "red-a07-x", labels=seventh)),
         simulation.cluster.make(
-            {
-                **foreign(PODS, "red-stray", labels=LABELS),
-                "status": {
-                    "containerStatuses": [
-                        {"name": "c", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
-                    ]
-                },
-            }
+            {**foreign(PODS, "red-stray", labels=LABELS), "status": {"containerStatuses": [killed]}}
         ),
     ]
     await simulation.submit_running(backoffLimit=1)
@@ -87,16 +81,11 @@ async def test_strays_with_the_labels_of_a_job_change_nothing(simulation: Any) -
 
 async def test_a_rayjob_whose_creation_was_not_recorded_is_the_attempt_even_without_labels(simulation: Any) -> None:
     simulation.submit()
-    lost = [False]
-
-    def lose_the_answer(verb: str, kind: Kind, name: str) -> Unavailable | None:
-        return Unavailable("killed") if verb == "apply_status" and not lost[0] else None
-
-    simulation.cluster.failures = lose_the_answer
+    simulation.refuse(Unavailable("killed"), JOBS, "apply_status")
     simulation.watch()
     with pytest.raises(Unavailable):
         await simulation.reconcile()
-    lost[0] = True
+    simulation.allow()
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"labels": dict.fromkeys(LABELS)})
     simulation.start_operator()
     await simulation.after(60)
@@ -110,7 +99,7 @@ OTHER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y"}
 @pytest.mark.parametrize("owners", [[], [OTHER], [{**OTHER, "controller": True}]])
 async def test_a_rayjob_without_its_owner_stays_the_attempt_and_gets_it_back(simulation: Any, owners: Any) -> None:
     await simulation.submit_running()
-    job = simulation.cluster.get(*simulation.job_place())["metadata"]["uid"]
+    job = simulation.cluster.get(JOBS, *KEY)["metadata"]["uid"]
     # the ConfigMap is not simulated
     collect = simulation.cluster.collect
     simulation.cluster.collect = lambda: None
@@ -122,7 +111,7 @@ async def test_a_rayjob_without_its_owner_stays_the_attempt_and_gets_it_back(sim
     assert owner[:-1] == [reference for reference in owners if "controller" not in reference], "others stay"
     assert simulation.condition("Updated").reason == "AsRequested"
     simulation.cluster.collect = collect
-    simulation.cluster.remove(*simulation.job_place())
+    simulation.cluster.remove(JOBS, *KEY)
     await simulation.after(60)
     assert not simulation.attempts()
 
@@ -151,8 +140,7 @@ async def test_an_object_without_owner_that_an_interrupted_pass_has_left_is_dele
     simulation.alter(lambda body: body["metadata"].pop("ownerReferences", None))
     unanswered = [Unavailable("killed")]
     simulation.cluster.failures = lambda verb, kind, name: unanswered.pop() if verb == "delete" and unanswered else None
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
     with pytest.raises(Unavailable):
         await simulation.reconcile()
     assert simulation.attempts() == ["red-a01"]
@@ -172,11 +160,8 @@ async def test_an_owner_that_a_webhook_removes_again_is_named_and_the_job_goes_o
     updated = simulation.condition("Updated")
     assert (updated.status, updated.reason) == ("False", "ChangedByOthers")
     assert "RayJob red-a01 would stay when the job is deleted" in updated.message
-    simulation.cluster.counts()
-    await simulation.after(3600)
-    assert simulation.cluster.counts()["patch", "rayjobs"] < 80
-    simulation.end(1)
-    await simulation.settle()
+    assert (await simulation.requests_in(3600))["patch", "rayjobs"] < 80
+    await simulation.end_and_settle(1)
     assert simulation.status().is_true("Succeeded")
 
 
@@ -194,33 +179,24 @@ async def test_an_owner_that_a_webhook_removes_again_is_named_and_the_job_goes_o
 )
 async def test_a_rayjob_that_was_edited_is_named_with_who_did_it(simulation: Any, change: Any) -> None:
     await simulation.submit_running()
+    edited = {"f:spec": {"f:entrypoint": {}}, "f:metadata": {"f:annotations": {"f:diffusionrl.io/rendered": {}}}}
     fields = [
-        {"manager": "kuberay", "operation": "Update", "time": "2026-02-01T00:00:00Z", "fieldsV1": {"f:spec": {}}},
-        {
-            "manager": "kubectl-edit",
-            "operation": "Update",
-            "time": "2026-01-01T00:00:00Z",
-            "fieldsV1": {
-                "f:spec": {"f:entrypoint": {}},
-                "f:metadata": {"f:annotations": {"f:diffusionrl.io/rendered": {}}},
-            },
-        },
+        {"manager": manager, "operation": "Update", "time": f"2026-0{month}-01T00:00:00Z", "fieldsV1": changed}
+        for manager, month, changed in (("kuberay", 2, {"f:spec": {}}), ("kubectl-edit", 1, edited))
     ]
     metadata = {**change.get("metadata", {}), "managedFields": fields}
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", **{**change, "metadata": metadata})
     await simulation.settle()
     updated = simulation.condition("Updated")
     assert (updated.status, updated.reason) == ("False", "ChangedByOthers")
-    assert updated.message.startswith(
-        "field manager 'kubectl-edit' changed the entrypoint or annotations of RayJob red"
-    )
+    said = "field manager 'kubectl-edit' changed the entrypoint or annotations of RayJob red"
+    assert updated.message.startswith(said)
     assert simulation.event_reasons().count("ChangedByOthers") == 1
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
     simulation.cluster.remove(RAYJOBS, KEY[0], "red-a01")
     await simulation.after(60)
     assert simulation.attempts() == ["red-a02"]
-    simulation.run(2)
-    await simulation.settle()
+    await simulation.run_and_settle(2)
     assert simulation.condition("Updated").reason == "AsRequested"
 
 
@@ -268,9 +244,7 @@ async def test_drift_of_a_selector_is_corrected_and_labels_of_others_stay(simula
     after = simulation.cluster.get(NETWORK_POLICIES, *KEY)
     assert after["spec"] == {**policy, "defaulted": "by the API server"}
     assert (after["metadata"]["labels"]["team"], after["metadata"]["annotations"]["note"]) == ("a", "b")
-    simulation.cluster.counts()
-    await simulation.after(600)
-    assert not simulation.cluster.counts()
+    assert not await simulation.requests_in(600)
 
 
 @pytest.mark.parametrize("kind", [RAYCLUSTERS, PODS])

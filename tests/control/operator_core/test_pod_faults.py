@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from control.operator_core.pools import unscheduled
 from omni_operator.cluster.errors import Forbidden, KindAbsent
 from omni_operator.cluster.kinds import POD_DISRUPTION_BUDGETS, PODS, RAYCLUSTERS, RAYJOBS
 
@@ -38,8 +39,7 @@ async def test_the_state_of_a_pod_is_the_reason_of_the_failure(
     simulation: Any, pod: dict[str, Any], reason: str, said: str
 ) -> None:
     await simulation.submit_running(backoffLimit=1)
-    simulation.pod(1, "worker", pod)
-    await simulation.settle()
+    await simulation.pod_and_settle(1, "worker", pod)
     simulation.cluster.remove(PODS, KEY[0], "red-a01-x1-worker")
     simulation.end(1, "FAILED", "AppFailed", "exit code 1")
     await simulation.after(60)
@@ -75,8 +75,7 @@ async def test_an_image_that_cannot_be_pulled_ends_the_attempt(
 ) -> None:
     await simulation.submit_starting()
     waiting = {"name": "ray-worker", "state": {"waiting": {"reason": reason, "message": message}}}
-    simulation.pod(1, "worker", {"containerStatuses": [waiting]})
-    await simulation.settle()
+    await simulation.pod_and_settle(1, "worker", {"containerStatuses": [waiting]})
     if not fails_at_once:
         assert simulation.condition("Ready").reason == "ImagePullBackOff"
         assert message in simulation.condition("Ready").message
@@ -93,9 +92,7 @@ async def test_a_pod_that_is_preempted_before_the_trainer_starts_is_waited_for_u
     await simulation.submit_running(preRunningDeadlineSeconds=600, backoffLimit=1)
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "PENDING"})
     simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", status={"readyWorkerReplicas": 0})
-    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: 3 no GPU"}
-    simulation.pod(1, "worker", {"phase": "Pending", "conditions": [refused]})
-    await simulation.settle()
+    await simulation.pod_and_settle(1, "worker", unscheduled("0/3 nodes: 3 no GPU"))
     assert (simulation.condition("Ready").reason, simulation.status().state) == ("Unschedulable", "Starting")
     await simulation.after(601)
     assert simulation.status().failures[0].reason == "Unschedulable"
@@ -110,30 +107,26 @@ async def test_a_pod_that_was_replaced_before_the_trainer_started_is_no_reason_o
     await simulation.submit_running(preRunningDeadlineSeconds=600)
     if waited:
         simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "PENDING"})
-    simulation.pod(1, "worker", disrupted("PreemptionByScheduler", "preempting to accommodate urgent"))
-    await simulation.settle()
+    await simulation.pod_and_settle(1, "worker", disrupted("PreemptionByScheduler", "preempting to accommodate urgent"))
     simulation.cluster.remove(PODS, KEY[0], "red-a01-x1-worker")
     await simulation.after(300)
     for message in ("", "Job is currently running."):
         simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "RUNNING", "message": message})
         await simulation.after(301)
     assert (simulation.condition("Ready").status, simulation.status().failures) == ("True", ())
-    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
-    await simulation.settle()
+    await simulation.end_and_settle(1, "FAILED", "AppFailed", "exit code 1")
     assert simulation.status().failures[0].reason == reason
 
 
 async def test_a_pod_that_was_lost_before_the_trainer_started_is_the_reason_if_it_never_does(simulation: Any) -> None:
     await simulation.submit_running()
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "PENDING"})
-    simulation.pod(1, "worker", disrupted("PreemptionByScheduler", "preempting to accommodate urgent"))
-    await simulation.settle()
+    await simulation.pod_and_settle(1, "worker", disrupted("PreemptionByScheduler", "preempting to accommodate urgent"))
     simulation.cluster.remove(PODS, KEY[0], "red-a01-x1-worker")
     await simulation.settle()
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"message": "Job has not started yet."})
     await simulation.settle()
-    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
-    await simulation.settle()
+    await simulation.end_and_settle(1, "FAILED", "AppFailed", "exit code 1")
     assert simulation.status().failures[0].reason == "Preempted"
 
 
@@ -157,8 +150,7 @@ async def test_pods_that_are_refused_are_named(simulation: Any, failure: str, re
 
 @pytest.mark.parametrize(("runs", "reason"), [(False, "StartFailed"), (True, "WorkerLost")])
 async def test_a_container_that_keeps_restarting_ends_the_attempt(simulation: Any, runs: bool, reason: str) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     simulation.run(1) if runs else simulation.start(1)
     state = {
         "name": "ray-worker",
@@ -166,8 +158,7 @@ async def test_a_container_that_keeps_restarting_ends_the_attempt(simulation: An
         "state": {"waiting": {"reason": "CrashLoopBackOff"}},
         "lastState": {"terminated": {"exitCode": 3, "reason": "Error", "message": "No space left on device"}},
     }
-    simulation.pod(1, "worker", {"containerStatuses": [state]})
-    await simulation.settle()
+    await simulation.pod_and_settle(1, "worker", {"containerStatuses": [state]})
     assert simulation.condition("Failed").reason == reason
     assert "No space left on device" in simulation.condition("Failed").message
 
@@ -175,8 +166,7 @@ async def test_a_container_that_keeps_restarting_ends_the_attempt(simulation: An
 async def test_a_full_volume_ends_the_attempt_with_the_trainers_error(simulation: Any) -> None:
     await simulation.submit_running()
     simulation.report("error", message="OSError: [Errno 28] No space left on device: '/ckpt/step_000004'")
-    simulation.end(1, "FAILED", "AppFailed", "Job entrypoint command failed with exit code 1")
-    await simulation.settle()
+    await simulation.end_and_settle(1, "FAILED", "AppFailed", "Job entrypoint command failed with exit code 1")
     assert simulation.condition("Failed").reason == "ApplicationError"
     assert "No space left on device" in simulation.condition("Failed").message
 
@@ -195,10 +185,8 @@ async def test_a_rayjob_that_is_there_again_after_its_attempt_is_deleted(simulat
     await simulation.settle()
     assert simulation.attempts() == ["red-a02"]
     assert [body["metadata"]["name"] for body in simulation.cluster.all(RAYCLUSTERS)] == []
-    simulation.run(2)
-    await simulation.settle()
-    simulation.end(2)
-    await simulation.settle()
+    await simulation.run_and_settle(2)
+    await simulation.end_and_settle(2)
     assert simulation.condition("Succeeded").status == "True"
     assert simulation.status().attempts == 2
 
@@ -219,8 +207,7 @@ async def test_a_clock_that_is_set_back_makes_no_pause_between_attempts_longer(s
 async def test_a_clock_that_is_set_back_makes_no_pause_after_a_refusal_longer(simulation: Any) -> None:
     simulation.skew = timedelta(hours=1)
     simulation.refuse(Forbidden("no"), RAYJOBS)
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     assert simulation.condition("Ready").reason == "Forbidden"
     simulation.skew = timedelta()
     simulation.allow()
@@ -233,8 +220,7 @@ async def test_a_clock_that_is_set_back_makes_no_wait_for_a_checkpoint_longer(si
     simulation.skew = timedelta(hours=1)
     await simulation.submit_running(suspendPolicy={"graceSeconds": 30})
     simulation.report(step=5)
-    simulation.edit(suspend=True)
-    await simulation.settle()
+    await simulation.edit_and_settle(suspend=True)
     assert simulation.condition("Suspended").reason == "CheckpointRequested"
     simulation.skew = timedelta()
     simulation.wakes[KEY] = simulation.now
@@ -250,8 +236,7 @@ async def test_a_clock_that_jumps_fails_no_job_without_a_deadline(simulation: An
         simulation.wakes[KEY] = simulation.now
         await simulation.after(60)
         assert simulation.condition("Ready").status == "True"
-    simulation.end(1)
-    await simulation.settle()
+    await simulation.end_and_settle(1)
     for skew in (seconds, 0):
         simulation.skew = timedelta(seconds=skew)
         simulation.wakes[KEY] = simulation.now
@@ -267,8 +252,7 @@ UNREACHABLE = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady",
 
 async def end_by_disruption(simulation: Any, attempt: int) -> None:
     """The trainer's pod is told to end, and does."""
-    simulation.run(attempt)
-    await simulation.settle()
+    await simulation.run_and_settle(attempt)
     simulation.pod(attempt, "worker", disrupted("EvictionByEvictionAPI", "node drained"))
     simulation.cluster.remove(PODS, KEY[0], f"red-a{attempt:02d}-x1-worker")
     simulation.end(attempt, "FAILED", "AppFailed", GONE)
@@ -286,8 +270,7 @@ async def test_a_disruption_does_not_count_against_the_limit_of_failures(simulat
 
 
 async def test_a_limit_of_its_own_ends_a_job_that_is_disrupted_without_end(simulation: Any) -> None:
-    simulation.submit(backoffLimit=0, disruptionLimit=7)
-    await simulation.settle()
+    await simulation.submit_and_settle(backoffLimit=0, disruptionLimit=7)
     for attempt in range(1, 9):
         assert simulation.attempts() == [f"red-a{attempt:02d}"]
         await end_by_disruption(simulation, attempt)
@@ -307,8 +290,7 @@ async def test_a_limit_of_its_own_ends_a_job_that_is_disrupted_without_end(simul
 )
 async def test_a_rule_decides_what_a_disruption_is(simulation: Any, action: str, failed: str, said: str) -> None:
     rules = {"rules": [{"onReasons": ["Preempted"], "action": action}]}
-    simulation.submit(backoffLimit=0, failurePolicy=rules)
-    await simulation.settle()
+    await simulation.submit_and_settle(backoffLimit=0, failurePolicy=rules)
     await end_by_disruption(simulation, 1)
     assert simulation.condition("Failed").status == failed
     assert said in simulation.condition("Failed").message
@@ -324,8 +306,7 @@ async def test_a_node_that_is_lost_with_a_trainer_pod_is_a_disruption_also_if_ra
     await simulation.after(notices)
     assert not simulation.status().failures
     assert simulation.condition("Ready").reason == "WorkerLost"
-    simulation.pod(1, "worker", {"conditions": UNREACHABLE})
-    await simulation.settle()
+    await simulation.pod_and_settle(1, "worker", {"conditions": UNREACHABLE})
     (failure,) = simulation.status().failures
     assert (failure.reason, failure.counted) == ("Preempted", False)
     assert "does not answer" in failure.message
@@ -345,8 +326,7 @@ async def test_a_node_that_came_back_is_no_reason_of_a_later_failure(simulation:
     for conditions in (UNREACHABLE, [{**condition, "status": "True"} for condition in UNREACHABLE]):
         simulation.pod(1, "worker", {"conditions": conditions})
         await simulation.after(10)
-    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
-    await simulation.settle()
+    await simulation.end_and_settle(1, "FAILED", "AppFailed", "exit code 1")
     assert simulation.condition("Failed").reason == "ApplicationError"
 
 
@@ -361,11 +341,9 @@ async def test_a_pod_that_is_lost_while_its_node_answers_is_a_failure(simulation
 
 async def test_a_running_attempt_has_one_budget_that_goes_with_its_cluster(simulation: Any) -> None:
     trainer = {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}}
-    simulation.submit(trainer={**trainer, "replicas": 2}, rollout={"placement": "Separate"})
-    await simulation.settle()
+    await simulation.submit_and_settle(trainer={**trainer, "replicas": 2}, rollout={"placement": "Separate"})
     assert simulation.cluster.all(POD_DISRUPTION_BUDGETS) == [], "without pods it would only raise alarms"
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.run_and_settle(1)
     (budget,) = simulation.cluster.all(POD_DISRUPTION_BUDGETS)
     assert budget["metadata"]["name"] == "red-a01-x1"
     assert budget["spec"]["minAvailable"] == 3, "the head and two trainer pods"
@@ -403,6 +381,5 @@ async def test_a_budget_that_is_refused_keeps_no_job_from_running(simulation: An
     await simulation.after(3600)
     assert simulation.condition("Ready").status == "True"
     assert len(asked) == 1
-    simulation.end(1)
-    await simulation.settle()
+    await simulation.end_and_settle(1)
     assert simulation.condition("Succeeded").status == "True"

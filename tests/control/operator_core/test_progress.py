@@ -72,8 +72,7 @@ async def test_usage_adds_up_over_attempts_and_restarts(simulation: Any) -> None
     simulation.run(2)
     await simulation.after(100)
     simulation.report(attempt=2, step=2, samples=60)
-    simulation.end(2)
-    await simulation.settle()
+    await simulation.end_and_settle(2)
     status = simulation.status()
     assert status.usage.samples == 160
     assert 2 * 210 <= status.usage.accelerator_seconds <= 2 * 225
@@ -113,8 +112,7 @@ async def test_missing_heartbeats_are_a_condition_until_they_resume(simulation: 
     assert simulation.condition("ProgressStalled").status == "False"
     await simulation.after(2)
     assert simulation.condition("ProgressStalled").reason == "HeartbeatStopped"
-    simulation.report("heartbeat")
-    await simulation.settle()
+    await simulation.report_and_settle("heartbeat")
     assert simulation.condition("ProgressStalled").status == "False"
     assert {"ProgressStalled", "ProgressResumed"} <= set(simulation.event_reasons())
 
@@ -147,8 +145,7 @@ async def test_the_time_in_a_queue_counts_neither_as_a_stall_nor_as_the_age_of_w
     simulation.cluster.change(RAYJOBS, *RAYJOB, spec={"suspend": True}, status=stopped)
     await simulation.after(7200)
     simulation.cluster.change(RAYJOBS, *RAYJOB, spec={"suspend": False})
-    simulation.run(1)
-    await simulation.settle()
+    await simulation.run_and_settle(1)
     assert simulation.condition("ProgressStalled").status == "False"
     assert simulation.condition("WeightsInSync").status == "True"
     await simulation.after(601)
@@ -159,20 +156,17 @@ async def test_the_time_in_a_queue_counts_neither_as_a_stall_nor_as_the_age_of_w
 
 async def test_replicas_behind_the_trainer_are_a_condition(simulation: Any) -> None:
     await simulation.submit_running()
-    simulation.report(
+    await simulation.report_and_settle(
         step=4, **{"weights/version": 4, "weights/min_replica_version": 4, "weights/max_replica_version": 4}
     )
-    await simulation.settle()
     assert simulation.condition("WeightsInSync").status == "True"
-    simulation.report(
+    await simulation.report_and_settle(
         step=9, **{"weights/version": 9, "weights/min_replica_version": 4, "weights/max_replica_version": 9}
     )
-    await simulation.settle()
     assert simulation.condition("WeightsInSync").reason == "ReplicaBehind"
     assert simulation.status().weights.lag == 5
     assert "WeightsBehind" in simulation.event_reasons()
-    simulation.report(step=10, **{"weights/version": 10, "weights/min_replica_version": 9})
-    await simulation.settle()
+    await simulation.report_and_settle(step=10, **{"weights/version": 10, "weights/min_replica_version": 9})
     assert simulation.condition("WeightsInSync").status == "True", "one version behind is what the job allows"
     assert simulation.event_reasons().count("WeightsInSync") == 1
 
@@ -185,11 +179,9 @@ async def test_replicas_with_old_weights_are_a_condition(simulation: Any) -> Non
     assert simulation.condition("WeightsInSync").status == "True"
     await simulation.after(2)
     assert simulation.condition("WeightsInSync").reason == "WeightsOld"
-    simulation.report("heartbeat")
-    await simulation.settle()
+    await simulation.report_and_settle("heartbeat")
     assert simulation.condition("WeightsInSync").reason == "WeightsOld", "that a trainer lives makes no weights new"
-    simulation.report(step=5, **{**synced, "weights/version": 5, "weights/min_replica_version": 5})
-    await simulation.settle()
+    await simulation.report_and_settle(step=5, **{**synced, "weights/version": 5, "weights/min_replica_version": 5})
     assert simulation.condition("WeightsInSync").reason == "InSync"
     assert {"WeightsBehind", "WeightsInSync"} <= set(simulation.event_reasons())
 
@@ -211,8 +203,7 @@ async def test_a_stale_attempts_report_changes_nothing(simulation: Any) -> None:
 )
 async def test_the_time_left_is_shown_as_kubectl_shows_ages(simulation: Any, seconds: float, shown: str) -> None:
     await simulation.submit_running()
-    simulation.report(step=5, eta_s=seconds)
-    await simulation.settle()
+    await simulation.report_and_settle(step=5, eta_s=seconds)
     progress = simulation.status().progress
     assert (progress.percent, progress.remaining_summary) == (50, shown)
 
@@ -251,8 +242,7 @@ async def end(simulation: Any, how: str, attempt: int) -> Any:
         await simulation.after(500)
         simulation.edit(suspend=True)
     else:
-        simulation.report("heartbeat", attempt=attempt)
-        await simulation.settle()
+        await simulation.report_and_settle("heartbeat", attempt=attempt)
         simulation.edit(suspend=True)
         await simulation.after(50.25)
         until = simulation.now
@@ -321,16 +311,14 @@ async def test_samples_of_an_attempt_that_a_queue_stops_and_starts_again_are_all
 
 
 async def test_an_attempt_runs_from_the_start_of_its_trainer_on_also_if_that_is_seen_late(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     simulation.run(1)
     started = simulation.now
     simulation.now += timedelta(seconds=40)
     await simulation.settle()
     assert parse_timestamp(simulation.status().running_time) == started
     await simulation.after(60)
-    simulation.end(1)
-    await simulation.settle()
+    await simulation.end_and_settle(1)
     assert simulation.status().usage.accelerator_seconds == 2 * 100
 
 
@@ -352,13 +340,6 @@ def separate(count: int, replicas: int) -> dict[str, Any]:
     return {"trainer": {"totalSteps": 10, "accelerator": accelerator}, "rollout": rollout}
 
 
-def run_pools(simulation: Any, attempt: int) -> None:
-    """Ray runs the attempt's program, in a cluster with the groups of its RayJob."""
-    simulation.run(attempt)
-    groups = simulation.cluster.get(RAYJOBS, KEY[0], f"red-a{attempt:02d}")["spec"]["rayClusterSpec"]
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], f"red-a{attempt:02d}-x1", spec=groups)
-
-
 @pytest.mark.slow
 @given(st.lists(STEPS, min_size=1, max_size=3))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -370,12 +351,13 @@ def test_accelerator_seconds_are_exact_with_edits_of_the_next_attempt_and_scales
         expected = 0.0
         rounded = 0
         asked = {"count": 2, "replicas": 3}
-        simulation.submit(backoffLimit=9, **separate(**asked))
-        await simulation.settle()
+        await simulation.submit_and_settle(backoffLimit=9, **separate(**asked))
         for attempt, steps in enumerate(attempts, start=1):
             await simulation.after(1000.5)
             count = asked["count"]
-            run_pools(simulation, attempt)
+            simulation.run(attempt)  # in a cluster with the groups of the RayJob
+            groups = simulation.cluster.get(RAYJOBS, KEY[0], f"red-a{attempt:02d}")["spec"]["rayClusterSpec"]
+            simulation.cluster.change(RAYCLUSTERS, KEY[0], f"red-a{attempt:02d}-x1", spec=groups)
             await simulation.settle()
             for (what, seconds), change in steps:
                 await simulation.after(seconds)
@@ -386,8 +368,7 @@ def test_accelerator_seconds_are_exact_with_edits_of_the_next_attempt_and_scales
                     simulation.edit(**separate(**asked))
                 await simulation.settle()
                 rounded += 8
-            simulation.end(attempt, "FAILED", "AppFailed", "exit code 1")
-            await simulation.settle()
+            await simulation.end_and_settle(attempt, "FAILED", "AppFailed", "exit code 1")
             simulation.cluster.collect()
             assert abs(simulation.status().usage.accelerator_seconds - expected) <= rounded + 8 * attempt
         assert simulation.status().usage.accelerators in (None, asked["count"] + asked["replicas"])
@@ -402,8 +383,7 @@ async def test_the_status_of_a_running_attempt_keeps_its_pods_after_an_edit(simu
     simulation.edit(**more, rollout={"replicas": 32})
     simulation.start_operator()
     await simulation.after(300)
-    simulation.report(step=1)
-    await simulation.settle()
+    await simulation.report_and_settle(step=1)
     status = simulation.status()
     assert simulation.condition("Updated").reason == "NextAttempt"
     assert (status.rollout.summary, status.rollout.desired, status.rollout.updated) == ("1/1", 1, 1)
@@ -431,8 +411,7 @@ async def test_a_job_with_rollout_pods_stays_ready_when_only_the_next_attempt_ge
     simulation.cluster.remove(PODS, KEY[0], f"{CLUSTER}-rollout-4")
     await simulation.settle()
     assert simulation.verdict("Ready") == ("True", "RolloutsMissing"), "its trainer waits with fewer than 2"
-    simulation.edit(rollout={"placement": "Colocated", "replicas": 8, "minReplicas": None})
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={"placement": "Colocated", "replicas": 8, "minReplicas": None})
     assert simulation.condition("Updated").reason == "NextAttempt"
     assert simulation.status().rollout.summary == "2/3", "it keeps its rollout pods"
 
@@ -452,8 +431,7 @@ async def test_an_edit_while_the_operator_is_down_right_after_it_created_an_atte
     simulation.fault = lambda write: None
     simulation.start_operator()
     await simulation.after(100)
-    simulation.report(step=1)
-    await simulation.settle()
+    await simulation.report_and_settle(step=1)
     assert simulation.status().usage.accelerator_seconds == 2 * 100
 
 
@@ -465,8 +443,7 @@ async def test_only_pods_that_request_accelerators_count_some(
     await simulation.submit_running(trainer={"totalSteps": 10, "accelerator": accelerator})
     await simulation.after(100)
     assert simulation.status().usage.accelerators == accelerators
-    simulation.end(1)
-    await simulation.settle()
+    await simulation.end_and_settle(1)
     usage = simulation.status().usage
     assert usage.accelerator_seconds == accelerators * 100
 
@@ -478,14 +455,12 @@ async def test_an_annotation_that_the_operator_did_not_write_is_ignored(simulati
     await simulation.submit_running()
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"annotations": {PODS_ANNOTATION: forged}})
     await simulation.after(100)
-    simulation.end(1)
-    await simulation.settle()
+    await simulation.end_and_settle(1)
     assert (simulation.status().rollout.desired, simulation.status().usage.accelerator_seconds) == (1, 200)
 
 
 async def test_a_silent_job_causes_few_writes(simulation: Any) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     simulation.run(1)
     await simulation.after(10.5)
     simulation.report(step=1)

@@ -112,8 +112,7 @@ async def test_a_job_that_kueue_suspends_at_its_creation_is_never_shown_as_admit
     simulation.alter(lambda body: body.update(spec={**body["spec"], "suspend": True}))
     shown = []
     simulation.reconciler.written = lambda kind, body: shown.append(body) if kind == JOBS else None
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     conditions = [
         condition for body in shown for condition in body["status"]["conditions"] if condition["type"] == "Admitted"
     ]
@@ -204,8 +203,7 @@ async def test_another_operator_goes_on_where_the_last_one_was_stopped(queue: Qu
 
 async def test_an_edited_job_that_waits_asks_anew_as_it_was_edited(queue: Queue) -> None:
     await queue.submit()
-    queue.simulation.edit(rollout={**QUEUED, "replicas": 8, "minReplicas": 1})
-    await queue.simulation.settle()
+    await queue.simulation.edit_and_settle(rollout={**QUEUED, "replicas": 8, "minReplicas": 1})
     assert (queue.simulation.attempts(), queue.asked("red-a02")) == (["red-a02"], 8)
 
 
@@ -227,19 +225,16 @@ async def test_the_queue_may_admit_the_attempt_in_the_moment_of_the_change(queue
 
 async def test_a_change_takes_few_reads_and_two_writes_and_a_long_wait_few(queue: Queue) -> None:
     await queue.submit()
-    queue.simulation.cluster.counts()
-    await queue.simulation.after(PAUSE)
+    requests = await queue.simulation.requests_in(PAUSE)
     assert queue.asked() == 3
-    assert dict(queue.simulation.cluster.counts()) == {
+    assert requests == {
         ("get", "rayjobs"): 1,
         ("list", "workloads"): 1 + int(PAUSE) // 60,
         ("patch", "rayjobs"): 1,
         ("apply_status", "diffusionrljobs"): 1,
     }
     await queue.simulation.after(100 * PAUSE)
-    queue.simulation.cluster.counts()
-    await queue.simulation.after(80 * PAUSE)
-    assert queue.simulation.cluster.counts()["patch", "rayjobs"] == 10  # one in eight pauses
+    assert (await queue.simulation.requests_in(80 * PAUSE))["patch", "rayjobs"] == 10  # one in eight pauses
 
 
 async def test_a_rayjob_that_someone_else_has_scaled_is_left_alone_and_not_read_all_the_time(queue: Queue) -> None:
@@ -247,10 +242,8 @@ async def test_a_rayjob_that_someone_else_has_scaled_is_left_alone_and_not_read_
     groups = queue.rayjob()["spec"]["rayClusterSpec"]
     groups["workerGroupSpecs"][1] |= {"replicas": 1, "minReplicas": 1, "maxReplicas": 1}
     queue.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"rayClusterSpec": groups})
-    queue.simulation.cluster.counts()
-    await queue.simulation.after(10 * PAUSE)
-    counts = queue.simulation.cluster.counts()
-    assert queue.asked() == 1 and counts["patch", "rayjobs"] == 0 and counts["get", "rayjobs"] <= 20
+    requests = await queue.simulation.requests_in(10 * PAUSE)
+    assert queue.asked() == 1 and requests["patch", "rayjobs"] == 0 and requests["get", "rayjobs"] <= 20
 
 
 async def test_annotations_that_someone_has_broken_stop_nothing(queue: Queue) -> None:
@@ -322,8 +315,7 @@ class ElasticJob:
 
     async def report(self, samples: int) -> None:
         """The trainer reports how many samples wait."""
-        self.simulation.report("heartbeat", **{"rollout/queued_samples": samples})
-        await self.simulation.settle()
+        await self.simulation.report_and_settle("heartbeat", **{"rollout/queued_samples": samples})
 
     async def add_gated(self) -> str:
         """KubeRay creates a rollout pod, which waits for quota."""
@@ -349,8 +341,7 @@ class ElasticJob:
 
     def group(self) -> dict[str, Any]:
         """The rollout group of the RayJob."""
-        group: dict[str, Any] = self.queue.rayjob()["spec"]["rayClusterSpec"]["workerGroupSpecs"][1]
-        return group
+        return self.queue.rayjob()["spec"]["rayClusterSpec"]["workerGroupSpecs"][1]
 
     def requested(self) -> int:
         """Rollout pods that the RayJob asks quota for."""

@@ -21,17 +21,15 @@ KEY = ("team-a", "red")
 async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(simulation: Any, ends: str) -> None:
     await simulation.submit_running(ttlSecondsAfterFinished=60)
     simulation.refuse(Forbidden("jobs are kept here"), JOBS, "delete")
-    simulation.end(1, ends)
-    await simulation.settle()
+    await simulation.end_and_settle(1, ends)
     before = simulation.status()
     assert before.finished
-    simulation.cluster.counts()
-    await simulation.after(3600)
+    requests = await simulation.requests_in(3600)
     ready = simulation.condition("Ready")
     assert (ready.status, ready.reason, ready.message) == ("False", "Forbidden", "jobs are kept here")
     assert simulation.event_reasons().count("Forbidden") == 1
     assert simulation.status().state == before.state
-    assert simulation.cluster.counts()["delete", "diffusionrljobs"] < 25
+    assert requests["delete", "diffusionrljobs"] < 25
     others = [condition for condition in simulation.status().conditions if condition.type != "Ready"]
     assert others == [condition for condition in before.conditions if condition.type != "Ready"]
 
@@ -41,8 +39,7 @@ async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(si
     ended = before.condition("Ready")
     assert (ready.status, ready.reason, ready.message) == (ended.status, ended.reason, ended.message)
     simulation.allow()
-    simulation.edit(ttlSecondsAfterFinished=0)
-    await simulation.settle()
+    await simulation.edit_and_settle(ttlSecondsAfterFinished=0)
     assert simulation.cluster.get(JOBS, *KEY) is None
 
 
@@ -50,8 +47,7 @@ async def test_a_deletion_of_a_failed_attempt_that_is_refused_is_tried_after_pau
     """Also after ten minutes, when the wait for what is left of the attempt is over."""
     await simulation.submit_running(backoffLimit=1)
     simulation.refuse(Forbidden("RayJobs are kept here"), RAYJOBS, "delete")
-    simulation.end(1, "FAILED")
-    await simulation.settle()
+    await simulation.end_and_settle(1, "FAILED")
     before = simulation.passes
     await simulation.after(3600)
     assert simulation.passes - before < 40
@@ -70,9 +66,7 @@ async def test_a_deletion_that_no_watch_delivers_is_not_requested_all_the_time(s
     simulation.now += timedelta(minutes=11)  # the operator is away
     simulation.start_operator()
     simulation.frozen = {RAYJOBS}
-    simulation.cluster.counts()
-    await simulation.after(600)
-    assert simulation.cluster.counts()["delete", "rayjobs"] < 5
+    assert (await simulation.requests_in(600))["delete", "rayjobs"] < 5
 
 
 async def test_conflicts_in_a_row_are_followed_by_pauses_that_grow(simulation: Any) -> None:
@@ -102,13 +96,12 @@ async def test_without_the_right_to_look_for_its_attempt_a_job_says_so_and_start
     body = simulation.cluster.get(kind, KEY[0], name)
     labels = dict.fromkeys(body["metadata"]["labels"])
     simulation.cluster.change(kind, KEY[0], name, metadata={"labels": labels})
-    simulation.cluster.counts()
-    await simulation.after(600)
+    requests = await simulation.requests_in(600)
     ready = simulation.condition("Ready")
     assert (ready.status, ready.reason, ready.message) == ("False", "Forbidden", f"cannot get {kind.plural}")
     assert "ReconcileError" not in {condition.type for condition in simulation.status().conditions}
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
-    assert simulation.cluster.counts()["get", kind.plural] < 12
+    assert requests["get", kind.plural] < 12
     for number in range(5):  # a pause is not ended by what others change
         simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {"example.com/touched": str(number)}})
         await simulation.settle()
@@ -132,8 +125,7 @@ async def fail(simulation: Any, times: int = 1) -> None:
 async def test_a_defect_is_shown_once_and_removed_by_the_next_good_pass(
     simulation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     before = simulation.status()
     with monkeypatch.context() as patch:
         patch.setattr(reconciler, "derive_status", lambda *_: 1 / 0)
@@ -141,7 +133,6 @@ async def test_a_defect_is_shown_once_and_removed_by_the_next_good_pass(
         await fail(simulation, 5)
         assert simulation.cluster.counts() == {("apply_status", "diffusionrljobs"): 1, ("create", "events"): 1}
     error = shown(simulation)
-    assert error is not None
     assert (error["status"], error["reason"], error["message"]) == ("True", "ZeroDivisionError", "division by zero")
     assert simulation.event_reasons().count("ReconcileError") == 1
     await simulation.reconcile()  # the worker's backoff is over
@@ -154,8 +145,7 @@ async def test_a_defect_is_shown_once_and_removed_by_the_next_good_pass(
 
 
 async def test_a_status_that_the_api_server_refuses_is_shown(simulation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
 
     async def refuse(*_: Any) -> Any:
         raise Refused("status.progress: Invalid value " + "x" * 10_000 + "\ud800")
@@ -164,7 +154,6 @@ async def test_a_status_that_the_api_server_refuses_is_shown(simulation: Any, mo
         patch.setattr(FakeCluster, "apply_status", refuse)
         await fail(simulation)
     error = shown(simulation)
-    assert error is not None
     assert error["reason"] == "Refused"
     assert error["message"].startswith("status.progress: Invalid value")
     assert len(error["message"]) <= 1024
@@ -176,8 +165,7 @@ async def test_a_status_that_the_api_server_refuses_is_shown(simulation: Any, mo
 async def test_a_job_is_deleted_even_if_its_spec_and_status_cannot_be_read(
     simulation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulation.submit()
-    await simulation.settle()
+    await simulation.submit_and_settle()
     simulation.run(1)
     for name in ("parse_status", "derive_status"):
         monkeypatch.setattr(reconciler, name, lambda *_: 1 / 0)
@@ -205,9 +193,7 @@ async def test_a_child_that_the_api_server_answers_with_500_is_a_refusal_the_thi
     assert (simulation.status().state, simulation.status().reason) == ("Pending", "ServerFailed")
     assert simulation.event_reasons() == ["ServerFailed"]
     assert shown(simulation) is None
-    simulation.cluster.counts()
-    await simulation.after(3600)
-    assert 10 < simulation.cluster.counts()["create", "rayjobs"] < 25
+    assert 10 < (await simulation.requests_in(3600))["create", "rayjobs"] < 25
     assert simulation.event_reasons() == ["ServerFailed"]
     simulation.allow()
     await simulation.after(300)
@@ -222,8 +208,7 @@ async def test_a_changed_spec_is_tried_at_once_after_answers_with_500(simulation
     assert simulation.condition("Ready").reason == "ServerFailed"
     simulation.allow()
     at = simulation.now
-    simulation.edit(seed=7)
-    await simulation.settle()
+    await simulation.edit_and_settle(seed=7)
     assert (simulation.attempts(), simulation.now) == (["red-a01"], at)
     assert simulation.condition("Ready").reason == "Starting"
 
@@ -253,8 +238,7 @@ async def test_answers_with_500_that_end_are_never_shown(simulation: Any) -> Non
 async def test_a_status_that_the_api_server_answers_with_500_is_shown(
     simulation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulation.submit()
-    simulation.watch()
+    simulation.submit_and_watch()
 
     async def fail_to_write(*_: Any) -> Any:
         raise ServerError("status: conversion webhook failed")
@@ -268,7 +252,6 @@ async def test_a_status_that_the_api_server_answers_with_500_is_shown(
         with pytest.raises(ServerFailed):
             await simulation.reconcile()
     error = shown(simulation)
-    assert error is not None
     assert (error["reason"], error["message"]) == ("ServerFailed", "status: conversion webhook failed")
     await simulation.reconcile()
     await simulation.settle()
@@ -276,8 +259,7 @@ async def test_a_status_that_the_api_server_answers_with_500_is_shown(
 
 
 async def test_a_changed_spec_ends_the_pause_before_the_next_attempt(simulation: Any) -> None:
-    simulation.submit(backoffLimit=20)
-    await simulation.settle()
+    await simulation.submit_and_settle(backoffLimit=20)
     for attempt in (1, 2, 3, 4):
         await simulation.after(300)
         simulation.run(attempt)
@@ -286,7 +268,6 @@ async def test_a_changed_spec_ends_the_pause_before_the_next_attempt(simulation:
         await simulation.settle()
     assert simulation.condition("Ready").reason == "BetweenAttempts"
     at = simulation.now
-    simulation.edit(seed=7)
-    await simulation.settle()
+    await simulation.edit_and_settle(seed=7)
     assert simulation.attempts() == ["red-a05"]
     assert simulation.now == at

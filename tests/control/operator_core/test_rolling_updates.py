@@ -26,8 +26,7 @@ async def roll(simulation: Any, pools: Pools, strategy: dict[str, int] | None = 
     """Change the image of the rollout pods of an attempt, all of which serve."""
     await pools.run(backoffLimit=0)
     await pools.report()
-    simulation.edit(rollout={**NEW, "updateStrategy": strategy} if strategy else NEW)
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={**NEW, "updateStrategy": strategy} if strategy else NEW)
 
 
 def image(pools: Pools, group: int = 1) -> str:
@@ -41,8 +40,7 @@ async def test_a_change_of_the_image_replaces_pods_one_by_one_those_with_the_old
     await pools.run(backoffLimit=0)
     old = rollout_pods(simulation)
     await pools.report(5, **{"10.0.0.3": 3})
-    simulation.edit(rollout=NEW)
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout=NEW)
     assert (image(pools), pools.groups()[1]) == ("rollout:2", ("rollout", 3))
     updated = simulation.condition("Updated")
     assert (updated.status, updated.reason) == ("False", "RollingUpdate")
@@ -88,14 +86,12 @@ async def test_fields_that_only_these_pods_read_replace_them_and_no_others(
     place = PLACES[pool]
     await pools.run_both()
     before = pools.specs()
-    simulation.edit(**spec_of(pool, **{field: value}))
-    await simulation.settle()
+    await simulation.edit_and_settle(**spec_of(pool, **{field: value}))
     assert len(pools.replace_named(pool)) == 1
     assert simulation.condition("Updated").reason == "RollingUpdate"
     after = pools.specs()
     assert [group["template"] != after[index]["template"] for index, group in enumerate(before)].index(True) == place
-    simulation.edit(**spec_of(pool, **{field: None}))
-    await simulation.settle()
+    await simulation.edit_and_settle(**spec_of(pool, **{field: None}))
     for part in ("template", "resources"):
         assert pools.specs()[place][part] == before[place][part]
 
@@ -116,8 +112,7 @@ async def test_what_the_trainer_reads_too_is_for_the_next_attempt_and_replaces_n
 ) -> None:
     await pools.run_both()
     before = pools.patches()
-    simulation.edit(**changed)
-    await simulation.settle()
+    await simulation.edit_and_settle(**changed)
     await simulation.after(7200)
     assert simulation.condition("Updated").reason == "NextAttempt"
     assert (pools.patches(), image(pools)) == (before, "rollout:1")
@@ -128,8 +123,7 @@ async def test_a_spec_that_the_cluster_refuses_replaces_no_pod(simulation: Any, 
     await pools.report()
     before = pools.patches()
     privileged = {"spec": {"containers": [{"name": "ray", "securityContext": {"privileged": True}}]}}
-    simulation.edit(rollout={**ROLLOUT, "podTemplate": privileged})
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={**ROLLOUT, "podTemplate": privileged})
     assert simulation.condition("Updated").reason == "InvalidSpec"
     assert pools.patches() == before
 
@@ -206,8 +200,7 @@ async def test_new_pods_that_do_not_serve_in_time_are_replaced_by_pods_of_the_sp
     await simulation.after(7200)
     assert (simulation.condition("Updated").message, pools.patches()) == (updated.message, before), "not tried again"
     assert simulation.status().rollout.updated == 0
-    simulation.edit(rollout={**NEW, "resources": {"requests": {"cpu": "2"}}})
-    await simulation.settle()
+    await simulation.edit_and_settle(rollout={**NEW, "resources": {"requests": {"cpu": "2"}}})
     assert (simulation.condition("Updated").reason, image(pools)) == ("RollingUpdate", "rollout:2")
 
 
@@ -231,8 +224,7 @@ async def test_a_template_before_that_is_none_stops_no_pass(simulation: Any, poo
 
 async def test_rollout_and_reward_pods_are_replaced_at_the_same_time(simulation: Any, pools: Pools) -> None:
     await pools.run_both()
-    simulation.edit(**{**spec_of("reward", **IMAGE), "rollout": NEW})
-    await simulation.settle()
+    await simulation.edit_and_settle(**{**spec_of("reward", **IMAGE), "rollout": NEW})
     assert len(pools.leaving(1)) == len(pools.replace_named("reward")) == 1
     message = simulation.condition("Updated").message
     assert "0 of 3 rollout pods" in message and "0 of 3 reward pods" in message
@@ -261,12 +253,10 @@ async def test_an_edit_of_a_live_field_is_not_said_to_be_for_the_next_attempt(
     simulation: Any, pools: Pools, changed: dict[str, Any]
 ) -> None:
     await upgrade(simulation, pools)
-    simulation.edit(**changed)
-    await simulation.settle()
+    await simulation.edit_and_settle(**changed)
     assert simulation.condition("Updated").reason == "AsRequested"
     assert pools.groups()[1] == ("rollout", changed.get("rollout", ROLLOUT)["replicas"])
-    simulation.edit(trainer={"totalSteps": 20, "accelerator": {"vendor": "NVIDIA", "count": 2}})
-    await simulation.settle()
+    await simulation.edit_and_settle(trainer={"totalSteps": 20, "accelerator": {"vendor": "NVIDIA", "count": 2}})
     assert simulation.condition("Updated").reason == "NextAttempt"
 
 

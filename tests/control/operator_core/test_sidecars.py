@@ -81,8 +81,7 @@ async def test_a_training_goes_on_whatever_becomes_of_a_container_that_is_not_ra
 
 async def test_a_sidecar_that_keeps_restarting_costs_few_writes(simulation: Any) -> None:
     await simulation.submit_running()
-    simulation.pod(1, "worker", not_ready(RAY, CRASHING))
-    await simulation.settle()
+    await simulation.pod_and_settle(1, "worker", not_ready(RAY, CRASHING))
     simulation.cluster.counts()
     for restarts in range(10, 20):
         for state in (RUNNING, end(1), wait("CrashLoopBackOff")):
@@ -104,8 +103,9 @@ async def test_how_another_container_ended_is_no_reason_of_a_later_failure(
     before = container(last=end(code, why, text), **RUNNING)
     simulation.pod(1, "worker", not_ready(RAY, *([before] if ended == "sidecar" else []), init=(before,)))
     await simulation.after(60)
-    simulation.pod(1, "worker", not_ready(container("ray", **end(1, message="")), before, init=(before,)))
-    await simulation.settle()
+    await simulation.pod_and_settle(
+        1, "worker", not_ready(container("ray", **end(1, message="")), before, init=(before,))
+    )
     simulation.end(1, "FAILED", "AppFailed", "exit code 1")
     await simulation.after(600)
     assert simulation.condition("Failed").reason == "ApplicationError"
@@ -114,10 +114,8 @@ async def test_how_another_container_ended_is_no_reason_of_a_later_failure(
 async def test_how_rays_container_ended_is_a_reason_next_to_a_sidecar_that_ended(simulation: Any) -> None:
     await simulation.submit_running()
     killed = container("ray", **end(137, "OOMKilled", ""))
-    simulation.pod(1, "worker", not_ready(CRASHING, killed, init=(container("wait", **end(0)),)))
-    await simulation.settle()
-    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
-    await simulation.settle()
+    await simulation.pod_and_settle(1, "worker", not_ready(CRASHING, killed, init=(container("wait", **end(0)),)))
+    await simulation.end_and_settle(1, "FAILED", "AppFailed", "exit code 1")
     assert simulation.condition("Failed").reason == "OutOfMemory"
     assert "container ray of pod red-a01-x1-worker" in simulation.condition("Failed").message
 
@@ -147,8 +145,9 @@ async def test_before_ray_starts_a_container_that_it_waits_for_decides_by_its_ow
     simulation: Any, containers: tuple[dict[str, Any], ...], reason: str
 ) -> None:
     await simulation.submit_starting()
-    simulation.pod(1, "worker", not_ready(container("ray", **wait("PodInitializing")), init=containers))
-    await simulation.settle()
+    await simulation.pod_and_settle(
+        1, "worker", not_ready(container("ray", **wait("PodInitializing")), init=containers)
+    )
     assert simulation.condition("Failed").reason == reason
 
 

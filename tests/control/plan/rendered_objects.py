@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from control.api.small_job import GOOD
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob
+from omni_operator.api import DiffusionRLJob, read_job
 from omni_operator.api.crd import definition
 from omni_operator.api.validation_messages import format_path
 
-MakeJob = Callable[..., DiffusionRLJob]
 SPEC = definition.schema()["properties"]["spec"]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
+
+
+def make_job(*assignments: str) -> DiffusionRLJob:
+    """The smallest job with assignments, as `drl --set` takes them."""
+    return read_job(GOOD, "job.yaml", assignments).job
 
 
 def by_kind(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS, attempt: int = 1) -> dict[str, Any]:
@@ -20,20 +24,17 @@ def by_kind(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS, atte
 
 
 def ray_job(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS) -> dict[str, Any]:
-    body: dict[str, Any] = by_kind(job, settings)["RayJob"]
-    return body
+    return by_kind(job, settings)["RayJob"]
 
 
 def workers(job: DiffusionRLJob) -> dict[str, Any]:
     (group,) = ray_job(job)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    assert isinstance(group, dict)
     return group
 
 
 def groups(job: DiffusionRLJob) -> list[dict[str, Any]]:
     """The worker groups, the trainer's first."""
-    specs: list[dict[str, Any]] = ray_job(job)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    return specs
+    return ray_job(job)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
 
 
 def refusals(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS) -> list[str]:
@@ -41,9 +42,7 @@ def refusals(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS) -> 
 
 
 def pod(group: dict[str, Any]) -> dict[str, Any]:
-    spec = group["template"]["spec"]
-    assert isinstance(spec, dict)
-    return spec
+    return group["template"]["spec"]
 
 
 def env(group: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from control.api import job_documents
-from control.plan.rendered_objects import SETTINGS, SPEC, MakeJob, by_kind, env, pod, ray_job, workers
+from control.plan.rendered_objects import SETTINGS, SPEC, by_kind, env, make_job, pod, ray_job, workers
 from e2e.random_documents import jobs
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
@@ -29,7 +29,7 @@ def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
     assert compute_digest(written) == compute_digest(returned) != compute_digest({**written, "d": 4})
 
 
-def test_the_digest_is_that_of_the_pods_and_leaves_out_the_job_file(make_job: MakeJob) -> None:
+def test_the_digest_is_that_of_the_pods_and_leaves_out_the_job_file() -> None:
     digests = {
         ray_job(make_job(*change))["metadata"]["annotations"][RENDERED_ANNOTATION]
         for change in ((), ("spec.ttlSecondsAfterFinished=7",), ("spec.suspend=true",))
@@ -39,7 +39,7 @@ def test_the_digest_is_that_of_the_pods_and_leaves_out_the_job_file(make_job: Ma
     assert changed["metadata"]["annotations"][RENDERED_ANNOTATION] not in digests
 
 
-def test_ascend_pods_bind_to_the_pod_address_and_presets_can_be_overridden(make_job: MakeJob) -> None:
+def test_ascend_pods_bind_to_the_pod_address_and_presets_can_be_overridden() -> None:
     ascend = "spec.trainer.accelerator={vendor: Ascend, preset: Atlas-A2}"
     group = workers(make_job(ascend))
     assert env(group)["HCCL_IF_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
@@ -59,13 +59,13 @@ def test_ascend_pods_bind_to_the_pod_address_and_presets_can_be_overridden(make_
     assert env(overridden)["HCCL_SOCKET_IFNAME"] == "e"
 
 
-def test_ray_has_a_logical_cpu_for_every_actor(make_job: MakeJob) -> None:
+def test_ray_has_a_logical_cpu_for_every_actor() -> None:
     crowd = make_job("spec.rollout.agentLoop.workers=32", "spec.trainer.resources.requests={cpu: 100m}")
     assert int(workers(crowd)["resources"]["CPU"]) >= 32 + 4
     assert workers(make_job())["resources"]["CPU"] == "16"
 
 
-def test_only_scheduler_labels_are_copied_to_the_rayjob(make_job: MakeJob) -> None:
+def test_only_scheduler_labels_are_copied_to_the_rayjob() -> None:
     labels = {
         "kueue.x-k8s.io/queue-name": "team",
         "volcano.sh/queue-name": "q",
@@ -96,7 +96,7 @@ def test_only_scheduler_labels_are_copied_to_the_rayjob(make_job: MakeJob) -> No
     }
 
 
-def test_each_group_of_pods_has_its_own_topology_and_annotations(make_job: MakeJob) -> None:
+def test_each_group_of_pods_has_its_own_topology_and_annotations() -> None:
     groups = {"head": "spec.head", "trainer": "spec.trainer", "rollout": "spec.rollout"}
     job = make_job(
         "spec.rollout={placement: Separate, replicas: 2}",
@@ -121,7 +121,7 @@ def test_each_group_of_pods_has_its_own_topology_and_annotations(make_job: MakeJ
     ]
 
 
-def test_the_report_token_is_valid_for_this_job_only(make_job: MakeJob) -> None:
+def test_the_report_token_is_valid_for_this_job_only() -> None:
     group = workers(make_job("metadata.namespace=team"))
     (volume,) = [entry for entry in pod(group)["volumes"] if entry["name"] == "report-token"]
     (source,) = volume["projected"]["sources"]
@@ -133,7 +133,7 @@ def test_the_report_token_is_valid_for_this_job_only(make_job: MakeJob) -> None:
     assert pod(group)["automountServiceAccountToken"] is False
 
 
-def test_a_pod_template_cannot_change_what_the_operator_depends_on(make_job: MakeJob) -> None:
+def test_a_pod_template_cannot_change_what_the_operator_depends_on() -> None:
     template = {
         "metadata": {"labels": {"mine": "yes"}},
         "spec": {
@@ -150,7 +150,7 @@ def test_a_pod_template_cannot_change_what_the_operator_depends_on(make_job: Mak
         assert pod(group)["restartPolicy"] == "Never"
 
 
-def test_every_container_has_requests_and_the_limits_of_the_job(make_job: MakeJob) -> None:
+def test_every_container_has_requests_and_the_limits_of_the_job() -> None:
     resources = "{requests: {cpu: '3', memory: 5Gi}, limits: {memory: 5Gi, rdma/hca: '1'}}"
     job = make_job(
         "spec.model.base=a/b", f"spec.trainer.resources={resources}", "spec.trainer.accelerator.vendor=NVIDIA"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import MakeJob, by_kind
+from control.plan.rendered_objects import by_kind, make_job
 
 NAME = "kubernetes.io/metadata.name"
 
@@ -24,7 +24,7 @@ NAME = "kubernetes.io/metadata.name"
     ],
 )
 def test_a_server_opens_its_own_address_or_namespace_and_what_is_open_to_all_is_said(
-    make_job: MakeJob, url: str, rule: dict[str, Any]
+    url: str, rule: dict[str, Any]
 ) -> None:
     scorers = f"spec.reward.scorers=[{{name: a, http: {{url: '{url}'}}}}]"
     objects = by_kind(make_job("spec.security.networkPolicy=DefaultDeny", "spec.model.base=/models/m", scorers))

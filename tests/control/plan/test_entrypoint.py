@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from control.plan.rendered_objects import MakeJob
+from control.plan.rendered_objects import make_job
 from omni_operator import plan
 from omni_operator.plan.entrypoint import CONTAINER_OUTPUT, COPY_SECONDS
 from omni_operator.plan.pods.workers import JOB_FOLDER
@@ -50,7 +50,7 @@ exec {tee} "$@"
 class Pod:
     """Where the line runs: a job's folder, a claim, and what the container printed."""
 
-    def __init__(self, folder: Path, make_job: MakeJob, trainer: str) -> None:
+    def __init__(self, folder: Path, trainer: str) -> None:
         (folder / "trainer.py").write_text(trainer)
         (folder / "job").mkdir()
         self.temporary = folder / "temporary"
@@ -99,15 +99,14 @@ class Pod:
 
 
 @pytest.fixture
-def pod(tmp_path: Path, make_job: MakeJob) -> Callable[[str], Pod]:
-    return lambda trainer: Pod(tmp_path, make_job, trainer)
+def pod(tmp_path: Path) -> Callable[[str], Pod]:
+    return lambda trainer: Pod(tmp_path, trainer)
 
 
 @pytest.fixture(params=["/bin/sh", "/bin/bash"])
 def shell(request: pytest.FixtureRequest) -> str:
     """What `/bin/sh` is in images."""
-    name: str = request.param
-    return name
+    return request.param
 
 
 def test_all_output_goes_to_ray_the_run_folder_and_the_container(pod: Callable[[str], Pod], shell: str) -> None:

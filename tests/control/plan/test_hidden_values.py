@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from control.plan.rendered_objects import MakeJob
+from control.plan.rendered_objects import make_job
 from omni_operator import plan
 from omni_operator.api import load_job
 from omni_operator.api.names import JOB_ANNOTATION
@@ -50,7 +50,7 @@ def check(text: str, roles: int) -> None:
 
 
 @pytest.mark.parametrize("role", ["head", "trainer", "rollout", "reward.model"])
-def test_the_job_in_the_pods_has_no_secrets_and_the_variables_do(make_job: MakeJob, role: str) -> None:
+def test_the_job_in_the_pods_has_no_secrets_and_the_variables_do(role: str) -> None:
     job = make_job(
         "spec.rollout.placement=Separate",
         "spec.reward.model.base=./judge",
@@ -64,7 +64,7 @@ def test_the_job_in_the_pods_has_no_secrets_and_the_variables_do(make_job: MakeJ
     assert all(value in json.dumps(cluster) for value in HIDDEN.values()), "the pods have them"
 
 
-def test_the_job_in_a_local_run_folder_has_no_secrets(make_job: MakeJob, tmp_path: Path) -> None:
+def test_the_job_in_a_local_run_folder_has_no_secrets(tmp_path: Path) -> None:
     job = make_job(f"spec.trainer.podTemplate={TEMPLATE}")
     file = tmp_path / "job.yaml"
     document = {

@@ -23,7 +23,7 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4), max_le
 def arrived(value: Value) -> object:
     override = OverridesParser.create().parse_override(format_assignment("a.b", value))
     assert override.key_or_group == "a.b"
-    return OmegaConf.to_container(OmegaConf.create({"x": override.value()}), resolve=True)["x"]  # type: ignore[index]
+    return OmegaConf.to_container(OmegaConf.create({"x": override.value()}), resolve=True)["x"]
 
 
 @given(values)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import SETTINGS, MakeJob, groups
+from control.plan.rendered_objects import SETTINGS, groups, make_job
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import RENDERED_ANNOTATION
@@ -32,7 +32,7 @@ def judge_settings(job: DiffusionRLJob) -> dict[str, Any]:
     return {name.removeprefix(f"{RM}."): value for name, value in rendered.items() if name.startswith(f"{RM}.")}
 
 
-def test_on_the_trainers_accelerators_there_is_one_pool_and_every_pod_downloads_it(make_job: MakeJob) -> None:
+def test_on_the_trainers_accelerators_there_is_one_pool_and_every_pod_downloads_it() -> None:
     job = make_job(*JUDGE, *GPUS, "spec.reward.model.tensorParallelSize=4")
     (trainer,) = groups(job)
     fetch = {container["name"]: container["command"] for container in trainer["template"]["spec"]["initContainers"]}
@@ -42,7 +42,7 @@ def test_on_the_trainers_accelerators_there_is_one_pool_and_every_pod_downloads_
     assert trainer["resources"]["CPU"] > groups(make_job(*GPUS))[0]["resources"]["CPU"]
 
 
-def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(make_job: MakeJob) -> None:
+def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue() -> None:
     def limits(job: DiffusionRLJob) -> tuple[int, int]:
         *_, reward = groups(job)
         return reward["minReplicas"], reward["maxReplicas"]
@@ -72,7 +72,7 @@ def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(
     assert digests("spec.reward.model.tensorParallelSize=4") != digests()
 
 
-def test_on_one_machine_it_has_the_accelerators_of_all_its_pods(make_job: MakeJob) -> None:
+def test_on_one_machine_it_has_the_accelerators_of_all_its_pods() -> None:
     job = make_job(OCR, *OWN, "spec.reward.model.base=./judges/tiny")
     here = plan.resolve_paths(job, "/jobs")
     rendered = plan.render_settings(here, plan.local_layout(here, "/runs"))
@@ -103,14 +103,12 @@ def test_on_one_machine_it_has_the_accelerators_of_all_its_pods(make_job: MakeJo
         ((f"spec.algorithm.overrides=[{RM}.enable=true]",), "spec.reward.model"),
     ],
 )
-def test_what_does_not_go_together_is_refused(make_job: MakeJob, assignments: tuple[str, ...], said: str) -> None:
+def test_what_does_not_go_together_is_refused(assignments: tuple[str, ...], said: str) -> None:
     with pytest.raises(Exception, match=said):
         make_job(*JUDGE, *GPUS, *assignments)
 
 
-def test_a_judge_is_a_folder_or_a_model_id_and_a_scorer_names_both_server_and_model_or_neither(
-    make_job: MakeJob,
-) -> None:
+def test_a_judge_is_a_folder_or_a_model_id_and_a_scorer_names_both_server_and_model_or_neither() -> None:
     with pytest.raises(Exception, match=r"s3://.* is not supported"):
         make_job(OCR, "spec.reward.model.base=s3://bucket/judge")
     with pytest.raises(Exception, match=r"has no effect without base_url: spec\.reward\.model is asked"):

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from control.api import job_documents
 from control.plan import rendered_objects, templates_and_policies
-from control.plan.rendered_objects import SETTINGS, SPEC, MakeJob
+from control.plan.rendered_objects import SETTINGS, SPEC, make_job
 from e2e.random_documents import jobs
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, JobError
@@ -26,15 +26,15 @@ def refusals(job: DiffusionRLJob, **policy: Any) -> list[str]:
     return rendered_objects.refusals(job, SETTINGS.model_copy(update={"pod_policy": PodPolicy.model_validate(policy)}))
 
 
-def with_template(make_job: MakeJob, role: str, template: Any) -> DiffusionRLJob:
+def with_template(role: str, template: Any) -> DiffusionRLJob:
     placement = "Separate" if role == "rollout" else "Colocated"
     return make_job(f"spec.rollout.placement={placement}", f"spec.{role}.podTemplate={json.dumps(template)}")
 
 
 @pytest.mark.parametrize("role", ["head", "trainer", "rollout"])
-def test_a_refused_template_names_the_chart_value_that_allows_it(make_job: MakeJob, role: str) -> None:
+def test_a_refused_template_names_the_chart_value_that_allows_it(role: str) -> None:
     for name, (template, policy) in {**templates_and_policies.LIFTED, **templates_and_policies.STRICTER}.items():
-        job = with_template(make_job, role, template)
+        job = with_template(role, template)
         texts = refusals(job)
         assert texts, name
         assert all(text.startswith(f"spec.{role}.podTemplate") for text in texts), (name, texts)
@@ -43,7 +43,7 @@ def test_a_refused_template_names_the_chart_value_that_allows_it(make_job: MakeJ
         assert refusals(job, **policy) == [], name
 
 
-def test_what_no_value_allows_and_what_needs_none(make_job: MakeJob) -> None:
+def test_what_no_value_allows_and_what_needs_none() -> None:
     lax = {
         "runAsRoot": True,
         "privileged": True,
@@ -56,9 +56,9 @@ def test_what_no_value_allows_and_what_needs_none(make_job: MakeJob) -> None:
         "serviceAccountTokens": True,
     }
     for name, template in templates_and_policies.NEVER.items():
-        assert len(refusals(with_template(make_job, "head", template), **lax)) == 1, name
+        assert len(refusals(with_template("head", template), **lax)) == 1, name
     for name, template in templates_and_policies.ALLOWED.items():
-        assert refusals(with_template(make_job, "trainer", template)) == [], name
+        assert refusals(with_template("trainer", template)) == [], name
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_what_no_value_allows_and_what_needs_none(make_job: MakeJob) -> None:
         ),
     ],
 )
-def test_a_refusal_names_the_line_of_the_author(make_job: MakeJob, template: Any, at: str) -> None:
-    texts = refusals(with_template(make_job, "trainer", {"spec": template}), secrets=["hf-*"])
+def test_a_refusal_names_the_line_of_the_author(template: Any, at: str) -> None:
+    texts = refusals(with_template("trainer", {"spec": template}), secrets=["hf-*"])
     assert any(text.startswith(f"spec.trainer.podTemplate.spec{at}") for text in texts), texts
 
 
-def test_variables_that_a_download_shares_with_the_main_container_are_refused_once(make_job: MakeJob) -> None:
+def test_variables_that_a_download_shares_with_the_main_container_are_refused_once() -> None:
     env = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "s1", "key": "k"}}}]
     template = {"spec": {"containers": [{"name": "ray", "env": env}]}}
     job = make_job("spec.model.base=a/b", f"spec.trainer.podTemplate={json.dumps(template)}")
@@ -92,7 +92,7 @@ def test_variables_that_a_download_shares_with_the_main_container_are_refused_on
     assert refusal.startswith("spec.trainer.podTemplate.spec.containers[0].env[0]: the Secret 's1' is not allowed")
 
 
-def test_every_secret_and_service_account_of_a_job_is_checked(make_job: MakeJob) -> None:
+def test_every_secret_and_service_account_of_a_job_is_checked() -> None:
     source = {"secretRef": {"name": "s6"}, "driver": "d"}
     template = {
         "imagePullSecrets": [{"name": "s1"}],
@@ -160,15 +160,13 @@ def test_a_pods_service_account_is_the_one_of_either_name_or_the_default(
         ("//usr/local//Ascend/", True, "", True),
     ],
 )
-def test_a_path_of_the_node_is_allowed_with_what_is_below(
-    make_job: MakeJob, path: str, read_only: bool, kind: str, allowed: bool
-) -> None:
+def test_a_path_of_the_node_is_allowed_with_what_is_below(path: str, read_only: bool, kind: str, allowed: bool) -> None:
     mount = {"name": "v", "mountPath": "/v", "readOnly": read_only}
     template = {
         "containers": [{"name": "ray", "volumeMounts": [mount]}],
         "volumes": [{"name": "v", "hostPath": {"path": path, "type": kind}}],
     }
-    texts = refusals(with_template(make_job, "head", {"spec": template}), hostPaths=[{"path": "/usr/local/Ascend/"}])
+    texts = refusals(with_template("head", {"spec": template}), hostPaths=[{"path": "/usr/local/Ascend/"}])
     assert (texts == []) == allowed, texts
 
 
@@ -208,26 +206,26 @@ def test_a_policy_must_allow_the_operators_own_pods(policy: Any, said: str) -> N
 
 
 @pytest.mark.slow
-def test_one_hundred_errors_of_a_template_are_told(make_job: MakeJob) -> None:
+def test_one_hundred_errors_of_a_template_are_told() -> None:
     """A spec of 240 KiB can have tens of thousands, and all jobs wait until they are found and told."""
     many = 2_000
     sysctls = [{"name": f"kernel.{number}", "value": "1"} for number in range(many)]
-    job = with_template(make_job, "trainer", {"spec": {"securityContext": {"sysctls": sysctls}}})
+    job = with_template("trainer", {"spec": {"securityContext": {"sysctls": sysctls}}})
     assert sum("sysctls" in text for text in refusals(job)) == TOLD
     with pytest.raises(JobError) as error:
-        with_template(make_job, "trainer", {"spec": {f"host{number}": 1 for number in range(many)}})
+        with_template("trainer", {"spec": {f"host{number}": 1 for number in range(many)}})
     assert len(error.value.problems) == TOLD
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)  # comparing each with all others would take minutes
-def test_lists_with_many_entries_are_checked_in_proportion_to_their_length(make_job: MakeJob) -> None:
+def test_lists_with_many_entries_are_checked_in_proportion_to_their_length() -> None:
     ports = [{"containerPort": 1 + number % 65535, "protocol": f"{number // 65535}"} for number in range(100_000)]
     template = {"spec": {"containers": [{"name": "ray", "ports": [*ports, ports[0]]}]}}
     assert [error.text for error in find_errors(template, complete=False)] == ["is in the list already"]
 
 
-def test_a_refusal_names_the_field_of_a_reward_template(make_job: MakeJob) -> None:
+def test_a_refusal_names_the_field_of_a_reward_template() -> None:
     template = {"spec": {"hostNetwork": True, "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}}
     job = make_job(
         "spec.reward.model.base=./judge",

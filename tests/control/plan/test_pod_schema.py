@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import MakeJob
+from control.plan.rendered_objects import make_job
 from omni_operator import plan
 from omni_operator.api import JobError
 from omni_operator.api.spec.pod_schema import find_errors
@@ -49,7 +49,7 @@ from omni_operator.api.validation_messages import format_path
         ({"imagePullSecrets": [None]}, ".imagePullSecrets[0]", "must be a mapping"),
     ],
 )
-def test_a_malformed_field_is_named(make_job: MakeJob, spec: Any, at: str, said: str) -> None:
+def test_a_malformed_field_is_named(spec: Any, at: str, said: str) -> None:
     with pytest.raises(JobError) as caught:
         make_job(f"spec.trainer.podTemplate={json.dumps({'spec': spec})}")
     (problem,) = caught.value.problems
@@ -57,7 +57,7 @@ def test_a_malformed_field_is_named(make_job: MakeJob, spec: Any, at: str, said:
     assert said in problem.text
 
 
-def test_nulls_and_whole_numbers_as_floats_are_accepted(make_job: MakeJob) -> None:
+def test_nulls_and_whole_numbers_as_floats_are_accepted() -> None:
     template = {"spec": {"priority": 3.0, "hostname": None, "containers": [{"name": "ray", "ports": None}]}}
     job = make_job(f"spec.trainer.podTemplate={json.dumps(template)}")
     assert plan.find_refusals(job, plan.ClusterSettings(image="i")) == []
@@ -78,9 +78,7 @@ def test_nulls_and_whole_numbers_as_floats_are_accepted(make_job: MakeJob) -> No
         ),
     ],
 )
-def test_required_fields_may_come_from_the_operators_template(
-    make_job: MakeJob, template: Any, at: str, said: str
-) -> None:
+def test_required_fields_may_come_from_the_operators_template(template: Any, at: str, said: str) -> None:
     """The mount of /dev/shm has its name from the operator; another mount needs one."""
     refusals = plan.find_refusals(
         make_job(f"spec.head.podTemplate={json.dumps({'spec': template})}"), plan.ClusterSettings(image="i")
@@ -91,13 +89,13 @@ def test_required_fields_may_come_from_the_operators_template(
     assert plan.find_refusals(job, plan.ClusterSettings(image="i")) == []
 
 
-def test_labels_of_pods_are_labels(make_job: MakeJob) -> None:
+def test_labels_of_pods_are_labels() -> None:
     for labels in ({"a b": "c"}, {"a": "b c"}, {"A/b": "c"}, {"a": "b" * 64}, {"x/" + "a" * 64: "b"}):
         with pytest.raises(JobError, match="label"):
             make_job(f"spec.head.podTemplate={json.dumps({'metadata': {'labels': labels}})}")
 
 
-def test_the_operators_own_templates_are_complete(make_job: MakeJob) -> None:
+def test_the_operators_own_templates_are_complete() -> None:
     job = make_job("spec.model.base=a/b", "spec.trainer.accelerator.vendor=NVIDIA")
     rayjob = plan.render_objects(job, 1, plan.ClusterSettings(image="i", report_url="http://r"))[-1]
     cluster = rayjob["spec"]["rayClusterSpec"]
@@ -105,7 +103,7 @@ def test_the_operators_own_templates_are_complete(make_job: MakeJob) -> None:
         assert list(find_errors(group["template"], complete=True)) == []
 
 
-def test_nulls_and_missing_names_do_not_stop_the_checks(make_job: MakeJob) -> None:
+def test_nulls_and_missing_names_do_not_stop_the_checks() -> None:
     claim = {"name": "c", "persistentVolumeClaim": {"claimName": "c"}}
     container = {"name": "ray", "env": None, "volumeMounts": [{"mountPath": "/x"}], "securityContext": None}
     template = {"spec": {"containers": [container], "initContainers": None, "volumes": [claim]}, "metadata": None}

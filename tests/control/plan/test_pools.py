@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import SETTINGS, MakeJob
+from control.plan.rendered_objects import SETTINGS, groups, make_job, ray_job
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.cache.job_parser import parse_job_facts
@@ -22,22 +22,12 @@ SEPARATE = (
 )
 
 
-def ray_job(job: DiffusionRLJob) -> dict[str, Any]:
-    return plan.render_attempt(job, 1, SETTINGS)["spec"]
-
-
-def groups(job: DiffusionRLJob) -> tuple[dict[str, Any], dict[str, Any]]:
-    trainer, rollout = ray_job(job)["rayClusterSpec"]["workerGroupSpecs"]
-    return trainer, rollout
-
-
 def container(group: dict[str, Any]) -> dict[str, Any]:
     (main,) = group["template"]["spec"]["containers"]
-    assert isinstance(main, dict)
     return main
 
 
-def test_rollout_pods_have_a_folder_for_prompt_embeddings_if_the_job_keeps_them(make_job: MakeJob) -> None:
+def test_rollout_pods_have_a_folder_for_prompt_embeddings_if_the_job_keeps_them() -> None:
     path = f"{make_job().spec.checkpoint.path}/.prompt-cache"
     for kept in (False, True):
         trainer, rollout = groups(make_job(*SEPARATE, f"spec.rollout.engine.promptCache={str(kept).lower()}"))
@@ -47,7 +37,7 @@ def test_rollout_pods_have_a_folder_for_prompt_embeddings_if_the_job_keeps_them(
         assert path not in {entry["mountPath"] for entry in container(trainer)["volumeMounts"]}, "of the run folders"
 
 
-def test_batches_are_generated_ahead_only_where_the_job_asks_for_it(make_job: MakeJob) -> None:
+def test_batches_are_generated_ahead_only_where_the_job_asks_for_it() -> None:
     mode = ("trainer.use_v1", "trainer.v1.trainer_mode", "trainer.v1.separate_async.num_warmup_batches")
     for assignments, values in (
         ((), [None, None, None]),
@@ -78,22 +68,22 @@ AHEAD = "spec.rollout.batchesAhead=1"
     ],
 )
 def test_older_samples_have_a_ratio_that_is_clipped_unless_the_job_says_otherwise(
-    make_job: MakeJob, assignments: tuple[str, ...], value: bool | None
+    assignments: tuple[str, ...], value: bool | None
 ) -> None:
     rendered = plan.render_settings(*plan.resolve_for_pods(make_job(*SEPARATE, *assignments)))
     assert rendered.get(BYPASS) is value
 
 
-def with_replicas(make_job: MakeJob) -> list[DiffusionRLJob]:
+def with_replicas() -> list[DiffusionRLJob]:
     """Jobs that differ in the number of their rollout pods."""
     others = [text for text in SEPARATE if "rollout.replicas" not in text]
     return [make_job(*others, f"spec.rollout.replicas={count}") for count in (3, 5, 40)]
 
 
-def test_the_number_of_rollout_pods_is_no_part_of_what_an_attempt_is_made_of(make_job: MakeJob) -> None:
-    digests = {plan.digest_attempt(job, 1, SETTINGS) for job in with_replicas(make_job)}
+def test_the_number_of_rollout_pods_is_no_part_of_what_an_attempt_is_made_of() -> None:
+    digests = {plan.digest_attempt(job, 1, SETTINGS) for job in with_replicas()}
     assert len(digests) == 1
-    queued = with_replicas(make_job)
+    queued = with_replicas()
     for job in queued:
         job.metadata.labels["kueue.x-k8s.io/queue-name"] = "q"
     assert len({plan.digest_attempt(job, 1, SETTINGS) for job in queued}) == 3
@@ -102,9 +92,7 @@ def test_the_number_of_rollout_pods_is_no_part_of_what_an_attempt_is_made_of(mak
 
 
 @pytest.mark.parametrize(("seconds", "grace"), [(None, 90), (5, 35), (0, None)])
-def test_a_rollout_pod_that_is_deleted_drains_its_node_first(
-    make_job: MakeJob, seconds: int | None, grace: int | None
-) -> None:
+def test_a_rollout_pod_that_is_deleted_drains_its_node_first(seconds: int | None, grace: int | None) -> None:
     assignments = () if seconds is None else (f"spec.rollout.drainSeconds={seconds}",)
     trainer, rollout = groups(make_job(*SEPARATE, *assignments))
     assert rollout["template"]["spec"].get("terminationGracePeriodSeconds") == grace
@@ -113,7 +101,7 @@ def test_a_rollout_pod_that_is_deleted_drains_its_node_first(
     assert "lifecycle" not in container(trainer) and "terminationGracePeriodSeconds" not in trainer["template"]["spec"]
 
 
-def test_the_least_number_of_pods_is_given_to_the_trainer_in_engines(make_job: MakeJob) -> None:
+def test_the_least_number_of_pods_is_given_to_the_trainer_in_engines() -> None:
     parallel = ("spec.rollout.engine.tensorParallelSize=2", "spec.rollout.minReplicas=2")
     job = make_job(*SEPARATE, *parallel)
     name = "actor_rollout_ref.rollout.min_replicas"
@@ -122,7 +110,7 @@ def test_the_least_number_of_pods_is_given_to_the_trainer_in_engines(make_job: M
     assert name not in plan.render_settings(*plan.resolve_for_pods(make_job(*SEPARATE)))
 
 
-def test_the_trainer_gets_the_pools_as_settings(make_job: MakeJob) -> None:
+def test_the_trainer_gets_the_pools_as_settings() -> None:
     names = (
         "trainer.nnodes",
         "trainer.n_gpus_per_node",
@@ -141,7 +129,7 @@ def test_the_trainer_gets_the_pools_as_settings(make_job: MakeJob) -> None:
     assert [colocated.get(name) for name in names] == [1, 1, None, None, None, None]
 
 
-def test_pools_of_two_vendors_get_what_each_needs_and_the_trainer_gets_rays_names(make_job: MakeJob) -> None:
+def test_pools_of_two_vendors_get_what_each_needs_and_the_trainer_gets_rays_names() -> None:
     image = "podTemplate: {spec: {containers: [{name: ray, image: 'ascend:1'}]}}"
     accelerator = "accelerator: {vendor: Ascend, count: 2}"
     job = make_job(
@@ -151,7 +139,7 @@ def test_pools_of_two_vendors_get_what_each_needs_and_the_trainer_gets_rays_name
         f"spec.reward.model={{base: o/judge, placement: Separate, {accelerator}, {image}}}",
     )
     assert plan.describe_refusals(job, SETTINGS) is None
-    trainer, rollout, reward = ray_job(job)["rayClusterSpec"]["workerGroupSpecs"]
+    trainer, rollout, reward = groups(job)
     for group, platform, resources, image in (
         (trainer, "nvidia", {"GPU": "8"}, "rollout:1"),
         (rollout, "huawei", {"NPU": "2"}, "ascend:1"),
@@ -169,7 +157,7 @@ def test_pools_of_two_vendors_get_what_each_needs_and_the_trainer_gets_rays_name
     assert [same.get(name) for name in names] == [None, None], "an image of an earlier version does not have them"
 
 
-def test_rollout_pods_get_no_file_or_token_that_only_the_training_program_reads(make_job: MakeJob) -> None:
+def test_rollout_pods_get_no_file_or_token_that_only_the_training_program_reads() -> None:
     tracking = "spec.observability.tracking={loggers: [wandb], wandbSecretRef: {name: w, key: k}}"
     trainer, rollout = groups(make_job(*SEPARATE, tracking, "spec.checkpoint.claimName=runs", "spec.model.base=a/b"))
     volumes = [{volume["name"] for volume in group["template"]["spec"]["volumes"]} for group in (trainer, rollout)]
@@ -181,7 +169,7 @@ def test_rollout_pods_get_no_file_or_token_that_only_the_training_program_reads(
     assert fetch["name"] == "fetch-model"
 
 
-def test_without_accelerators_of_their_own_rollout_pods_have_those_of_the_trainer(make_job: MakeJob) -> None:
+def test_without_accelerators_of_their_own_rollout_pods_have_those_of_the_trainer() -> None:
     trainer, rollout = groups(
         make_job(SEPARATE[0], "spec.rollout.placement=Separate", "spec.scheduling.nodeSelector={a: b}")
     )
@@ -191,7 +179,7 @@ def test_without_accelerators_of_their_own_rollout_pods_have_those_of_the_traine
     assert "nodeSelector" not in rollout["template"]["spec"]
 
 
-def test_pods_and_accelerators_of_both_pools_count(make_job: MakeJob) -> None:
+def test_pods_and_accelerators_of_both_pools_count() -> None:
     counts = []
     for assignments in (SEPARATE, (), ("spec.rollout.placement=Separate", "spec.trainer.accelerator.vendor=CPU")):
         job = make_job(*assignments)
@@ -218,14 +206,12 @@ def test_pods_and_accelerators_of_both_pools_count(make_job: MakeJob) -> None:
         ),
     ],
 )
-def test_rollout_pods_are_refused_for_what_trainer_pods_are(
-    make_job: MakeJob, assignments: list[str], said: str
-) -> None:
+def test_rollout_pods_are_refused_for_what_trainer_pods_are(assignments: list[str], said: str) -> None:
     job = make_job("spec.rollout.placement=Separate", *assignments)
     assert said in (plan.describe_refusals(job, SETTINGS) or "")
 
 
-def test_an_engine_only_has_to_fit_in_its_own_pod(make_job: MakeJob) -> None:
+def test_an_engine_only_has_to_fit_in_its_own_pod() -> None:
     assignments = ("spec.rollout.engine.tensorParallelSize=2", "spec.rollout.accelerator={vendor: CPU, count: 4}")
     job = make_job("spec.rollout.placement=Separate", "spec.trainer.accelerator={vendor: CPU, count: 1}", *assignments)
     assert plan.describe_refusals(job, SETTINGS) is None
@@ -247,10 +233,8 @@ ON_CLAIM = "spec.checkpoint.claimName=runs"
     ],
     ids=["in a queue", "as long as it may", "no time", "at once", "nothing to keep", "in no queue"],
 )
-def test_head_and_trainer_pods_save_before_they_end(
-    make_job: MakeJob, assignments: tuple[str, ...], grace: int | None
-) -> None:
-    cluster = ray_job(make_job(*SEPARATE, *assignments))["rayClusterSpec"]
+def test_head_and_trainer_pods_save_before_they_end(assignments: tuple[str, ...], grace: int | None) -> None:
+    cluster = ray_job(make_job(*SEPARATE, *assignments))["spec"]["rayClusterSpec"]
     trainer, rollout = cluster["workerGroupSpecs"]
     for group in (cluster["headGroupSpec"], trainer):
         hook = container(group).get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import SETTINGS, MakeJob
+from control.plan.rendered_objects import SETTINGS, make_job
 from omni_operator import plan
 from omni_operator.api.names import (
     ASKED_ANNOTATION,
@@ -27,7 +27,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 QUEUE = 'metadata.labels={"kueue.x-k8s.io/queue-name": team-a}'
 
 
-def rendered(make_job: MakeJob, replicas: int, *more: str, least: int | None = 2, queue: str = QUEUE) -> dict[str, Any]:
+def rendered(replicas: int, *more: str, least: int | None = 2, queue: str = QUEUE) -> dict[str, Any]:
     job = make_job(
         "spec.rollout.placement=Separate",
         f"spec.rollout.replicas={replicas}",
@@ -53,11 +53,11 @@ def asked(body: dict[str, Any], old: int, new: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("more", [(), ("spec.rollout.engine.tensorParallelSize=2", "spec.trainer.replicas=2")])
-def test_the_changed_rayjob_is_that_of_a_job_with_as_many_pods(make_job: MakeJob, more: tuple[str, ...]) -> None:
-    full = rendered(make_job, 12, *more)
+def test_the_changed_rayjob_is_that_of_a_job_with_as_many_pods(more: tuple[str, ...]) -> None:
+    full = rendered(12, *more)
     for number in (11, 2):
         changed = asked(full, 12, number)
-        expected = rendered(make_job, number, *more)
+        expected = rendered(number, *more)
         assert not parse_rayjob(changed).altered
         pods = json.loads(changed["metadata"]["annotations"].pop(PODS_ANNOTATION))
         wanted = json.loads(expected["metadata"]["annotations"].pop(PODS_ANNOTATION))
@@ -74,15 +74,15 @@ def test_the_changed_rayjob_is_that_of_a_job_with_as_many_pods(make_job: MakeJob
         assert asked(asked(full, 12, number), number, 12)["spec"] == full["spec"]
 
 
-def test_what_was_changed_is_parsed_again(make_job: MakeJob) -> None:
-    parsed = parse_rayjob(asked(rendered(make_job, 4), 4, 3))
+def test_what_was_changed_is_parsed_again() -> None:
+    parsed = parse_rayjob(asked(rendered(4), 4, 3))
     size = parsed.pool("rollout")
     assert size and (size.pods, size.fewest, size.most, size.least) == (3, 2, 4, 2)
     assert parsed.asked and (parsed.asked.at, parsed.asked.rounds) == (NOW, 0)
 
 
-def test_only_a_suspended_rayjob_with_the_expected_numbers_is_changed(make_job: MakeJob) -> None:
-    body = rendered(make_job, 4)
+def test_only_a_suspended_rayjob_with_the_expected_numbers_is_changed() -> None:
+    body = rendered(4)
     step = AskForPods(parse_rayjob(body), 4, 3, 0)
     assert is_as_decided(body, step)
     admitted, scaled, replaced, noted = (copy.deepcopy(body) for _ in range(4))
@@ -94,8 +94,6 @@ def test_only_a_suspended_rayjob_with_the_expected_numbers_is_changed(make_job: 
 
 
 @pytest.mark.parametrize(("least", "queue"), [(2, "metadata.labels={}"), (12, QUEUE), (None, QUEUE)])
-def test_without_a_queue_or_a_smaller_minimum_the_number_is_fixed(
-    make_job: MakeJob, least: int | None, queue: str
-) -> None:
-    size = parse_rayjob(rendered(make_job, 12, least=least, queue=queue)).pool("rollout")
+def test_without_a_queue_or_a_smaller_minimum_the_number_is_fixed(least: int | None, queue: str) -> None:
+    size = parse_rayjob(rendered(12, least=least, queue=queue)).pool("rollout")
     assert size is not None and not size.adjustable

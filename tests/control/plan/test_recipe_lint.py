@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from control.plan.rendered_objects import MakeJob
+from control.plan.rendered_objects import make_job
 from omni_operator import plan
 
 SOUND = (
@@ -19,7 +19,7 @@ OCR = "spec.reward.scorers=[{name: ocr}]"
 KL = "spec.algorithm.overrides=[actor_rollout_ref.actor.use_kl_loss=true]"
 
 
-def warned(make_job: MakeJob, *assignments: str) -> list[str]:
+def warned(*assignments: str) -> list[str]:
     """Fields of the warnings about a sound job with these changes; what has no field by the trainer's setting."""
     changed = {name.partition("=")[0] for name in assignments}
     kept = [assignment for assignment in SOUND if assignment.partition("=")[0] not in changed]
@@ -64,11 +64,11 @@ def warned(make_job: MakeJob, *assignments: str) -> list[str]:
         (("spec.trainer.batch.prompts=2", "spec.algorithm.entrypoint=[python3, train.py]"), []),
     ],
 )
-def test_a_recipe_is_warned_of(make_job: MakeJob, assignments: tuple[str, ...], names: list[str]) -> None:
-    assert warned(make_job, *assignments) == names
+def test_a_recipe_is_warned_of(assignments: tuple[str, ...], names: list[str]) -> None:
+    assert warned(*assignments) == names
 
 
-def test_warnings_of_a_job_on_a_cluster_contain_those_of_its_recipe(make_job: MakeJob) -> None:
+def test_warnings_of_a_job_on_a_cluster_contain_those_of_its_recipe() -> None:
     job = make_job("spec.rollout.samplesPerPrompt=4")
     assert {risk.at for risk in plan.find_risks(job)} < {warning.at for warning in plan.find_warnings(job)}
     assert plan.find_refusals(job, plan.ClusterSettings(image="i")) == []

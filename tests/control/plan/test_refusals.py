@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import SETTINGS, MakeJob
+from control.plan.rendered_objects import SETTINGS, make_job
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.plan.refusals import ANNOTATIONS_BYTES, QUEUE_POD_SETS
@@ -65,36 +65,36 @@ OF_KUBERNETES = 256 * 1024  # TotalAnnotationSizeLimitB
     ],
 )
 def test_the_operator_refuses_jobs_with_an_explanation(
-    make_job: MakeJob, assignments: list[str], settings: plan.ClusterSettings, said: str
+    assignments: list[str], settings: plan.ClusterSettings, said: str
 ) -> None:
     (refusal,) = plan.find_refusals(make_job(*assignments), settings)
     assert said in f"{'.'.join(map(str, refusal.at))}: {refusal.text}"
 
 
-def with_pools(make_job: MakeJob, scorers: int, *assignments: str) -> DiffusionRLJob:
+def with_pools(scorers: int, *assignments: str) -> DiffusionRLJob:
     named = ", ".join(f"{{name: s{number}, builtin: jpeg, pool: {{}}}}" for number in range(scorers))
     return make_job(f"spec.reward.scorers=[{named}, {{name: jpeg}}]", *assignments)
 
 
-def test_a_queue_gets_no_job_with_more_groups_of_pods_than_kueue_admits(make_job: MakeJob) -> None:
+def test_a_queue_gets_no_job_with_more_groups_of_pods_than_kueue_admits() -> None:
     queue = "metadata.labels={kueue.x-k8s.io/queue-name: q}"
-    fits = with_pools(make_job, QUEUE_POD_SETS - 2, queue)
+    fits = with_pools(QUEUE_POD_SETS - 2, queue)
     cluster = plan.render_attempt(fits, 1, SETTINGS)["spec"]["rayClusterSpec"]
     assert 1 + len(cluster["workerGroupSpecs"]) == QUEUE_POD_SETS, "head and worker groups"
     assert plan.find_refusals(fits, SETTINGS) == []
-    assert plan.find_refusals(with_pools(make_job, 18), SETTINGS) == [], "without a queue there is no limit"
-    (refusal,) = plan.find_refusals(with_pools(make_job, 18, queue), SETTINGS)
+    assert plan.find_refusals(with_pools(18), SETTINGS) == [], "without a queue there is no limit"
+    (refusal,) = plan.find_refusals(with_pools(18, queue), SETTINGS)
     assert refusal.at == ("spec", "reward", "scorers")
     groups = ", ".join(["head", "trainer", *(f"scorer-s{number}" for number in range(18))])
     assert refusal.text == (
         f"18 scorers have a pool, and the job has 20 groups of pods ({groups}): a Kueue queue admits at most 18; "
         "remove pool from 2 of them"
     )
-    separate = with_pools(make_job, QUEUE_POD_SETS - 2, queue, "spec.rollout={placement: Separate, replicas: 1}")
+    separate = with_pools(QUEUE_POD_SETS - 2, queue, "spec.rollout={placement: Separate, replicas: 1}")
     assert [refusal.at[-1] for refusal in plan.find_refusals(separate, SETTINGS)] == ["scorers"], "rollout pods count"
 
 
-def test_the_pod_template_may_set_the_key_or_mode_of_wandb(make_job: MakeJob) -> None:
+def test_the_pod_template_may_set_the_key_or_mode_of_wandb() -> None:
     env = "spec.trainer.podTemplate={spec: {containers: [{name: ray, env: [{name: WANDB_MODE, value: offline}]}]}}"
     assert plan.find_refusals(make_job("spec.observability.tracking.loggers=[wandb]", env), SETTINGS) == []
 
@@ -121,15 +121,13 @@ CLAIM = "volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]"
         (["spec.trainer.podTemplate={spec: {volumes: [{name: runs, csi: {driver: d}}]}}"], {"vendor"}),
     ],
 )
-def test_lost_results_and_a_missing_vendor_are_warnings(
-    make_job: MakeJob, assignments: list[str], warned: set[str]
-) -> None:
+def test_lost_results_and_a_missing_vendor_are_warnings(assignments: list[str], warned: set[str]) -> None:
     job = make_job(*assignments)
     assert {warning.at[-1] for warning in plan.find_warnings(job)} == warned
     assert plan.find_refusals(job, SETTINGS) == []
 
 
-def test_the_smallest_job_is_not_refused(make_job: MakeJob) -> None:
+def test_the_smallest_job_is_not_refused() -> None:
     assert plan.find_refusals(make_job(), SETTINGS) == []
 
 
@@ -167,7 +165,7 @@ def annotated(length: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [overrides, variables, characters, nodes, annotated])
-def test_a_spec_that_does_not_fit_into_annotations_is_refused(make_job: MakeJob, part: Callable[[int], Any]) -> None:
+def test_a_spec_that_does_not_fit_into_annotations_is_refused(part: Callable[[int], Any]) -> None:
     def job(length: int) -> DiffusionRLJob:
         document = make_job().model_dump(by_alias=True, mode="json", exclude_defaults=True)
         return DiffusionRLJob.model_validate({**document, "spec": {**document["spec"], **part(length)}})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import SETTINGS, MakeJob, groups
+from control.plan.rendered_objects import SETTINGS, groups, make_job
 from omni_operator import plan
 from omni_operator.cluster.cache.job_parser import parse_job_facts
 from omni_operator.cluster.cache.object_parser import parse_rayjob
@@ -27,7 +27,7 @@ def pools(settings: dict[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(FUNCTIONS): value for name, value in settings.items() if ".pool." in name}
 
 
-def test_each_pool_is_a_worker_group_with_its_own_resource_accelerators_and_image(make_job: MakeJob) -> None:
+def test_each_pool_is_a_worker_group_with_its_own_resource_accelerators_and_image() -> None:
     job = make_job(*POOLS)
     trainer, on_gpus, on_cpu = groups(job)
     assert [group["groupName"] for group in (trainer, on_gpus, on_cpu)] == [
@@ -50,7 +50,7 @@ def test_each_pool_is_a_worker_group_with_its_own_resource_accelerators_and_imag
     assert plan.find_refusals(job, SETTINGS) == []
 
 
-def test_the_trainer_pins_the_processes_of_a_pool_to_its_pods(make_job: MakeJob) -> None:
+def test_the_trainer_pins_the_processes_of_a_pool_to_its_pods() -> None:
     settings = plan.render_settings(*plan.resolve_for_pods(make_job(*POOLS)))
     assert pools(settings) == {
         "pickscore.pool.nnodes": 2,
@@ -72,7 +72,7 @@ def test_the_trainer_pins_the_processes_of_a_pool_to_its_pods(make_job: MakeJob)
     assert refused.at == ("spec", "reward", "scorers", 0, "pool", "podTemplate")
 
 
-def test_a_local_run_has_the_same_processes_on_one_machine(make_job: MakeJob) -> None:
+def test_a_local_run_has_the_same_processes_on_one_machine() -> None:
     here = plan.resolve_paths(make_job(*POOLS), "/jobs")
     settings = plan.render_settings(here, plan.local_layout(here, "/runs"))
     assert pools(settings) == {
@@ -85,14 +85,14 @@ def test_a_local_run_has_the_same_processes_on_one_machine(make_job: MakeJob) ->
     assert "trainer.node_resource" not in settings
 
 
-def test_a_single_scorer_with_a_pool_is_one_of_several(make_job: MakeJob) -> None:
+def test_a_single_scorer_with_a_pool_is_one_of_several() -> None:
     job = make_job("spec.reward.scorers=[{name: jpeg, pool: {}}]")
     settings = plan.render_settings(*plan.resolve_for_pods(job))
     assert settings["reward.reward_manager.name"] == "MultiVisualRewardManager"
     assert "reward.scorer" not in settings and settings["reward.reward_functions.jpeg.pool.nnodes"] == 1
 
 
-def test_the_accelerators_of_pools_are_counted(make_job: MakeJob) -> None:
+def test_the_accelerators_of_pools_are_counted() -> None:
     job = make_job(*POOLS)
     metadata = {"name": "j", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
     facts = parse_job_facts({"metadata": metadata}, job)
@@ -103,7 +103,7 @@ def test_the_accelerators_of_pools_are_counted(make_job: MakeJob) -> None:
     assert sizes == {"trainer": (1, 2), "scorer-pickscore": (2, 3), "scorer-my-ocr": (1, 0)}
 
 
-def test_pods_of_scorers_download_no_model_of_the_trainer(make_job: MakeJob) -> None:
+def test_pods_of_scorers_download_no_model_of_the_trainer() -> None:
     trainer, *others = groups(make_job(*POOLS, "spec.model.base=owner/name"))
     assert "initContainers" in trainer["template"]["spec"]
     assert all("initContainers" not in group["template"]["spec"] for group in others)
@@ -121,6 +121,6 @@ def test_pods_of_scorers_download_no_model_of_the_trainer(make_job: MakeJob) -> 
         ("{name: jpeg, pool: {python: ~/env/bin/python}}", "~"),
     ],
 )
-def test_what_does_not_go_together_is_refused(make_job: MakeJob, scorer: str, said: str) -> None:
+def test_what_does_not_go_together_is_refused(scorer: str, said: str) -> None:
     with pytest.raises(Exception, match=said):
         make_job(*GPUS, f"spec.reward.scorers=[{scorer}]")

@@ -7,20 +7,14 @@ from typing import Any
 
 import pytest
 
-from control.api.small_job import GOOD
-from control.plan.rendered_objects import SETTINGS
+from control.plan.rendered_objects import SETTINGS, make_job
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.files.job_loader import read_job
 from omni_operator.plan.pod_policy import PodPolicy
 
 STORAGE = "spec.storage={endpoint: 'http://minio.store:9000', secretName: keys}"
 HUB = "spec.output={url: hf://owner/adapters}"
 KEYS = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
-
-
-def job(*assignments: str) -> DiffusionRLJob:
-    return read_job(GOOD, "job.yaml", assignments).job
 
 
 def pods(made: DiffusionRLJob) -> dict[str, Any]:
@@ -40,7 +34,7 @@ def keys(container: dict[str, Any]) -> list[str]:
 def test_only_the_trainer_gets_the_keys_of_its_output_and_data() -> None:
     separate = "spec.rollout={placement: Separate}"
     for changes in (["spec.output={url: s3://b/runs}"], ["spec.data.train=['s3://b/t.jsonl']"]):
-        specs = pods(job(*changes, STORAGE, separate))
+        specs = pods(make_job(*changes, STORAGE, separate))
         assert {group: keys(spec["containers"][0]) for group, spec in specs.items()} == {
             "head": [],
             "trainer": KEYS,
@@ -50,7 +44,7 @@ def test_only_the_trainer_gets_the_keys_of_its_output_and_data() -> None:
 
 
 def test_only_the_trainer_gets_the_token_of_the_hub_and_may_reach_it() -> None:
-    specs = pods(job(HUB, "spec.storage={secretName: keys}", "spec.rollout={placement: Separate}"))
+    specs = pods(make_job(HUB, "spec.storage={secretName: keys}", "spec.rollout={placement: Separate}"))
     assert {group: keys(spec["containers"][0]) for group, spec in specs.items()} == {
         "head": [],
         "trainer": ["HF_TOKEN"],
@@ -64,7 +58,7 @@ def test_only_the_trainer_gets_the_token_of_the_hub_and_may_reach_it() -> None:
 
 
 def test_one_secret_may_have_the_token_and_the_keys_or_leave_those_to_the_pods_identity() -> None:
-    specs = pods(job(HUB, "spec.data.train=['s3://b/t.jsonl']", "spec.storage={secretName: keys}"))
+    specs = pods(make_job(HUB, "spec.data.train=['s3://b/t.jsonl']", "spec.storage={secretName: keys}"))
     (container,) = specs["trainer"]["containers"]
     assert keys(container) == [*KEYS, "HF_TOKEN"]
     sources = {item["name"]: item["valueFrom"]["secretKeyRef"] for item in container["env"] if "valueFrom" in item}
@@ -73,7 +67,7 @@ def test_one_secret_may_have_the_token_and_the_keys_or_leave_those_to_the_pods_i
 
 def test_a_job_that_cannot_send_to_the_hub_is_refused() -> None:
     def refusals(*changes: str) -> list[tuple[Any, str]]:
-        return [(refusal.at[1:], refusal.text) for refusal in plan.find_refusals(job(HUB, *changes), SETTINGS)]
+        return [(refusal.at[1:], refusal.text) for refusal in plan.find_refusals(make_job(HUB, *changes), SETTINGS)]
 
     def variables(*entries: str) -> str:
         return f"spec.trainer.podTemplate={{spec: {{containers: [{{name: ray, env: [{', '.join(entries)}]}}]}}}}"
@@ -96,7 +90,7 @@ def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
 
     def verdict(*changes: str) -> tuple[list[str], list[int]]:
         """What is refused, and the open ports."""
-        of_hub = job(HUB, STORAGE, "spec.security={networkPolicy: DefaultDeny}", *changes)
+        of_hub = make_job(HUB, STORAGE, "spec.security={networkPolicy: DefaultDeny}", *changes)
         (policy,) = [body for body in plan.render_objects(of_hub, 1, SETTINGS) if body["kind"] == "NetworkPolicy"]
         ports = policy["spec"]["egress"][2]["ports"]
         return [refusal.text for refusal in plan.find_refusals(of_hub, SETTINGS)], [port["port"] for port in ports]
@@ -107,7 +101,7 @@ def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
     endpoint = "trainer.store.endpoint='http://minio.store:9000'"
     assert verdict(in_store, hub) == ([], [81, 9000])
     for change, expected in ((data, True), (in_store, False)):
-        overrides = plan.render_pod_overrides(*plan.resolve_for_pods(job(HUB, STORAGE, hub, change)))
+        overrides = plan.render_pod_overrides(*plan.resolve_for_pods(make_job(HUB, STORAGE, hub, change)))
         assert (endpoint in overrides) is expected, "only if the trainer itself reads from the store"
     ((text,), _) = verdict(data)
     assert text.startswith("is ambiguous, because the job uses an S3-compatible store and the Hugging Face hub")
@@ -116,7 +110,7 @@ def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
 
 
 def test_a_model_in_a_store_is_downloaded_where_it_is_loaded_and_its_keys_stay_in_the_init_container() -> None:
-    fetching = job(
+    fetching = make_job(
         "spec.model={base: s3://b/sd35, cache: {claimName: models}}", STORAGE, "spec.rollout={placement: Separate}"
     )
     for group, spec in pods(fetching).items():
@@ -143,24 +137,26 @@ def test_a_model_in_a_store_is_downloaded_where_it_is_loaded_and_its_keys_stay_i
 
 
 def test_a_session_token_may_be_absent_and_without_a_secret_the_pods_identity_counts() -> None:
-    (container,) = pods(job("spec.output={url: s3://b}", STORAGE))["trainer"]["containers"]
+    (container,) = pods(make_job("spec.output={url: s3://b}", STORAGE))["trainer"]["containers"]
     optional = {
         e["name"]: e["valueFrom"]["secretKeyRef"].get("optional") for e in container["env"] if "AWS" in e["name"]
     }
     assert optional == dict(zip(KEYS, (None, None, True), strict=True))
-    (container,) = pods(job("spec.output={url: s3://b}"))["trainer"]["containers"]
+    (container,) = pods(make_job("spec.output={url: s3://b}"))["trainer"]["containers"]
     assert keys(container) == []
 
 
 def test_the_settings_name_a_folder_of_the_job_and_how_the_store_is_reached() -> None:
-    sending = job("spec.output={url: s3://b/runs/, deadlineSeconds: 60}", STORAGE)
+    sending = make_job("spec.output={url: s3://b/runs/, deadlineSeconds: 60}", STORAGE)
     overrides = plan.render_pod_overrides(*plan.resolve_for_pods(sending))
     assert [line for line in overrides if line.startswith(("trainer.output", "trainer.store"))] == [
         "trainer.output.url='s3://b/runs/a-job'",
         "trainer.output.deadline_s=60",
         "trainer.store.endpoint='http://minio.store:9000'",
     ]
-    sending = job("spec.output={url: hf://owner/adapters/}", "spec.storage={endpoint: 'https://hub', secretName: keys}")
+    sending = make_job(
+        "spec.output={url: hf://owner/adapters/}", "spec.storage={endpoint: 'https://hub', secretName: keys}"
+    )
     overrides = plan.render_pod_overrides(*plan.resolve_for_pods(sending))
     assert [line for line in overrides if line.startswith(("trainer.output", "trainer.store"))] == [
         "trainer.output.url='hf://owner/adapters/a-job'",
@@ -170,7 +166,7 @@ def test_the_settings_name_a_folder_of_the_job_and_how_the_store_is_reached() ->
 
 
 def test_a_claim_for_results_is_mounted_where_the_url_says() -> None:
-    specs = pods(job("spec.output={url: file:///results/team, claimName: results}"))
+    specs = pods(make_job("spec.output={url: file:///results/team, claimName: results}"))
     assert {"name": "output", "mountPath": "/results/team"} in specs["trainer"]["containers"][0]["volumeMounts"]
     assert {"name": "output", "persistentVolumeClaim": {"claimName": "results"}} in specs["trainer"]["volumes"]
     assert not any(volume["name"] == "output" for volume in specs["head"]["volumes"])
@@ -188,14 +184,14 @@ def test_a_claim_for_results_is_mounted_where_the_url_says() -> None:
     ],
 )
 def test_the_port_of_the_store_is_open_in_the_network_policy(changes: list[str], port: int) -> None:
-    sending = job(*changes, "spec.security={networkPolicy: DefaultDeny}")
+    sending = make_job(*changes, "spec.security={networkPolicy: DefaultDeny}")
     (policy,) = [body for body in plan.render_objects(sending, 1, SETTINGS) if body["kind"] == "NetworkPolicy"]
     assert {"ports": [{"protocol": "TCP", "port": port}]} in policy["spec"]["egress"]
 
 
 def test_a_folder_that_vanishes_with_the_pod_is_refused() -> None:
     def refusals(*changes: str) -> list[str]:
-        return [refusal.text for refusal in plan.find_refusals(job(*changes), SETTINGS)]
+        return [refusal.text for refusal in plan.find_refusals(make_job(*changes), SETTINGS)]
 
     (refusal,) = refusals("spec.output={url: file:///results}")
     assert "/results is in the pod, and is deleted with it; name a claim" in refusal
@@ -208,16 +204,16 @@ def test_a_folder_that_vanishes_with_the_pod_is_refused() -> None:
 
 
 def test_results_that_are_sent_are_not_warned_of_as_lost() -> None:
-    warned = {warning.at for warning in plan.find_warnings(job())}
+    warned = {warning.at for warning in plan.find_warnings(make_job())}
     assert ("spec", "checkpoint", "claimName") in warned
     assert ("spec", "checkpoint", "claimName") not in {
-        warning.at for warning in plan.find_warnings(job("spec.output={url: s3://b}"))
+        warning.at for warning in plan.find_warnings(make_job("spec.output={url: s3://b}"))
     }
 
 
 def test_an_admin_decides_which_secrets_hold_keys() -> None:
     strict = SETTINGS.model_copy(update={"pod_policy": PodPolicy.model_validate({"secrets": ["team-*"]})})
-    assert [refusal.at for refusal in plan.find_refusals(job("spec.output={url: s3://b}", STORAGE), strict)] == [
+    assert [refusal.at for refusal in plan.find_refusals(make_job("spec.output={url: s3://b}", STORAGE), strict)] == [
         ("spec", "storage", "secretName")
     ]
 
@@ -232,7 +228,7 @@ def test_a_download_has_the_variables_and_mounts_of_the_pods_main_container_and_
     }
     template = json.dumps({"spec": {"containers": [ray], "volumes": [{"name": "ca", "configMap": {"name": "ca"}}]}})
     separate = ["spec.rollout.placement=Separate", f"spec.rollout.podTemplate={template}"]
-    specs = pods(job("spec.model.base=s3://b/sd35", STORAGE, *separate, "spec.checkpoint.claimName=runs"))
+    specs = pods(make_job("spec.model.base=s3://b/sd35", STORAGE, *separate, "spec.checkpoint.claimName=runs"))
     (fetch,) = specs["rollout"]["initContainers"]
     (plain,) = specs["trainer"]["initContainers"]
     assert (fetch["image"], plain["image"], fetch["envFrom"]) == ("own:2", "rollout:1", ray["envFrom"])
@@ -242,7 +238,7 @@ def test_a_download_has_the_variables_and_mounts_of_the_pods_main_container_and_
 
 
 def test_programs_cannot_change_the_models_that_were_downloaded() -> None:
-    specs = pods(job("spec.model.base=s3://b/sd35", STORAGE, "spec.rollout.placement=Separate"))
+    specs = pods(make_job("spec.model.base=s3://b/sd35", STORAGE, "spec.rollout.placement=Separate"))
     for pod in (specs["rollout"], specs["trainer"]):
         containers = (*pod["initContainers"], pod["containers"][0])
         mounts = [mount for container in containers for mount in container["volumeMounts"] if mount["name"] == "models"]
@@ -260,7 +256,7 @@ def test_the_port_of_a_mirror_is_open_for_downloads() -> None:
     deny = "spec.security.networkPolicy=DefaultDeny"
     for base, expected in (("a/b", 8081), ("./model", None)):
         (policy, *_) = plan.render_objects(
-            job(deny, f"spec.model.base={base}", f"spec.trainer.podTemplate={template}"), 1, SETTINGS
+            make_job(deny, f"spec.model.base={base}", f"spec.trainer.podTemplate={template}"), 1, SETTINGS
         )
         ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", ())}
         assert ports == ({53, expected} if expected else {53})

@@ -25,8 +25,7 @@ def spec(*arguments: str) -> dict[str, Any]:
     converted = convert([*REQUIRED, *arguments])
     assert converted.refused == ()
     read_job(plan.dump_yaml(converted.document), "job")
-    spec: dict[str, Any] = converted.document["spec"]
-    return spec
+    return converted.document["spec"]
 
 
 def settings_of(document: dict[str, Any] | Path) -> dict[str, str]:

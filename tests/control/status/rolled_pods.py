@@ -64,14 +64,11 @@ class World:
 
     @property
     def group(self) -> dict[str, Any]:
-        group: dict[str, Any] = self.body["spec"]["workerGroupSpecs"][1]
-        return group
+        return self.body["spec"]["workerGroupSpecs"][1]
 
     @property
     def pod_group(self) -> PodGroup:
-        group = self.cluster.group(self.name)
-        assert group is not None
-        return group
+        return self.cluster.group(self.name)
 
     @property
     def wanted(self) -> str:

@@ -25,7 +25,7 @@ from omni_operator.status.observed.observation import Attempt, Observation, Obse
 from omni_operator.status.observed.timestamps import format_timestamp
 from omni_operator.status.reasons.names import Action
 from omni_operator.status.report.conditions import derive_conditions
-from omni_operator.status.report.state import with_state
+from omni_operator.status.report.job_status import with_state
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FACTS = JobFacts(uid="u", generation=1, created=NOW)
@@ -91,7 +91,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_each_situation_has_one_state_and_its_reason(name: str) -> None:
     situation, arguments, expected, reason = CASES[name]
-    assert state(situation, **arguments) == (expected, reason)  # type: ignore[arg-type]
+    assert state(situation, **arguments) == (expected, reason)
 
 
 def test_every_situation_and_every_state_is_one_of_the_cases() -> None:

@@ -10,11 +10,7 @@ from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 from omni_operator.cluster.errors import Conflict
 from omni_operator.reconcile.pod_replacement import change
 from omni_operator.status.decisions.rolling import find_steps, review_rolling
-from omni_operator.status.decisions.situation import (
-    GiveUpTemplate,
-    ReplacePods,
-    StartReplacement,
-)
+from omni_operator.status.decisions.situation import GiveUpTemplate, ReplacePods, StartReplacement
 from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
 from omni_operator.status.observed.observation import (
     Attempt,

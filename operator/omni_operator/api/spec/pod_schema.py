@@ -40,8 +40,7 @@ def find_errors(template: Any, *, complete: bool) -> Iterator[Violation]:
 
 @cache
 def _nodes() -> list[Node]:
-    nodes: list[Node] = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))["nodes"]
-    return nodes
+    return json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))["nodes"]
 
 
 def _check(value: Any, node: Node, at: Path, *, complete: bool) -> Iterator[Violation]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,10 +22,10 @@ from omni_operator.cli import console
 from omni_operator.cli.machine import machine_facts, training_stack
 from omni_operator.cli.options import Assignments, JobFile, Runs, job_folder
 
-from . import failure, preflight, processes, run_folder, run_summary, shared_memory, supervisor
-from .json_lines import JsonLinesReader, MalformedLine
+from . import failure, preflight, processes, run_folder, run_text, shared_memory, supervisor
+from .json_lines import JsonLinesReader, MalformedLine, read_records
 from .progress_display import Display, make_display
-from .run_state import RunState, apply_event
+from .run_state import RunState, apply_event, evaluation
 
 LOG_BYTES = 256 * 1024  # read from the end of the log to find the cause of a failure
 
@@ -71,7 +72,8 @@ def run(
             )
             run_folder.check_length(folder, job.spec.trainer.total_steps)
             if run_folder.is_finished(folder, job.spec.trainer.total_steps):
-                _print_finished(job, folder)
+                finished = "is already finished; to run it again, add --fresh; to continue it, raise totalSteps"
+                console.say("\n".join([f"{job.metadata.name} {finished}", *summary(folder)]))
                 return
             session = Session(job, folder, plan.render_command(job, layout, sys.executable), patience)
             environment = trainer_environment(
@@ -164,7 +166,7 @@ class Session:
 
     def _conclude(self, ended: supervisor.ChildExit, log: Sequence[str], *, out_of_memory: bool) -> int:
         if ended.code == 0:
-            console.say("\n".join(run_summary.summary(self.folder)))
+            console.say("\n".join(summary(self.folder)))
             return console.OK
         if failure.was_stopped(ended.code, ended.stop_requests):
             saved = run_folder.last_checkpoint(self.folder)
@@ -178,17 +180,41 @@ class Session:
             log,
             log_path,
             out_of_memory=out_of_memory,
-            disk_full=machine_facts.disk_is_full(self.folder),
+            disk_full=shutil.disk_usage(self.folder).free < 1 << 20,  # less than a MiB is left
         )
         console.complain("\n".join(lines))
         return console.USAGE if ended.code == console.USAGE else console.FAILED
 
 
-def _print_finished(job: DiffusionRLJob, folder: Path) -> None:
-    console.say(
-        f"{job.metadata.name} is already finished; to run it again, add --fresh; to continue it, raise totalSteps"
-    )
-    console.say("\n".join(run_summary.summary(folder)))
+def summary(folder: Path) -> list[str]:
+    """Reward before and after, and the paths of checkpoint and report."""
+    lines = [line for line in read_records(folder / run_folder.METRICS) if not isinstance(line, MalformedLine)]
+    return [*_rewards(lines), *_paths(folder)]
+
+
+def _rewards(lines: list[dict[str, Any]]) -> list[str]:
+    """Held-out reward at the first and last evaluation; without evaluations, training reward of both steps."""
+    held_out = [result for line in lines if (result := evaluation(line))]
+    if held_out:
+        before = held_out[0]
+        after = held_out[-1]
+        ends = [f"{run_text.evaluation_text(result)} at step {result.step}" for result in (before, after)]
+        images = f" ({after.images} images)" if after.images else ""
+        return [f"held-out reward {' -> '.join(ends if before != after else ends[:1])}{images}"]
+    steps = [line for line in lines if line.get("reward/mean") is not None or line.get("actor/loss") is not None]
+    if not steps:
+        return ["no step finished"]
+    first, last = (", ".join(run_text.learning_texts(line)) for line in (steps[0], steps[-1]))
+    return [f"training {f'{first} -> ' if len(steps) > 1 else ''}{last} at step {steps[-1]['step']}"]
+
+
+def _paths(folder: Path) -> list[str]:
+    paths = []
+    if (checkpoint := run_folder.last_checkpoint(folder)) is not None:
+        paths.append(f"checkpoint: {console.short_path(folder / 'checkpoints' / f'step_{checkpoint:06d}')}")
+    if (folder / run_folder.REPORT).is_file():
+        paths.append(f"report: {console.short_path(folder / run_folder.REPORT)}")
+    return paths
 
 
 def _resume_command(job_file: Path, folder: Path, runs: Path, changes: Sequence[str]) -> str:

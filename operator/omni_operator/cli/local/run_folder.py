@@ -138,8 +138,8 @@ def _must_match(folder: Path, job: DiffusionRLJob, render: Render) -> None:
         earlier = load_job(folder / JOB).job
     except JobError as error:
         raise RunFolderError(f"{shown} is not a run folder of this version: {error}\n{fix}") from error
-    if not _has_trained(folder):
-        return
+    if not any(True for _ in read_records(folder / METRICS)) and last_checkpoint(folder) is None:
+        return  # nothing is lost: a run whose settings the trainer refused leaves only the job and logs
     earlier = _moved(earlier, job, _folder_then(folder), folder)
     if _computed(render(earlier)) != _computed(render(job)):
         names = sorted(_differing(_values(earlier), _values(job)))
@@ -171,11 +171,6 @@ def _moved(earlier: DiffusionRLJob, job: DiffusionRLJob, then: Path, folder: Pat
 
     plan.map_paths(job, note)
     return plan.map_paths(earlier, place)
-
-
-def _has_trained(folder: Path) -> bool:
-    """Whether there is anything to lose; a run whose settings the trainer refused leaves only the job and logs."""
-    return any(True for _ in read_records(folder / METRICS)) or last_checkpoint(folder) is not None
 
 
 def _write_paths(document: Document, job: DiffusionRLJob) -> None:

@@ -45,17 +45,12 @@ def step_line(event: Mapping[str, Any], total: int | None) -> str:
 def learning_texts(event: Mapping[str, Any]) -> list[str]:
     """The reward of a step; of one on pairs of a data set its loss and, once it learned, the share that is right."""
     if "reward/mean" in event:
-        return [reward_text(event)]
+        mean = event["reward/mean"]
+        return [f"reward {spread(mean, event.get('reward/std')) if mean is not None else 'not finite'}"]
     texts = [f"loss {number(loss)}"] if (loss := event.get("actor/loss")) is not None else []
     if (accuracy := event.get("actor/accuracy")) is not None and event.get("actor/margin") != 0:
         texts.append(f"{accuracy:.1%} of the pairs right")
     return texts
-
-
-def reward_text(event: Mapping[str, Any]) -> str:
-    """`reward 0.43 ± 0.21`: mean and standard deviation over the images."""
-    mean = event.get("reward/mean")
-    return f"reward {spread(mean, event.get('reward/std')) if mean is not None else 'not finite'}"
 
 
 def spread(mean: float, deviation: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,11 +19,46 @@ from omni_operator.cli import console
 from omni_operator.cli.options import Assignments, JobFile, Json, job_folder
 from omni_operator.plan.pods.quantity import whole
 
-from . import devices, fit_text, machine_facts, training_stack
-from .devices import Device
+from . import fit_text, machine_facts, training_stack
 
+MIB = 1 << 20
 PROGRAM = "verl_omni.trainer.memory_estimate"
 ANY_DEVICE = (None, "CPU", "Mock")  # vendors of jobs that compute on the CPU, or anywhere: any device may be checked
+
+
+class Device(str, Enum):
+    """Accelerators whose memory is known."""
+
+    A100_40G = "a100-40g"
+    A100_80G = "a100-80g"
+    H100_80G = "h100-80g"
+    H200_141G = "h200-141g"
+    L40S_48G = "l40s-48g"
+    ASCEND_910B_32G = "910b-32g"
+    ASCEND_910B_64G = "910b-64g"
+
+
+# As the drivers report it (nvidia-smi, npu-smi), in MiB: less than the name says where ECC or the maker's units take
+# some of it.
+_MIB = {
+    Device.A100_40G: 40960,
+    Device.A100_80G: 81920,
+    Device.H100_80G: 81559,
+    Device.H200_141G: 143771,
+    Device.L40S_48G: 46068,
+    Device.ASCEND_910B_32G: 32768,
+    Device.ASCEND_910B_64G: 65536,
+}
+
+
+def vendor_of(device: Device) -> str:
+    """Vendor of a device, as `accelerator.vendor` of a job names it."""
+    return "Ascend" if device in (Device.ASCEND_910B_32G, Device.ASCEND_910B_64G) else "NVIDIA"
+
+
+def memory_of(device: Device) -> int:
+    """Bytes of one device."""
+    return _MIB[device] * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +126,7 @@ def _target(job: DiffusionRLJob, device: Device | None) -> Target:
     vendor = job.spec.trainer.accelerator.vendor
     if device is not None:
         _check_vendor("--device", device, "spec.trainer.accelerator.vendor", vendor)
-        return Target(device.value, devices.vendor(device), devices.memory(device))
+        return Target(device.value, vendor_of(device), memory_of(device))
     here = () if vendor in ("CPU", "Mock") else machine_facts.find_accelerators()
     mine = next((accelerators for accelerators in here if vendor in (None, accelerators.vendor)), None)
     if mine is None and vendor not in ANY_DEVICE:
@@ -98,7 +134,7 @@ def _target(job: DiffusionRLJob, device: Device | None) -> Target:
         console.refuse(f"this machine has no {vendor} accelerator: name the one to check for with --device ({known})")
     if mine is None:
         return Target("this machine", None, machine_facts.inspect_machine(Path()).memory)
-    return Target(mine.vendor, mine.vendor, devices.reported_memory(mine.names))
+    return Target(mine.vendor, mine.vendor, _reported_memory(mine.names))
 
 
 def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None) -> Target:
@@ -119,17 +155,31 @@ def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None)
     if trainer.vendor is None:
         console.refuse("--rollout-device: name the accelerator of the trainer too, with --device")
     _check_vendor("--rollout-device", device, "spec.rollout.accelerator.vendor", vendor)
-    return Target(device.value, devices.vendor(device), devices.memory(device))
+    return Target(device.value, vendor_of(device), memory_of(device))
+
+
+def _reported_memory(names: tuple[str, ...]) -> int | None:
+    """Bytes of the smallest device in lines of nvidia-smi, `name, N MiB, driver`; None if a line has no memory."""
+    amounts = [_memory_in(line) for line in names]
+    return min((size for size in amounts if size is not None), default=None) if None not in amounts else None
+
+
+def _memory_in(line: str) -> int | None:
+    for part in line.split(", "):
+        number, _, unit = part.partition(" ")
+        if unit == "MiB" and number.isdigit():
+            return int(number) * MIB
+    return None
 
 
 def _devices_of(vendor: str | None) -> str:
     """Devices of a vendor, for a message."""
-    return ", ".join(device.value for device in Device if devices.vendor(device) == vendor)
+    return ", ".join(device.value for device in Device if vendor_of(device) == vendor)
 
 
 def _check_vendor(option: str, device: Device, field: str, wanted: str | None) -> None:
     """Refuse a device whose vendor differs from the vendor of the job's pods."""
-    vendor = devices.vendor(device)
+    vendor = vendor_of(device)
     if wanted not in (*ANY_DEVICE, vendor):
         console.refuse(
             f"{option}: {device.value} is of {vendor}, and {field} is {wanted}: name one of "
@@ -148,8 +198,7 @@ def _estimate(job: DiffusionRLJob, target: Target, rollout: Target) -> dict[str,
     result = training_stack.run_module(PROGRAM, [*options, "--", *overrides])
     if result.returncode:
         console.refuse(result.stderr.strip(), console.USAGE if result.returncode == console.USAGE else console.FAILED)
-    estimate: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return estimate
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def _verdicts(job: DiffusionRLJob, found: dict[str, Any], target: Target, rollout: Target) -> dict[str, Any]:

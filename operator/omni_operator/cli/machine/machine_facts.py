@@ -106,27 +106,17 @@ def _cpus() -> int:
 def _memory() -> tuple[int, int]:
     """Total and available bytes, within the container's limit."""
     memory = psutil.virtual_memory()
-    limit = _read("/sys/fs/cgroup/memory.max")
-    used = _read("/sys/fs/cgroup/memory.current")
-    return within_limit(memory.total, memory.available, limit.strip(), used.strip())
-
-
-def within_limit(total: int, available: int, limit: str, used: str) -> tuple[int, int]:
-    """PURE: total and available memory of a container, from the texts of cgroup's memory.max and memory.current."""
-    if not limit.isdigit() or int(limit) >= total:
-        return total, available
-    return int(limit), min(available, max(0, int(limit) - int(used or 0)))
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    used = _read("/sys/fs/cgroup/memory.current").strip()
+    if not limit.isdigit() or int(limit) >= memory.total:
+        return memory.total, memory.available
+    return int(limit), min(memory.available, max(0, int(limit) - int(used or 0)))
 
 
 def out_of_memory_kills() -> int:
     """How many processes of this container the kernel has killed for lack of memory."""
     match = re.search(r"^oom_kill (\d+)", _read("/sys/fs/cgroup/memory.events"), re.MULTILINE)
     return int(match[1]) if match else 0
-
-
-def disk_is_full(folder: Path) -> bool:
-    """Whether the disk of a folder has less than a MiB of space left."""
-    return shutil.disk_usage(folder).free < 1 << 20
 
 
 def _read(path: str) -> str:

@@ -32,8 +32,7 @@ def keep_read_fields(kind: Kind, body: Body) -> Body:
     kept = {**body, "metadata": metadata}
     if kind == JOBS:
         kept = _without_large_spec(kept)
-    shared: Body = _with_shared_texts(kept)
-    return shared
+    return _with_shared_texts(kept)
 
 
 def _with_shared_texts(value: Any) -> Any:

@@ -120,14 +120,12 @@ def secret_env(variable: str, name: str, key: str) -> Object:
 def container_of_template(patch: Mapping[str, Any]) -> Object:
     """What the user's template says about the container; empty if nothing."""
     spec: Mapping[str, Any] = drop_nulls(patch).get("spec", {})
-    container: Object = next((entry for entry in spec.get("containers", ()) if entry["name"] == CONTAINER), {})
-    return container
+    return next((entry for entry in spec.get("containers", ()) if entry["name"] == CONTAINER), {})
 
 
 def image_of_template(patch: Mapping[str, Any]) -> str | None:
     """The image that the user's template gives to the container."""
-    image: str | None = container_of_template(patch).get("image")
-    return image
+    return container_of_template(patch).get("image")
 
 
 def variables_of_template(patch: Mapping[str, Any]) -> dict[str, str | None]:
