@@ -58,9 +58,11 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
             SampleAborted: the server aborted the sample.
         """
         prompt = kwargs["raw_prompt"]
-        negative = _messages(kwargs.get("raw_negative_prompt"))
+        negative = kwargs.get("raw_negative_prompt")
+        if isinstance(negative, str):
+            negative = [{"role": "user", "content": negative}]
         # Text prompts do not need the image packages that verl imports for every model with a processor.
-        media = await self.process_vision_info(prompt) if _has_parts(prompt) else {}
+        media = await self.process_vision_info(prompt) if _parts(prompt) else {}
         images = media.get("images")
         videos = media.get("videos")
         if self.processor is None and images and negative is not None and not _images(negative):
@@ -147,10 +149,13 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if messages is None or ids is None:
             return {}
         plain = self._template_owner() is None
-        if not plain and _has_media(messages):
+        if not plain and any("text" not in part for part in _parts(messages)):
             return {}
         text = self._encoder_text(messages)
-        first = self._has_first_tokenizer()
+        path = self.config.actor_rollout_ref.model.path
+        tokenizer_path = self.config.actor_rollout_ref.model.tokenizer_path
+        # Whether the engine decodes ids with the same tokenizer.
+        first = tokenizer_path is None or _same_folder(tokenizer_path, f"{path}/tokenizer")
         # For plain text the tokenizer adds the special tokens; a chat template has them in its text.
         if first and self.tokenizer.decode(ids, skip_special_tokens=plain) == text:
             return {}
@@ -158,11 +163,6 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if len(normalize_token_ids(untruncated)) <= len(ids):
             return {name: text}
         return {} if first else {name: self.tokenizer.decode(ids, skip_special_tokens=True)}
-
-    def _has_first_tokenizer(self) -> bool:
-        """Whether the engine decodes ids with the same tokenizer: not if `model.tokenizer_path` is another one."""
-        model = self.config.actor_rollout_ref.model
-        return model.tokenizer_path is None or _same_folder(model.tokenizer_path, f"{model.path}/tokenizer")
 
     def _extra_ids(self, prompt: list[dict[str, Any]], negative: list[dict[str, Any]] | None) -> dict[str, Any]:
         """`extra_prompt_ids` and `negative_extra_prompt_ids` (None without a negative prompt); {} without a map."""
@@ -200,22 +200,13 @@ def _same_folder(one: str, other: str) -> bool:
     return Path(one).resolve() == Path(other).resolve()
 
 
-def _messages(prompt: str | list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
-def _has_parts(messages: list[dict[str, Any]]) -> bool:
-    return any(not isinstance(message["content"], str) for message in messages)
-
-
-def _has_media(messages: list[dict[str, Any]]) -> bool:
-    parts = [message["content"] for message in messages if not isinstance(message["content"], str)]
-    return any("text" not in part for content in parts for part in content)
+def _parts(messages: list[dict[str, Any]]) -> list[Any]:
+    contents = [message["content"] for message in messages]
+    return [part for content in contents if not isinstance(content, str) for part in content]
 
 
 def _images(messages: list[dict[str, Any]]) -> list[Any]:
-    parts = [message["content"] for message in messages if not isinstance(message["content"], str)]
-    return [part["image"] for content in parts for part in content if part.get("type") == "image"]
+    return [part["image"] for part in _parts(messages) if part.get("type") == "image"]
 
 
 def _with_images(messages: list[dict[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:

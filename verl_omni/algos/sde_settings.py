@@ -53,8 +53,8 @@ class SdeSettings:
         settings = cls(
             noise_level=float(algo.get("noise_level") or 0.0),
             kind=str(algo.get("sde_type") or "sde"),
-            window_size=_whole(algo.get("sde_window_size")),
-            window_range=_pair(algo.get("sde_window_range")),
+            window_size=None if (size := algo.get("sde_window_size")) is None else operator.index(size),
+            window_range=None if (ends := algo.get("sde_window_range")) is None else (int(ends[0]), int(ends[1])),
             strategy=str(algo.get("sample_strategy") or "random"),
             iters_per_group=1 if (steps := algo.get("iters_per_group")) is None else int(steps),
             window_seed=None if (seed := algo.get("sde_window_seed")) is None else int(seed),
@@ -92,11 +92,3 @@ class SdeSettings:
         if not (0 <= low < high <= steps and 0 < size <= high - low):
             raise ValueError(f"an SDE window of {size} steps does not fit into [{low}, {high}) of {steps} steps")
         return low, high, size
-
-
-def _whole(value: Any) -> int | None:
-    return None if value is None else operator.index(value)
-
-
-def _pair(value: Any) -> tuple[int, int] | None:
-    return None if value is None else (int(value[0]), int(value[1]))

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from verl_omni.pipelines.distinct_prompts import Prompt, encode_distinct
 from verl_omni.pipelines.prompt_cache import Options, PromptCache, encoder_digest, logger
 
 # Keys of the engine's `custom_pipeline_args`.
 FOLDER = "prompt_cache_dir"
 OFFLOAD = "offload_text_encoders"
 LIBRARIES = ("torch", "transformers", "diffusers", "vllm", "vllm-omni", "omni-operator")
+Prompt = TypeVar("Prompt", str, list[int], str | list[int])
 
 
 class PromptEncoding:
@@ -121,3 +121,29 @@ class PromptEncoding:
             return super()._apply(fn, recurse)  # type: ignore[misc]
         finally:
             modules |= kept
+
+
+def encode_distinct(
+    prompts: Sequence[Prompt], encode: Callable[[list[Prompt]], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """Encode each distinct prompt of a batch, texts or token ids, once.
+
+    Args:
+        encode: tensors [P, ...] of P prompts.
+
+    Returns:
+        Its tensors for all prompts, [B, ...].
+    """
+    numbers: dict[str | tuple[int, ...], int] = {}
+    distinct: list[Prompt] = []
+    index = []
+    for prompt in prompts:
+        key = prompt if isinstance(prompt, str) else tuple(prompt)
+        if key not in numbers:
+            numbers[key] = len(distinct)
+            distinct.append(prompt)
+        index.append(numbers[key])
+    encoded = encode(distinct)
+    if len(distinct) == len(prompts):
+        return encoded
+    return tuple(tensor[torch.tensor(index, device=tensor.device)] for tensor in encoded)

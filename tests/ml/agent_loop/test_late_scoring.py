@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Generator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -44,23 +44,22 @@ BOTH = "actor_rollout_ref.rollout.val_kwargs.pipeline.output_type=both"
 
 
 class AddingLoop(DiffusionSingleTurnAgentLoop):
-    """A loop of a user: it adds fields, and scores the samples of one prompt itself."""
+    """A loop of a user: it adds fields, and scores the samples of some prompts itself."""
 
-    scores_own = False
+    own: ClassVar[dict[str, tuple[float, dict[str, Any]]]] = {}  # prompt -> score, and fields of the score
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         output = await super().run(sampling_params, **kwargs)
         text = kwargs["raw_prompt"][0]["content"]
         output.extra_fields |= {"tries": len(text), "boxes": torch.arange(len(text) + 1), "note": "the loop's"}
         output.num_turns = 3
-        if self.scores_own and text == "a":
-            output.reward_score = 7.0
-            output.extra_fields["reward_extra_info"] = {"acc": 7.0, "own": 1.0}
+        if text in self.own:
+            output.reward_score, output.extra_fields["reward_extra_info"] = self.own[text]
         return output
 
 
 class ScoringLoop(AddingLoop):
-    scores_own = True
+    own: ClassVar = {"a": (7.0, {"acc": 7.0, "own": 1.0})}
 
 
 class Reference:
@@ -172,15 +171,6 @@ def test_an_evaluation_with_both_types_of_output_gets_latents_after_a_generation
     assert late.images is not None and now.images is not None and torch.equal(late.images, now.images)
 
 
-class UnusableLoop(AddingLoop):
-    answer: tuple[float, dict[str, Any]] = (0.0, {})
-
-    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        output = await super().run(sampling_params, **kwargs)
-        output.reward_score, output.extra_fields["reward_extra_info"] = self.answer
-        return output
-
-
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize(
     ("answer", "said"),
@@ -192,26 +182,17 @@ class UnusableLoop(AddingLoop):
 def test_a_score_of_a_loop_that_training_cannot_use_is_refused(
     generate: Any, monkeypatch: pytest.MonkeyPatch, answer: tuple[float, dict[str, Any]], said: str, later: bool
 ) -> None:
-    monkeypatch.setattr(UnusableLoop, "answer", answer)
+    monkeypatch.setattr(ScoringLoop, "own", {"a": answer})
     with pytest.raises(Exception, match=said):
-        generate(later, UnusableLoop, training=True)
-
-
-class PartlyFailing(AddingLoop):
-    """Its samples of the prompt `a` have the score infinity."""
-
-    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        output = await super().run(sampling_params, **kwargs)
-        if kwargs["raw_prompt"][0]["content"] == "a":
-            output.reward_score = float("inf")
-        return output
+        generate(later, ScoringLoop, training=True)
 
 
 @pytest.mark.parametrize("later", [False, True])
 def test_samples_that_cannot_be_scored_are_counted_in_the_same_way_after_a_generation(
-    generate: Any, later: bool
+    generate: Any, monkeypatch: pytest.MonkeyPatch, later: bool
 ) -> None:
-    scored, _ = generate(later, PartlyFailing, "reward.max_failed_share=0.5", training=True)
+    monkeypatch.setattr(ScoringLoop, "own", {"a": (float("inf"), {})})
+    scored, _ = generate(later, ScoringLoop, "reward.max_failed_share=0.5", training=True)
     assert scored.scores.isnan().tolist() == [True, True, False, False]
     text = "prompt 'a': the score is inf, which is not finite"
     assert scored.failures == [ScoringFailure(text), ScoringFailure(text)]
@@ -219,4 +200,4 @@ def test_samples_that_cannot_be_scored_are_counted_in_the_same_way_after_a_gener
     with pytest.raises(
         Exception, match=r"2 samples have no score, and reward\.max_failed_share allows 1 in this batch"
     ):
-        generate(later, PartlyFailing, "reward.max_failed_share=0.25", training=True)
+        generate(later, ScoringLoop, "reward.max_failed_share=0.25", training=True)

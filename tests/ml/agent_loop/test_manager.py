@@ -78,6 +78,11 @@ def manager_of(*workers: Any) -> DiffusionAgentLoopManager:
     return manager
 
 
+def handle(generate: Any) -> Any:
+    """A worker's handle."""
+    return SimpleNamespace(generate_sequences=SimpleNamespace(remote=generate))
+
+
 class Worker:
     """A worker's handle: makes rows of the prompts that it is given."""
 
@@ -128,16 +133,13 @@ class Call:
 
 
 def test_batches_are_sent_at_once_and_received_one_after_the_other() -> None:
-    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
-
     calls: list[Call] = []
 
     def remote(chunk: DataProto) -> Call:
         calls.append(Call())
         return calls[-1]
 
-    manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
-    manager.agent_loop_workers = [SimpleNamespace(generate_sequences=Remote(remote))]
+    manager = manager_of(handle(remote))
     prompts = [DataProto(batch=None, non_tensor_batch={"score": np.full(1, n, dtype=object)}) for n in range(3)]
     sent = [manager.send(request) for request in prompts]
     assert len(calls) == 3
@@ -177,7 +179,7 @@ def test_images_do_not_depend_on_the_number_of_workers(
     single_worker = worker(*settings, engine=Seeded(), rewards=[rewards()])
 
     def drawn(workers: int) -> DataProto:
-        manager = manager_of(*[SimpleNamespace(generate_sequences=Remote(single_worker.generate_sequences))] * workers)
+        manager = manager_of(*[handle(single_worker.generate_sequences)] * workers)
         return manager.generate_sequences(requests_to_verl(batch))
 
     alone = drawn(1)
@@ -188,13 +190,6 @@ def test_images_do_not_depend_on_the_number_of_workers(
         assert torch.equal(output.batch["responses"], alone.batch["responses"]), workers
         assert torch.equal(output.batch["prompts"], alone.batch["prompts"])
         assert torch.equal(output.batch["rm_scores"], alone.batch["rm_scores"])
-
-
-class Remote:
-    """A method of an actor's handle."""
-
-    def __init__(self, method: Any) -> None:
-        self.remote = method
 
 
 def test_when_a_worker_fails_the_others_write_nothing_any_more() -> None:
@@ -215,7 +210,7 @@ def test_when_a_worker_fails_the_others_write_nothing_any_more() -> None:
 
     async def generate() -> None:
         calls = [lambda chunk, run=run: asyncio.create_task(run(chunk)) for run in (write, fail, write)]
-        manager = manager_of(*[SimpleNamespace(generate_sequences=Remote(call)) for call in calls])
+        manager = manager_of(*map(handle, calls))
         manager.cancel = asyncio.Task.cancel
         prompts = DataProto(batch=None, non_tensor_batch={"score": np.arange(3, dtype=object)}, meta_info={})
         with pytest.raises(RuntimeError, match="engine is gone"):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+
+from tests.ml.workers.rollout.fake_engine import server_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
 
@@ -78,29 +78,6 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def server(engine: Engine) -> Any:
-    """A replica's server, awake and open, with an engine in it."""
-    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
-    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
-
-    http_server: Any = object.__new__(vLLMOmniHttpServer)
-    http_server.engine = engine
-    http_server._mode = DiffusionMode()
-    http_server.config = None
-    http_server.model_config = SimpleNamespace(lora_rank=0, lora={})
-    http_server.global_steps = 3
-    http_server.replica_rank = 0
-    http_server._worker_version = None
-    http_server._submission_paused = False
-    http_server._rejecting = False
-    http_server._admitting = 0
-    http_server._ready = asyncio.Event()
-    http_server._resume_event = asyncio.Event()
-    http_server._ready.set()
-    http_server._resume_event.set()
-    return http_server
-
-
 def message(*parts: str | Image.Image | list[Image.Image]) -> list[dict[str, Any]]:
     """A list of images is a video."""
 
@@ -116,7 +93,9 @@ def message(*parts: str | Image.Image | list[Image.Image]) -> list[dict[str, Any
 
 async def test_an_image_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any, batch: Any, model: Path) -> None:
     engine = Engine()
-    loop_worker = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server(engine))
+    loop_worker = worker(
+        f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server_with(engine)
+    )
     assert type(loop_worker.processor).__name__ == "Qwen2VLProcessor"
     red, blue = (Image.new("RGB", (width, SIDE), color) for width, color in ((SIDE, "red"), (2 * SIDE, "blue")))
     rows = batch(
@@ -147,7 +126,7 @@ async def test_an_editing_model_gets_the_image_as_it_is_and_one_token_for_it(
     template = training_adapter("QwenImageEditPipeline").CHAT_TEMPLATE
     engine = Engine()
     loop_worker = worker(
-        f"actor_rollout_ref.model.path='{tmp_path / 'edit'}'", "data.max_prompt_length=400", engine=server(engine)
+        f"actor_rollout_ref.model.path='{tmp_path / 'edit'}'", "data.max_prompt_length=400", engine=server_with(engine)
     )
     assert loop_worker.processor is None
     loop_worker.tokenizer.chat_template = template
@@ -162,7 +141,9 @@ async def test_an_editing_model_gets_the_image_as_it_is_and_one_token_for_it(
 
 async def test_a_video_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any, batch: Any, model: Path) -> None:
     engine = Engine()
-    loop_worker = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server(engine))
+    loop_worker = worker(
+        f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server_with(engine)
+    )
     frames = [Image.new("RGB", (SIDE, SIDE), (shade, 0, 0)) for shade in (0, 80, 160, 240)]
     await loop_worker.generate_sequences(batch([""], raw_prompt=[message(frames, "a circle")]))
     (asked,) = engine.prompts

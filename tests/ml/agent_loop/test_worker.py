@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from verl_omni.agent_loop import DiffusionAgentLoopWorker
 from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed, load_agent_loops
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
@@ -93,8 +94,6 @@ async def test_a_loop_that_generates_no_image_is_refused(worker: Any, batch: Any
 
 
 async def test_a_subclass_may_set_its_own_server_manager(worker: Any, batch: Any, engine: Any) -> None:
-    from verl_omni.agent_loop import DiffusionAgentLoopWorker
-
     server_manager = engine()
 
     class Own(DiffusionAgentLoopWorker):
@@ -207,8 +206,6 @@ async def test_prompts_are_padded_on_the_tokenizers_side(worker: Any, batch: Any
 async def test_a_subclass_may_override_each_step_with_the_documented_arguments(
     worker: Any, batch: Any, engine: Any, rewards: Any
 ) -> None:
-    from verl_omni.agent_loop import DiffusionAgentLoopWorker
-
     seen: list[str] = []
 
     class Own(DiffusionAgentLoopWorker):

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from verl_omni.pipelines.distinct_prompts import encode_distinct
 from verl_omni.pipelines.prompt_cache import PromptCache, encoder_digest
+from verl_omni.pipelines.prompt_encoding import encode_distinct
 
 CPU = torch.device("cpu")
 OPTIONS = {"max_sequence_length": 8, "dtype": "torch.bfloat16", "prompt_2": "", "device": None}
@@ -60,6 +61,20 @@ def test_a_prompt_is_encoded_once_and_read_with_the_same_bits(tmp_path: Path, en
     second = PromptCache(tmp_path, ENCODERS)  # another run
     read = [second.encode([prompt], encoder, OPTIONS, CPU) for prompt in prompts[:3]]
     assert encoder.prompts == [] and all(map(equal, read, written))
+
+
+def test_each_distinct_prompt_is_encoded_once() -> None:
+    encoded: list[list[str]] = []
+
+    def encode(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        encoded.append(texts)
+        lengths = torch.tensor([float(len(text)) for text in texts])
+        return lengths[:, None].expand(-1, 4), lengths
+
+    samples = ["red", "red", "a cat", "a cat", "red"]  # two of each prompt, and one of the next batch's
+    embeds, pooled = encode_distinct(samples, encode)
+    assert encoded == [["red", "a cat"]]
+    assert pooled.tolist() == [3, 3, 5, 5, 3] and embeds.shape == (5, 4) and embeds[2].tolist() == [5] * 4
 
 
 def test_rows_of_different_lengths_are_padded_with_zeros_and_keep_their_places(
@@ -116,8 +131,6 @@ def flip(path: Path) -> None:
 
 
 def no_checksum(path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     save_file(load_file(path), path)
 
 

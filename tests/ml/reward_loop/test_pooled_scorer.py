@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +18,6 @@ from verl_omni.reward_loop.scorer_results import FAILURE, ScorerFailed
 SCORE = {"reward_score": 0.5, "reward_extra_info": {"size": 3}}
 
 
-class Remote:
-    """A method of an actor."""
-
-    def __init__(self, call: Any) -> None:
-        self.remote = call
-
-
 class Process:
     """Replies what it is told, once `released` is set; without `alive`, nothing."""
 
@@ -34,8 +28,8 @@ class Process:
         if released:
             self.released.set()
         self.groups: list[Any] = []
-        self.score = Remote(self._score)
-        self.__ray_ready__ = Remote(self._ready)
+        self.score = SimpleNamespace(remote=self._score)
+        self.__ray_ready__ = SimpleNamespace(remote=self._ready)
 
     async def _score(self, sample: Any, group: Any) -> Any:
         self.groups.append(group)

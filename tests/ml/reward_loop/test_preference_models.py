@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.ml.reward_loop import tiny_preference_models as tiny
 from verl_omni.reward_loop import rewards
@@ -80,8 +81,6 @@ def test_the_score_of_a_video_is_the_mean_of_its_frames(name: str, folder: Path)
 
 
 def test_a_file_of_weights_may_be_named_and_be_of_safetensors(name: str, folder: Path) -> None:
-    from safetensors.torch import save_file
-
     read = torch.load(folder / FILES[name], weights_only=True)
     (folder / FILES[name]).unlink()
     save_file(read.get("state_dict", read), folder / "weights.safetensors")

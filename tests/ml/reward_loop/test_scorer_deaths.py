@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,6 @@ def compute_score(data_source, solution_image, ground_truth, extra_info, marks, 
 """
 
 
-@pytest.fixture
-def own_ray() -> Iterator[None]:
-    with local_ray(cpus=2):
-        yield
-
-
 def workers(folder: Path, ends: int) -> Any:
     """Reward workers with the scorer `mine`, which ends its process in so many calls."""
     from verl_omni.trainer.rewards.reward_workers import RewardWorkers
@@ -49,16 +43,17 @@ def workers(folder: Path, ends: int) -> Any:
 
 
 @pytest.mark.slow  # starts Ray
-@pytest.mark.usefixtures("own_ray")
 def test_samples_of_a_process_that_ended_once_are_scored_again(tmp_path: Path) -> None:
-    reward_workers = workers(tmp_path, ends=1)
-    scored = reward_workers.compute_rm_score(samples(3))
-    assert scored.batch["rm_scores"].flatten().tolist() == [0.125] * 3
-    assert len((tmp_path / "marks").read_bytes()) >= 4
-    folder = Path(tempfile.gettempdir()) / f"reward-worker-{reward_workers.reward_loop_workers[0]._actor_id.hex()}"
-    assert [(file.name, file.stat().st_size) for file in folder.iterdir()] == [("deaths.mine", 1)]
-    reward_workers.stop()
-    assert not folder.exists()
+    with local_ray(cpus=2):
+        reward_workers = workers(tmp_path, ends=1)
+        scored = reward_workers.compute_rm_score(samples(3))
+        assert scored.batch["rm_scores"].flatten().tolist() == [0.125] * 3
+        assert len((tmp_path / "marks").read_bytes()) >= 4
+        actor = reward_workers.reward_loop_workers[0]._actor_id.hex()
+        folder = Path(tempfile.gettempdir()) / f"reward-worker-{actor}"
+        assert [(file.name, file.stat().st_size) for file in folder.iterdir()] == [("deaths.mine", 1)]
+        reward_workers.stop()
+        assert not folder.exists()
 
 
 async def died(folder: Path, scorer: str) -> ScorerDeaths:
@@ -108,8 +103,6 @@ async def test_the_next_process_counts_the_scorer_that_ran(tmp_path: Path) -> No
 
 
 async def test_after_a_death_of_several_scorers_one_call_runs_at_a_time(tmp_path: Path) -> None:
-    import asyncio
-
     deaths = ScorerDeaths(tmp_path)
     await deaths.running("one").__aenter__()
     await deaths.running("other").__aenter__()

@@ -98,24 +98,20 @@ async def test_a_result_that_is_no_score_is_a_failure_with_the_name_of_the_score
     assert re.search(message, await failure(settings, sample, judge, several))
 
 
-@pytest.mark.parametrize(("error", "message"), RAISED)
+@pytest.mark.parametrize(
+    ("error", "message", "awaited"),
+    [*((*case, False) for case in RAISED), *((*case, True) for case in RAISED if isinstance(case[0], AWAITED))],
+)
 async def test_whatever_a_scorer_raises_arrives_as_text_with_its_name(
-    settings: Settings, sample: Sample, error: BaseException, message: str
+    settings: Settings, sample: Sample, error: BaseException, message: str, awaited: bool
 ) -> None:
     def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> Any:
         raise error
 
-    assert re.search(message, await failure(settings, sample, judge, several=False))
-
-
-@pytest.mark.parametrize(("error", "message"), [case for case in RAISED if isinstance(case[0], AWAITED)])
-async def test_an_async_scorer_cannot_end_its_process(
-    settings: Settings, sample: Sample, error: BaseException, message: str
-) -> None:
-    async def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> Any:
+    async def late(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> Any:
         raise error
 
-    assert re.search(message, await failure(settings, sample, judge, several=False))
+    assert re.search(message, await failure(settings, sample, late if awaited else judge, several=False))
 
 
 @pytest.mark.parametrize(

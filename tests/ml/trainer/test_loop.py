@@ -157,15 +157,9 @@ def test_training_images_are_shown_beside_the_evaluations_of_the_same_prompt_and
     assert line["val/n"] == len(ROWS), "previews are in no metric"
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["actor_rollout_ref.rollout.pipeline.output_type=latent"],
-        ["actor_rollout_ref.rollout.val_kwargs.pipeline.output_type=latent"],
-    ],
-)
-def test_an_evaluation_of_latents_has_scores_and_no_pictures(tmp_path: Path, overrides: list[str]) -> None:
-    trainer(tmp_path, *overrides).fit(None)
+@pytest.mark.parametrize("group", ["pipeline", "val_kwargs.pipeline"])
+def test_an_evaluation_of_latents_has_scores_and_no_pictures(tmp_path: Path, group: str) -> None:
+    trainer(tmp_path, f"actor_rollout_ref.rollout.{group}.output_type=latent").fit(None)
     lines: list[dict[str, Any]] = RunFolder(tmp_path).metrics()
     assert [line["step"] for line in lines if "val/reward/mean" in line] == [0, 2]
     assert lines[0]["val/reward/mean"] == 0.5 and lines[0]["val/n"] == 2

@@ -42,6 +42,17 @@ sys.exit(main_diffusion.run_training(config, NullReporter(), train))
 """
 
 
+def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved", "signals", "said"),
@@ -58,14 +69,7 @@ sys.exit(main_diffusion.run_training(config, NullReporter(), train))
 def test_the_second_signal_ends_a_run_with_one_line_and_the_first_after_the_step(
     tmp_path: Path, saved: int, signals: int, said: str
 ) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(saved), str(signals)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ended = run(PROGRAM, tmp_path, saved, signals)
     lines = ended.stdout.splitlines()
     assert (ended.returncode, lines[-2:]) == (130, [f"stopped: {said}", "Ray has stopped"]), ended.stdout
     assert "Traceback" not in ended.stdout
@@ -82,17 +86,8 @@ def test_before_the_run_begins_nothing_is_lost(tmp_path: Path) -> None:
         "data.train_files=t",
         "actor_rollout_ref.model.external_lib=own_names",
     ]
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
-            f"from verl_omni.trainer import main_diffusion; sys.exit(main_diffusion.main({overrides}))",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
+    ended = run(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        f"from verl_omni.trainer import main_diffusion; sys.exit(main_diffusion.main({overrides}))"
     )
     assert (ended.returncode, ended.stdout) == (130, "stopped before the run began: nothing is lost\n")

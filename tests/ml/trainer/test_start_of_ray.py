@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,16 +38,15 @@ assert complete == [True], complete
 """
 
 
+def succeed(command: list[str], environment: Mapping[str, str], **options: Any) -> None:
+    environment = {**environment, "VERL_PLATFORM": "cpu"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_ray_is_imported_before_another_thread_imports_the_training_stack() -> None:
     """Two threads that import it at once find it half imported, and the run ends."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "VERL_PLATFORM": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    succeed([sys.executable, "-c", SCRIPT], os.environ)
 
 
 # What `ray.init` asks for; None is its default.
@@ -66,12 +67,4 @@ def test_ray_starts_workers_of_a_driver_below_uv_as_without_uv(tmp_path: Path) -
     (uv,) = cache.glob("omni-operator/uv-*/bin/uv")  # which `make setup` installs
     below_uv = [str(uv), "run", "--no-project", "--offline", "--python", sys.executable, sys.executable]
     unset = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_UV_RUN_RUNTIME_ENV"}
-    done = subprocess.run(
-        [*below_uv, "-c", RUNTIME],
-        env={**unset, "VERL_PLATFORM": "cpu"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    succeed([*below_uv, "-c", RUNTIME], unset, cwd=tmp_path)

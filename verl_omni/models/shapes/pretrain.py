@@ -66,7 +66,9 @@ def pretrain(recipe: Recipe, report: Report) -> Any:
     sequences, pooled = build.embed(pipe, [scene.text for scene in train])
     latents, labels = _images(train, recipe.images, rng)
     if recipe.wrong_colors:
-        labels = _wrong_captions(train, labels, recipe.wrong_colors, rng)
+        index = {scene.text: row for row, scene in enumerate(train)}
+        wrong = (scenes.recolored(train[label], recipe.wrong_colors, rng) for label in labels.tolist())
+        labels = torch.tensor([index[scene.text] for scene in wrong])
     average = copy.deepcopy(transformer)
     optimizers = _optimizers(transformer, recipe)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
@@ -128,12 +130,6 @@ def _images(train: list[scenes.Scene], number: int, rng: np.random.Generator) ->
         image = scenes.draw(scenes.place(train[label], rng))
         latents[row] = ((image - scenes.BACKGROUND) * 2).reshape(32, 2, 32, 2, 3).mean((1, 3))
     return torch.from_numpy(latents).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
-
-
-def _wrong_captions(train: list[scenes.Scene], labels: Tensor, share: float, rng: np.random.Generator) -> Tensor:
-    """Index of the prompt of each image, int64 [images], after some color words were replaced."""
-    index = {scene.text: row for row, scene in enumerate(train)}
-    return torch.tensor([index[scenes.recolored(train[label], share, rng).text] for label in labels.tolist()])
 
 
 @torch.no_grad()

@@ -14,13 +14,14 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
+from verl_omni.pipelines.engine_requests import request_generator
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.prompt_encoding import PromptEncoding
-from verl_omni.pipelines.qwen_image.step_execution import StepwiseQwenImage
 from verl_omni.pipelines.qwen_image.training import ids_problem
 from verl_omni.pipelines.request_checks import check_request
 from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.pipelines.scheduler_config import received
+from verl_omni.pipelines.stepwise import StepwiseSampling
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.utils.vllm_omni.client_errors import client_errors
 from verl_omni.weight_sync.names import to_engine_adapter
@@ -45,7 +46,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     return pre_process
 
 
-class QwenImageRolloutPipeline(PromptEncoding, StepwiseQwenImage, QwenImagePipeline):
+class QwenImageRolloutPipeline(PromptEncoding, StepwiseSampling, QwenImagePipeline):
     """Upstream's pipeline with four additions.
 
     Prompts may be token ids: whole conversations in the model's chat template. A prompt without a negative prompt is
@@ -136,6 +137,37 @@ class QwenImageRolloutPipeline(PromptEncoding, StepwiseQwenImage, QwenImagePipel
     def _build_denoise_kwargs(self, latents: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Inputs of the transformer, which gets latents in its own dtype; the sampler's are float32."""
         return super()._build_denoise_kwargs(latents.to(self.od_config.dtype), *args, **kwargs)
+
+    @override
+    def prepare_encode(self, state: Any, **kwargs: Any) -> Any:
+        """Encode the prompt, draw the initial noise and place the SDE window."""
+        generator = request_generator(state.sampling, self.device)
+        state = super().prepare_encode(state, **kwargs)
+        # The engine pads the embeddings of a batch in place, so they are recorded before.
+        conditions = self.recorded_conditions(
+            state.img_shapes,
+            None,
+            state.prompt_embeds,
+            state.prompt_embeds_mask,
+            state.negative_prompt_embeds,
+            state.negative_prompt_embeds_mask,
+        )
+        self.start_sampling(
+            state,
+            generator,
+            received(state.timesteps, self.od_config.dtype),
+            state.scheduler.sigmas,
+            {name: rows[0][None] for name, rows in conditions.items()},
+        )
+        return state
+
+    @override
+    def post_decode(self, state: Any, **kwargs: Any) -> DiffusionOutput:
+        """Output of a finished request, with its recorded fields."""
+        state.latents = state.latents.to(self.od_config.dtype)
+        output = super().post_decode(state, **kwargs)
+        self.attach_record(state, output)
+        return output
 
     def recorded_conditions(
         self,

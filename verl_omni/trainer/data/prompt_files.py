@@ -6,13 +6,15 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from verl_omni.trainer.data import parquet_types
 from verl_omni.trainer.data.preference_columns import PairColumns, find_columns
 from verl_omni.utils.messages import parse_messages
 from verl_omni.utils.model_layout import pointer_problem
 from verl_omni.utils.seeds import SEED_RANGE
+
+if TYPE_CHECKING:
+    from pyarrow import DataType
 
 NEGATIVE_PROMPT = "negative_prompt"
 SEED = "seed"
@@ -296,7 +298,7 @@ def _parquet_rows(path: Path, prompt_key: str, also: Sequence[str]) -> Iterator[
             if prompt_key not in names:
                 raise InvalidPromptFile(f"{path}: {_lacks_prompt(prompt_key, names)}")
             for column in file.schema_arrow:
-                if problem := parquet_types.find_problem(column.type):
+                if problem := _column_problem(column.type):
                     raise InvalidPromptFile(f"{path}: column {column.name}: {problem}")
             number = 0
             checked = [name for name in (prompt_key, NEGATIVE_PROMPT, *MAPPINGS, *also) if name in names]
@@ -311,3 +313,26 @@ def _parquet_rows(path: Path, prompt_key: str, also: Sequence[str]) -> Iterator[
                     number += 1
     except (ArrowException, OSError) as error:
         raise InvalidPromptFile(f"{path} cannot be read as a Parquet file: {error}") from error
+
+
+def _column_problem(kind: DataType) -> str | None:
+    """Why `datasets` cannot read a column of this type, which would stop a run after its start; None if it can."""
+    from pyarrow import BaseExtensionType, JsonType, types
+
+    if isinstance(kind, BaseExtensionType) and not isinstance(kind, JsonType):
+        if kind.extension_name == "arrow.uuid":
+            return _refused(kind, "text")
+        # The types of `datasets` for arrays, which it reads itself.
+        return None if kind.extension_name.startswith("datasets.") else _refused(kind, str(kind.storage_type))
+    if types.is_map(kind):
+        return _refused(kind, "a struct, or a text of JSON")
+    if types.is_decimal32(kind) or types.is_decimal64(kind):
+        return _refused(kind, f"decimal128({kind.precision}, {kind.scale})")
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        return _refused(kind, f"list<{kind.value_type}>")
+    parts = (_column_problem(kind.field(index).type) for index in range(kind.num_fields))
+    return next((problem for problem in parts if problem), None)
+
+
+def _refused(kind: DataType, instead: str) -> str:
+    return f"the type {kind} is not supported; write it as {instead}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,13 +14,14 @@ from verl_omni.samples import SampleRequests, ScoredSamples
 from verl_omni.trainer.generation.engines import Engines
 from verl_omni.trainer.generation.sample_generation import generate_parts, generate_scored
 from verl_omni.trainer.run.run_folder import RunFolder
-from verl_omni.trainer.run.watched_call import watched
 from verl_omni.trainer.settings import scorer_devices
 from verl_omni.weight_sync.errors import is_loss_of_replicas
 
 T = TypeVar("T")
 # A batch, or an evaluation, survives the loss of all replicas three times. After more, the batch is the likely cause.
 LOSSES_OF_ALL_REPLICAS = 3
+POLL_SECONDS = 1.0
+JOIN_SECONDS = 30.0
 
 
 class SampleGenerator:
@@ -91,3 +94,37 @@ class SampleGenerator:
         if scorer_devices.needs_engines_asleep(self._config):
             self._engines.sleep()
         return self._stack.rewards.compute_rm_score(samples)
+
+
+def watched(call: Callable[[], T], poll: Callable[[], None], at_the_end: Callable[[Callable[[], None]], None]) -> T:
+    """The result of `call`; `poll` is called every `POLL_SECONDS` until then, and its error is raised at once.
+
+    Args:
+        call: runs in a thread, and is left alone if `poll` raises.
+        at_the_end: gets what waits for such a thread. A thread that is in a call of Ray must not outlive Ray.
+
+    Raises:
+        BaseException: of `call`, or of `poll`.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001  raised again below
+            result.set_exception(error)
+
+    # Not of an executor, which the interpreter joins at its exit.
+    thread = threading.Thread(target=run, name="watched-call", daemon=True)
+    thread.start()
+    try:
+        while True:
+            try:
+                return result.result(POLL_SECONDS)
+            except TimeoutError:
+                if result.done():
+                    return result.result()  # the call's own, or it has ended in this moment
+            poll()
+    finally:
+        if not result.done():
+            at_the_end(lambda: thread.join(JOIN_SECONDS))

@@ -312,7 +312,8 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
         SettingsError: there is no such algorithm, or a module that may register it is not found.
     """
     try:
-        import_extensions(_external_lib(overrides))
+        matches = [match for text in overrides if (match := _KEY.match(text)) and match["key"] == EXTERNAL_LIB]
+        import_extensions(_parsed(matches[-1]["value"] or "null") if matches else None)
     except ValueError as error:
         raise SettingsError(str(error)) from error
     try:
@@ -324,11 +325,6 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
     except ValueError as error:
         raise SettingsError(f"{LOSS}: {error}") from error
     return loss, others
-
-
-def _external_lib(overrides: Sequence[str]) -> Any:
-    matches = [match for override in overrides if (match := _KEY.match(override)) and match["key"] == EXTERNAL_LIB]
-    return _parsed(matches[-1]["value"] or "null") if matches else None
 
 
 def _missing(config: DictConfig, prefix: str = "") -> Iterator[str]:

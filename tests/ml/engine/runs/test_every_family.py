@@ -26,6 +26,7 @@ from omni_operator.cli.main import app
 from tests.ml.engine import small_jobs
 from tests.ml.engine.conftest import FAMILY_PROMPTS
 from tests.ml.engine.shared_ray import SharedRay
+from tests.ml.engine.small_run import small_run
 from verl_omni.algos.agreement import VELOCITY_TOLERANCES
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -301,28 +302,8 @@ def test_flux2_klein_agrees_before_and_after_an_update_that_changes_the_images(f
     running.check_base(changed, tensors=29)
 
 
-MODEL = "actor_rollout_ref.model"
-ROLLOUT = "actor_rollout_ref.rollout"
-LOSS = "actor_rollout_ref.actor.diffusion_loss"
-
-
-def small_run(folder: Path) -> list[str]:
-    """Settings of a run in a folder that trains an adapter of the model in it."""
-    return [
-        f"{MODEL}.path={folder / 'model'}",
-        f"{MODEL}.lora_rank=4",
-        "data.train_batch_size=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        f"{ROLLOUT}.n=2",
-        f"{ROLLOUT}.pipeline.height=64",
-        f"{ROLLOUT}.pipeline.width=64",
-        f"{ROLLOUT}.pipeline.num_inference_steps=3",
-        f"trainer.default_local_dir={folder / 'run'}",
-    ]
-
-
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics that such a run wrote."""
+    """The lines of metrics of the run in a folder."""
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -392,12 +373,15 @@ def test_a_run_uses_the_algorithm_advantages_family_and_reward_of_a_users_module
     MAKERS["sd3"](tmp_path / "model")
     index = tmp_path / "model" / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "MyPipeline"}))
+    loss = "actor_rollout_ref.actor.diffusion_loss"
     shared_ray.train(
         [
-            *small_run(tmp_path),
-            f"{MODEL}.external_lib=tests.ml.own_extension",
-            f"{LOSS}.loss_mode=my_algorithm",
-            f"{LOSS}.scale=3",
+            *small_run(tmp_path / "model"),
+            "data.max_prompt_length=77",
+            f"trainer.default_local_dir={tmp_path / 'run'}",
+            "actor_rollout_ref.model.external_lib=tests.ml.own_extension",
+            f"{loss}.loss_mode=my_algorithm",
+            f"{loss}.scale=3",
             "algorithm.adv_estimator=my_advantage",
             "reward.scorer=my_reward",
             "reward.scorer_kwargs.weight=-1",

@@ -15,6 +15,7 @@ import torch
 
 from tests.ml.engine.local_engine import LocalEngine, command_line
 from tests.ml.engine.replica_driver import announced
+from tests.ml.workers.rollout.fake_engine import server_with
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -153,26 +154,14 @@ async def _aborted_and_updated(model: Path) -> None:
     from verl_omni.utils.registry import load
     from verl_omni.weight_sync import ipc
     from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
-    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineControlError, wait_until
     from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine
     from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION
-    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
     settings = DiffusionModelConfig(path=str(model))
-    server = object.__new__(vLLMOmniHttpServer)
+    server = server_with(None)
     server.config = DiffusionRolloutConfig(step_execution=True)
     server.model_config = settings
-    server._mode = DiffusionMode()
-    server.replica_rank = 0
-    server.global_steps = 0
-    server._submission_paused = False
-    server._rejecting = False
-    server._admitting = 0
-    server._resume_event = asyncio.Event()
-    server._resume_event.set()
-    server.node_rank = 0
-    server._post_init("")
     arguments = server._mode.engine_args(command_line(model, 1, WORKER_EXTENSION), server.config, settings)
     pipeline = load(family(settings.architecture).pipeline)
     plain = pipeline.predict_noise_maybe_with_cfg

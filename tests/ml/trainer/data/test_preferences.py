@@ -69,6 +69,14 @@ def test_photographs_are_upright(tmp_path: Path) -> None:
     assert pixels[0, :, 0, 7].tolist() == [255, 0, 0], "turned, not cropped"
 
 
+def colors(pairs: PreferencePairs, rows: list[int]) -> list[list[list[float]]]:
+    """Mean color of both images of each row, the preferred one first."""
+    means: list[list[list[float]]] = (
+        pairs.update_request(rows, seed=1).batch["pixels"].float().mean(dim=(3, 4)).tolist()
+    )
+    return means
+
+
 def encoded(color: tuple[int, int, int]) -> dict[str, Any]:
     file = io.BytesIO()
     Image.new("RGB", (8, 8), color).save(file, format="PNG")
@@ -82,8 +90,7 @@ def test_images_may_be_in_the_data_set(tmp_path: Path, feature: datasets.Image |
         pairs = pairs.cast_column(name, feature)
     pairs.to_parquet(tmp_path / "pairs.parquet")
     rows = read(tmp_path / "pairs.parquet")
-    (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
-    assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
+    assert colors(PreferencePairs(rows, tmp_path, height=8, width=8), [0]) == [[list(RED), list(BLUE)]]
 
 
 def test_images_of_datasets_may_be_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +103,7 @@ def test_images_of_datasets_may_be_files(tmp_path: Path, monkeypatch: pytest.Mon
         there.chdir(tmp_path)  # datasets looks for files from the working directory
         datasets.Dataset.from_list([row], features=columns).to_parquet("pairs.parquet")
     rows = read(tmp_path / "pairs.parquet")
-    (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
-    assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
+    assert colors(PreferencePairs(rows, tmp_path, height=8, width=8), [0]) == [[list(RED), list(BLUE)]]
 
 
 def test_the_program_of_the_docs_writes_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +146,6 @@ def parquet(folder: Path, rows: list[dict[str, Any]]) -> Any:
     pd.DataFrame(rows).to_parquet(path)
     prompt_files.check_file(path, "prompt", pairs=folder)
     return read(path)
-
-
-def colors(pairs: PreferencePairs, rows: list[int]) -> list[list[list[float]]]:
-    """Mean color of both images of each row, the preferred one first."""
-    means: list[list[list[float]]] = (
-        pairs.update_request(rows, seed=1).batch["pixels"].float().mean(dim=(3, 4)).tolist()
-    )
-    return means
 
 
 def test_pairs_of_the_references_data_script_are_read_and_its_other_columns_named(tmp_path: Path) -> None:

@@ -321,10 +321,6 @@ def test_the_trainer_is_offline_unless_the_user_wants_otherwise(
     assert os.environ["HF_HUB_OFFLINE"] == then
 
 
-def test_workers_on_other_nodes_do_not_get_the_token() -> None:
-    assert startup.passed_variables({"HF_TOKEN": "t", "HF_HOME": "/models"}) == {"HF_HOME": "/models"}
-
-
 def test_the_page_says_what_the_adapter_is_for(hub: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "a-job"
     folder.mkdir()

@@ -30,25 +30,15 @@ class Replica:
     takes: bool = True
     requests: int = 0
     stopped: int = 0
+    address: str | None = None
 
     @property
     def server_address(self) -> str:
-        return f"host:{self.replica_rank}"
+        return self.address or f"host:{self.replica_rank}"
 
     @property
     def works(self) -> bool:
         return self.alive and self.answers
-
-
-@dataclass(eq=False)
-class Addressed(Replica):
-    """A replica with its own address."""
-
-    address: str = ""
-
-    @property
-    def server_address(self) -> str:
-        return self.address
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -223,8 +224,6 @@ def manager(
     monkeypatch: pytest.MonkeyPatch, *replicas: tuple[Any, Any], unconfirmed: dict[int, str] | None = None
 ) -> Any:
     """A manager of replicas with one worker each, whose answers to `ready` and to `receive_weights` are given."""
-    import sys
-
     monkeypatch.setitem(sys.modules, "ray", FakeRay())
     monkeypatch.setattr("verl_omni.trainer.replicas.replica_transport.describe_error", str)
     fake_replicas = [
@@ -269,8 +268,6 @@ def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(mon
 
 
 def test_an_update_does_not_wait_twice_for_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     updates = manager(monkeypatch, ("ok", "ok"), ("ok", None), ("ok", GONE), unconfirmed={1: "too slow", 2: "it left"})
     updates.transport.deadline = 120.0
     updates.update_weights(4)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.ml.trainer.recorded_runs import events
-from tests.ml.trainer.replicas.replicas_in_memory import Addressed, Memory, Replica, pool_of
+from tests.ml.trainer.replicas.replicas_in_memory import Memory, Replica, pool_of
 from verl_omni.trainer.replicas.replica_pool import RETRY_MOST_SECONDS, RETRY_SECONDS
 from verl_omni.trainer.replicas.replica_reports import JoinTimes, JudgeReports, RunReports, versions_of_hosts
 from verl_omni.trainer.run.run_folder import RunFolder
@@ -60,7 +60,7 @@ def test_a_host_serves_when_all_its_replicas_do() -> None:
     """A rolling update would replace the next pod while the second engine of this one loads, or never starts."""
     memory = Memory(hosts={"10.0.0.7": 2, "10.0.0.8": 0})
     pool = pool_of(memory, 1)
-    first, second = (Addressed(rank, 0, address=f"10.0.0.7:800{rank}") for rank in (1, 2))
+    first, second = (Replica(rank, 0, address=f"10.0.0.7:800{rank}") for rank in (1, 2))
     for version, joins, counts in [(1, first, {"host": 1}), (2, second, {"host": 2, "10.0.0.7": 2})]:
         pool.updates.join(joins, JoinTimes(1.0, 1.0))
         pool.updates.update_weights(version)

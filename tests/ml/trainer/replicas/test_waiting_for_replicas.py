@@ -15,11 +15,12 @@ from verl import DataProto
 from tests.ml.trainer.recorded_runs import Recorder, events
 from tests.ml.trainer.replicas.replicas_in_memory import Memory, Recorded, Replica
 from tests.ml.trainer.runs_in_memory import RunInMemory, Trained, trainer
+from verl_omni.trainer.generation import sample_generator
 from verl_omni.trainer.metrics.exported import TrainerMetrics
 from verl_omni.trainer.replicas import replica_updates
 from verl_omni.trainer.replicas.replica_reports import JoinTimes
 from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
-from verl_omni.trainer.run import checkpoints, watched_call
+from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.step_checkpoints import Interrupted
 from verl_omni.weight_sync.errors import TooFewReplicas
 
@@ -100,8 +101,7 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_run_waits_for_replicas(
 ) -> None:
     monkeypatch.setattr(replica_updates, "WAIT_SECONDS", 0.01)
     run, updates = waiting_run(tmp_path, stack := Trained(), "false", patience=1000.0)
-    wanted = once(lambda: waits(updates))
-    run.requests.checkpoint_wanted = wanted
+    run.requests.checkpoint_wanted = once(lambda: waits(updates))
     run.loop.recorder.exported = TrainerMetrics(exported := Recorder())
     logged = Logged()
     run.loop.recorder.tracking = logged  # type: ignore[assignment]
@@ -168,19 +168,17 @@ class Blocked(Trained):
         self.where = where
         self.lose = lambda: None
         self.go_on = threading.Event()
-        self.blocks = threading.Event()  # the generation has begun that waits for `go_on`
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         evaluates = bool(prompts.meta_info.get("validate"))
         if self.served == LOST and evaluates == (self.where == "evaluation"):
             self.lose()
-            self.blocks.set()
             assert self.go_on.wait(60), "neither stopped nor joined"
         return super().generate_sequences(prompts)
 
 
 def blocked_run(folder: Path, stack: Blocked, monkeypatch: pytest.MonkeyPatch) -> tuple[RunInMemory, Any]:
-    monkeypatch.setattr(watched_call, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sample_generator, "POLL_SECONDS", 0.01)
     run, updates = waiting_run(folder, stack, "true", patience=1000.0, lost=None)
     run.stack.pool = SimpleNamespace(updates=updates)
     stack.lose = lambda: updates.lose(updates.replicas[0], "its node is gone")  # type: ignore[assignment]

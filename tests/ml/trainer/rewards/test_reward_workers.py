@@ -47,13 +47,13 @@ def worker() -> Any:
     return reward_worker
 
 
-def worker_with(path: Path, name: str = "compute_score") -> RewardWorker:
-    """A worker as Ray makes it, with the function of a user's file."""
+def worker_with(path: Path) -> RewardWorker:
+    """A worker as Ray makes it, with the function `compute_score` of a user's file."""
     module = {"path": "pkg://verl_omni.reward_loop.reward_manager"}
     model = {"tokenizer_path": str(MODEL / "tokenizer"), "path": str(MODEL)}
     reward = {
         "reward_model": {"enable": False, "model_path": None},
-        "custom_reward_function": {"path": str(path), "name": name},
+        "custom_reward_function": {"path": str(path), "name": "compute_score"},
         "reward_manager": {"source": "importlib", "name": "VisualRewardManager", "module": module},
     }
     return RewardWorker(OmegaConf.create({"reward": reward, "actor_rollout_ref": {"model": model}}))

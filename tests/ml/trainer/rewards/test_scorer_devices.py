@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ def compute_score(data_source, solution_image, ground_truth, extra_info, device)
     number = ray.get_runtime_context().get_accelerator_ids()["GPU"]
     return {"score": 0.0, "device": device, "reserved": ",".join(number), "seen": os.environ["CUDA_VISIBLE_DEVICES"]}
 """
-
 
 AHEAD = ("actor_rollout_ref.rollout.nnodes=1", "trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async")
 SHARED = "reward.scorer_kwargs.device=trainer"
@@ -160,27 +158,6 @@ def test_a_run_without_free_accelerators_is_refused(
         assert problem.startswith(begin) and "write trainer or cpu" in problem
 
 
-@pytest.fixture
-def pool_of_two() -> Iterator[Any]:
-    """Two of three logical GPUs of Ray are the trainer's, of which its actors have half."""
-    from verl.single_controller.ray import RayResourcePool
-
-    with local_ray(cpus=5, gpus=3):
-        pool = RayResourcePool([2], use_gpu=True, name_prefix="actor", max_colocate_count=2)
-        pool.get_placement_groups(device_name="cpu")
-        yield pool
-
-
-@pytest.fixture
-def ray_with_three_gpus() -> Iterator[None]:
-    """Logical GPUs of Ray, of which training has taken one."""
-    from ray.util.placement_group import placement_group
-
-    with local_ray(cpus=1, gpus=3):
-        assert placement_group([{"GPU": 1}]).wait(60)
-        yield
-
-
 def samples(count: int) -> Any:
     from verl import DataProto
 
@@ -203,37 +180,47 @@ def with_function(folder: Path, device: str) -> Any:
 
 
 @pytest.mark.slow  # starts Ray
-@pytest.mark.usefixtures("ray_with_three_gpus")
 def test_each_reward_worker_sees_an_accelerator_of_its_own(tmp_path: Path) -> None:
+    """Ray has three logical GPUs, of which training has taken one."""
     import ray
+    from ray.util.placement_group import placement_group
 
     from verl_omni.trainer.rewards.reward_workers import RewardWorkers
 
-    workers = RewardWorkers(with_function(tmp_path, "cuda:0"), None).reward_loop_workers
-    replies = ray.get([worker.compute_score.remote(samples(1)) for worker in workers], timeout=120)
-    extras = [reply["reward_extra_info"] for reply in replies]
-    assert [extra["reward/mine/device"] for extra in extras] == ["cuda:0"] * 2
-    assert len({extra["reward/mine/reserved"] for extra in extras}) == 2
-    assert all(extra["reward/mine/reserved"] == extra["reward/mine/seen"] for extra in extras)
-    assert ray.available_resources().get("GPU", 0) == 0
+    with local_ray(cpus=1, gpus=3):
+        assert placement_group([{"GPU": 1}]).wait(60)
+        workers = RewardWorkers(with_function(tmp_path, "cuda:0"), None).reward_loop_workers
+        replies = ray.get([worker.compute_score.remote(samples(1)) for worker in workers], timeout=120)
+        extras = [reply["reward_extra_info"] for reply in replies]
+        assert [extra["reward/mine/device"] for extra in extras] == ["cuda:0"] * 2
+        assert len({extra["reward/mine/reserved"] for extra in extras}) == 2
+        assert all(extra["reward/mine/reserved"] == extra["reward/mine/seen"] for extra in extras)
+        assert ray.available_resources().get("GPU", 0) == 0
 
 
 @pytest.mark.slow  # starts Ray
-def test_reward_workers_that_share_see_the_accelerators_of_the_trainer(tmp_path: Path, pool_of_two: Any) -> None:
-    """A function stands in for a scorer with a model; the trainer's device is the CPU, and Ray's GPUs are logical."""
+def test_reward_workers_that_share_see_the_accelerators_of_the_trainer(tmp_path: Path) -> None:
+    """A function stands in for a scorer with a model; the trainer's device is the CPU, and Ray's GPUs are logical.
+
+    Two of three are the trainer's, of which its actors have half.
+    """
     import ray
+    from verl.single_controller.ray import RayResourcePool
 
     from verl_omni.trainer.rewards.reward_workers import RewardWorkers
 
-    workers = RewardWorkers(with_function(tmp_path, "trainer"), None, pool_of_two)
-    assert workers.reward_loop_worker_handles is None, "agent loops do not score"
-    scored = workers.compute_rm_score(samples(4))
-    assert scored.batch["rm_scores"].tolist() == [[0.0]] * 4
-    columns = scored.non_tensor_batch
-    assert list(columns["reward/mine/device"]) == ["cpu"] * 4
-    assert len(set(columns["reward/mine/reserved"])) == 2
-    assert list(columns["reward/mine/seen"]) == list(columns["reward/mine/reserved"])
-    assert ray.available_resources()["GPU"] == 1, "the third is free"
+    with local_ray(cpus=5, gpus=3):
+        pool = RayResourcePool([2], use_gpu=True, name_prefix="actor", max_colocate_count=2)
+        pool.get_placement_groups(device_name="cpu")
+        workers = RewardWorkers(with_function(tmp_path, "trainer"), None, pool)
+        assert workers.reward_loop_worker_handles is None, "agent loops do not score"
+        scored = workers.compute_rm_score(samples(4))
+        assert scored.batch["rm_scores"].tolist() == [[0.0]] * 4
+        columns = scored.non_tensor_batch
+        assert list(columns["reward/mine/device"]) == ["cpu"] * 4
+        assert len(set(columns["reward/mine/reserved"])) == 2
+        assert list(columns["reward/mine/seen"]) == list(columns["reward/mine/reserved"])
+        assert ray.available_resources()["GPU"] == 1, "the third is free"
 
 
 GROUP_WISE = "def rank(data_sources, solution_images, ground_truths, extra_infos, groups): return []"

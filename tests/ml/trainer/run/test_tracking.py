@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import types
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.ml import smallest_job
 from verl_omni.settings_schema.declarations import TRACKERS_WITH_IMAGES
@@ -28,11 +30,17 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Any:
     return smallest_job.load("trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2")
 
 
+def tensorboard(folder: Path) -> Any:
+    """What TensorBoard reads in a run folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0, "tensors": 0})
+    return events.Reload()
+
+
 def test_the_console_and_tensorboard_get_every_metric(
     config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     tracking = trackers.open_trackers(config, tmp_path)
     assert tracking is not None
     recorder = StepRecorder(RunFolder(tmp_path), total=2, tracking=tracking)
@@ -40,17 +48,14 @@ def test_the_console_and_tensorboard_get_every_metric(
         recorder.record({"step": step, "weights/version": step, "reward/mean": 0.25 * step})
     tracking.finish()
     assert "step:2 - " in capsys.readouterr().out
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
+    means = tensorboard(tmp_path).Scalars("reward/mean")
+    assert [(event.step, event.value) for event in means] == [(1, 0.25), (2, 0.5)]
 
 
 @pytest.mark.parametrize(("first", "expected"), [(3, [1, 2, 30, 40]), (0, [30, 40])], ids=["resumed", "new"])
 def test_files_of_an_earlier_attempt_keep_the_steps_that_are_not_repeated(
     config: Any, tmp_path: Path, first: int, expected: list[int]
 ) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     config.trainer.logger = ["tensorboard", "file"]
     for attempt, begin, values in ((1, 0, {1: 1, 2: 2, 3: 3}), (2, first, {3: 30, 4: 40})):
         tracking = trackers.open_trackers(config, tmp_path, first=begin)
@@ -61,9 +66,7 @@ def test_files_of_an_earlier_attempt_keep_the_steps_that_are_not_repeated(
         if attempt == 1:
             with (tmp_path / "tracking.jsonl").open("a") as file:
                 file.write('{"step": 4, "da')  # cut off by a kill
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [event.value for event in events.Scalars("reward")] == expected
+    assert [event.value for event in tensorboard(tmp_path).Scalars("reward")] == expected
     lines = [json.loads(line) for line in (tmp_path / "tracking.jsonl").read_text().splitlines()]
     assert [line["data"]["reward"] for line in lines] == expected
 
@@ -84,11 +87,6 @@ def held_out(count: int) -> list[ShownSample]:
 
 
 def test_tensorboard_shows_held_out_pictures_with_their_prompts(config: Any, tmp_path: Path) -> None:
-    import io
-
-    from PIL import Image
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     tracking = trackers.open_trackers(config, tmp_path)
     assert tracking is not None and tracking.pictures == 2
     pixels = torch.zeros(3, 8, 16, dtype=torch.uint8)
@@ -96,8 +94,7 @@ def test_tensorboard_shows_held_out_pictures_with_their_prompts(config: Any, tmp
     tracking.show(20, [*held_out(2), preview])
     tracking.show(40, [])
     tracking.finish()
-    events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"images": 0, "tensors": 0})
-    events.Reload()
+    events = tensorboard(tmp_path)
     (shown,) = events.Images("val/generations/01")
     with Image.open(io.BytesIO(shown.encoded_image_string)) as picture:
         assert (shown.step, picture.size, picture.getpixel((0, 0))) == (20, (8, 8), (10, 0, 0))

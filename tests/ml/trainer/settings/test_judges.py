@@ -86,21 +86,18 @@ def test_on_the_trainers_accelerators_it_sleeps_unless_told_otherwise_and_on_its
     shared = loaded(*four)
     awake = loaded(*four, f"{RM}.rollout.free_cache_engine=false")
     job = loaded(ON, PATH, *OWN)
-    for config in (shared, awake, job):
+    configs = (shared, awake, job)
+    for config in configs:
         judge_settings.fill_in(config, has_accelerator=True)
-    assert [judge_settings.sleeps(config) for config in (shared, awake, job)] == [True, False, False]
-    assert [judge_settings.shared(config) for config in (shared, awake, job)] == [True, True, False]
-    assert [judge_settings.replicas(config) for config in (shared, awake, job)] == [2, 2, 1]
-    assert [judge_settings.accelerators(config) for config in (shared, awake, job)] == [0, 0, 2]
-    assert [config.reward.reward_model.rollout.enable_sleep_mode for config in (shared, awake, job)] == [
-        True,
-        False,
-        False,
-    ]
+    assert [judge_settings.sleeps(config) for config in configs] == [True, False, False]
+    assert [judge_settings.shared(config) for config in configs] == [True, True, False]
+    assert [judge_settings.replicas(config) for config in configs] == [2, 2, 1]
+    assert [judge_settings.accelerators(config) for config in configs] == [0, 0, 2]
+    assert [config.reward.reward_model.rollout.enable_sleep_mode for config in configs] == [True, False, False]
     assert "engine_kwargs" in job.reward.reward_model.rollout and not job.reward.reward_model.rollout.engine_kwargs
-    assert judge_settings.replicas(loaded()) == judge_settings.accelerators(
-        loaded()
-    ) == 0 and not judge_settings.sleeps(loaded())
+    without = loaded()
+    assert judge_settings.replicas(without) == judge_settings.accelerators(without) == 0
+    assert not judge_settings.sleeps(without)
 
 
 def test_without_an_accelerator_its_engine_has_one_process() -> None:

@@ -152,22 +152,14 @@ def test_precision_and_activation_checkpointing_depend_on_the_machine(
 
 def test_on_a_cpu_the_engine_gets_settings_that_it_can_start_with(tmp_path: Path) -> None:
     rollout = "actor_rollout_ref.rollout"
-    overrides = [
-        f"{rollout}.{setting}"
-        for setting in (
-            "tensor_model_parallel_size=2",
-            "data_parallel_size=2",
-            "rollout_attn_backend=FLASH_ATTN",
-            "enable_sleep_mode=true",
-        )
-    ]
-    read = operator.attrgetter(
-        "tensor_model_parallel_size", "data_parallel_size", "rollout_attn_backend", "enable_sleep_mode"
-    )
+    names = ("tensor_model_parallel_size", "data_parallel_size", "rollout_attn_backend", "enable_sleep_mode")
+    given = (2, 2, "FLASH_ATTN", True)
+    overrides = [f"{rollout}.{name}={value}" for name, value in zip(names, given, strict=True)]
+    read = operator.attrgetter(*names)
     assert read(fitted(tmp_path, "WanPipeline", *overrides).rollout) == (1, 1, "TORCH_SDPA", False)
     write_part(tmp_path, "transformer", {"num_attention_heads": 2, "ffn_dim": 8})
     kept = fitted(tmp_path, "WanPipeline", *overrides, "trainer.n_gpus_per_node=4", has_accelerator=True).rollout
-    assert read(kept) == (2, 2, "FLASH_ATTN", True)
+    assert read(kept) == given
 
 
 @pytest.mark.parametrize(
@@ -185,19 +177,10 @@ def test_on_a_cpu_the_engine_gets_settings_that_it_can_start_with(tmp_path: Path
 def test_a_sequence_that_ranks_cannot_share_is_refused_before_anything_starts(
     tmp_path: Path, architecture: str, size: int, overrides: list[str], message: str | None
 ) -> None:
-    for name, config in (
-        ("transformer", {"num_attention_heads": 6, "in_channels": 16, "joint_attention_dim": 8, "patch_size": 2}),
-        (
-            "vae",
-            {
-                "z_dim": 4,
-                "latent_channels": 4,
-                "temperal_downsample": [False, True, True],
-                "block_out_channels": [8] * 4,
-            },
-        ),
-    ):
-        write_part(tmp_path, name, config)
+    transformer = {"num_attention_heads": 6, "in_channels": 16, "joint_attention_dim": 8, "patch_size": 2}
+    write_part(tmp_path, "transformer", transformer)
+    compression = {"temperal_downsample": [False, True, True], "block_out_channels": [8] * 4}
+    write_part(tmp_path, "vae", {"z_dim": 4, "latent_channels": 4, **compression})
     settings = [
         "trainer.n_gpus_per_node=4",
         f"{FSDP}.ulysses_sequence_parallel_size={size}",
@@ -314,9 +297,10 @@ def test_a_family_that_pads_prompts_needs_all_rows_of_embeddings(tmp_path: Path,
     assert fitted(tmp_path, "QwenImagePipeline", f"{length}=60").rollout.max_prompt_embed_length == 60
 
 
-def test_workers_on_other_nodes_do_not_get_the_address_of_the_drivers_node() -> None:
-    environment = {"HCCL_IF_IP": "10.0.0.1", "HCCL_CONNECT_TIMEOUT": "7200", "HF_HOME": "/models", "HOME": "/root"}
-    assert startup.passed_variables(environment) == {"HCCL_CONNECT_TIMEOUT": "7200", "HF_HOME": "/models"}
+def test_workers_on_other_nodes_get_neither_the_address_of_the_drivers_node_nor_the_token() -> None:
+    passed = {"HCCL_CONNECT_TIMEOUT": "7200", "HF_HOME": "/models"}
+    kept = {"HCCL_IF_IP": "10.0.0.1", "HF_TOKEN": "t", "HOME": "/root"}
+    assert startup.passed_variables(passed | kept) == passed
 
 
 def test_numbers_of_the_data_may_be_null_as_in_scripts_for_verl(tmp_path: Path) -> None:

@@ -82,8 +82,6 @@ def overrides(name: str, value: str) -> list[str]:
     text = value.replace("<path>", "/a/path")
     if name == f"{MODEL}.algorithm" and value in WITH_ALGORITHM:
         companions = [WITH_ALGORITHM[value]]
-    if name == f"{ROLLOUT}.algo.noise_level":
-        companions = []
     return [*JOB, *companions, f"{name}={text}"]
 
 
@@ -287,18 +285,17 @@ def test_whether_the_engine_records_log_probabilities_depends_on_the_algorithm_o
 def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) -> None:
     several = "reward.reward_functions"
     reward = "reward.custom_reward_function"
-    overrides = JOB
     reference = configuration.load(
-        [*overrides, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"]
+        [*JOB, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"]
     )
     assert (reference.reward.scorer, reference.reward.custom_reward_function.path) == ("genrm_ocr", None)
     url = f"+{reward}.reward_kwargs.server_url=http://localhost:1"
-    with_settings = configuration.load([*overrides, f"{reward}.path={path.format('http_scorer_client')}", url]).reward
+    with_settings = configuration.load([*JOB, f"{reward}.path={path.format('http_scorer_client')}", url]).reward
     assert (with_settings.scorer, with_settings.custom_reward_function.reward_kwargs) == ("http", {})
     assert with_settings.scorer_kwargs == {"url": "http://localhost:1", "protocol": "pickle"}
     parts = configuration.load(
         [
-            *overrides,
+            *JOB,
             f"{several}.a.path={path.format('http_scorer_client')}",
             f"{several}.a.name=compute_score",
             f"{several}.a.server_url=http://localhost:1",
@@ -308,7 +305,7 @@ def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) ->
     assert (parts.a.name, parts.a.path, parts.a.url) == ("http", None, "http://localhost:1")
     assert parts.a.protocol == "pickle"
     assert (parts.b.name, parts.b.path) == ("pickscore", None)
-    named = configuration.load([*overrides, f"{reward}.path={path.format('mine')}"]).reward
+    named = configuration.load([*JOB, f"{reward}.path={path.format('mine')}"]).reward
     assert (named.scorer, named.custom_reward_function.path) == (None, path.format("mine"))
 
 

@@ -13,6 +13,8 @@ from verl_omni.trainer.settings import configuration
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+LOSS = f"{ACTOR}.diffusion_loss.loss_mode"
+SAMPLED_FOR = "actor_rollout_ref.model.algorithm"
 
 
 def of_kind(kind: type) -> list[str]:
@@ -67,20 +69,17 @@ def test_a_value_that_asks_for_nothing_is_accepted_and_changes_nothing(place: in
 
 
 def test_dpo_is_another_name_of_diffusion_dpo() -> None:
-    loss = f"{ACTOR}.diffusion_loss.loss_mode"
-    sampled_for = "actor_rollout_ref.model.algorithm"
     adapter = [*smallest_job.REQUIRED, "actor_rollout_ref.model.lora_rank=4"]
-    reference = configuration.load([*adapter, f"{loss}=dpo", f"{sampled_for}=dpo"])
-    assert reference == configuration.load([*adapter, f"{loss}=diffusion_dpo", f"{sampled_for}=diffusion_dpo"])
+    reference = configuration.load([*adapter, f"{LOSS}=dpo", f"{SAMPLED_FOR}=dpo"])
+    assert reference == configuration.load([*adapter, f"{LOSS}=diffusion_dpo", f"{SAMPLED_FOR}=diffusion_dpo"])
     assert smallest_job.load("trainer.project_name=dpo").trainer.project_name == "dpo"
 
 
-SAMPLED_FOR = "actor_rollout_ref.model.algorithm"
 DANCE = (f"{ROLLOUT}.algo.sde_type=dance_sde", "algorithm.adv_estimator=dance_grpo")
 MIX = (f"{ROLLOUT}.algo.sde_window_seed=0", "algorithm.adv_estimator=mix_grpo")
 
 
-@pytest.mark.parametrize("setting", [f"{ACTOR}.diffusion_loss.loss_mode", SAMPLED_FOR])
+@pytest.mark.parametrize("setting", [LOSS, SAMPLED_FOR])
 @pytest.mark.parametrize(("name", "meaning"), [("dance_grpo", DANCE), ("mix_grpo", MIX)])
 def test_an_algorithm_that_is_flow_grpo_with_other_settings_has_a_name(
     setting: str, name: str, meaning: tuple[str, ...]
@@ -93,19 +92,18 @@ def test_an_algorithm_that_is_flow_grpo_with_other_settings_has_a_name(
 
 
 def test_the_users_own_settings_come_after_those_that_a_name_stands_for() -> None:
-    overrides = [f"{ROLLOUT}.algo.sde_type=sde", f"{ACTOR}.diffusion_loss.loss_mode=dance_grpo"]
+    overrides = [f"{ROLLOUT}.algo.sde_type=sde", f"{LOSS}=dance_grpo"]
     assert smallest_job.load(*overrides).actor_rollout_ref.rollout.algo.sde_type == "sde"
 
 
 def test_names_of_two_algorithms_are_refused_in_any_order() -> None:
-    loss = f"{ACTOR}.diffusion_loss.loss_mode"
-    overrides = [f"{loss}=dance_grpo", f"{SAMPLED_FOR}=mix_grpo", f"{ROLLOUT}.algo.sde_window_size=2"]
-    message = f"{loss}=dance_grpo and {SAMPLED_FOR}=mix_grpo: these are different algorithms; name one of them"
+    overrides = [f"{LOSS}=dance_grpo", f"{SAMPLED_FOR}=mix_grpo", f"{ROLLOUT}.algo.sde_window_size=2"]
+    message = f"{LOSS}=dance_grpo and {SAMPLED_FOR}=mix_grpo: these are different algorithms; name one of them"
     assert refusal(*overrides) == refusal(*reversed(overrides)) == message
     message = (
-        f"{loss}=mix_grpo and algorithm.adv_estimator=dance_grpo: these are different algorithms; name one of them"
+        f"{LOSS}=mix_grpo and algorithm.adv_estimator=dance_grpo: these are different algorithms; name one of them"
     )
-    assert refusal(DANCE[1], f"{loss}=mix_grpo", overrides[2]) == message
+    assert refusal(DANCE[1], f"{LOSS}=mix_grpo", overrides[2]) == message
 
 
 def test_without_loss_mode_the_algorithm_is_that_of_the_samples() -> None:
@@ -126,7 +124,7 @@ def test_mix_grpo_draws_one_window_a_step_unless_it_is_told_to_move_it() -> None
 
 
 def test_mix_grpo_needs_a_window_that_fits() -> None:
-    name = f"{ACTOR}.diffusion_loss.loss_mode=mix_grpo"
+    name = f"{LOSS}=mix_grpo"
     size = f"{ROLLOUT}.algo.sde_window_size"
     assert refusal(name) == f"{size}: mix_grpo trains on a window of the steps; write how many it has"
     assert refusal("algorithm.adv_estimator=mix_grpo") == refusal(name)

@@ -24,6 +24,7 @@ from verl_omni.trainer.settings import model_settings as driver
 from verl_omni.utils.adapter_folder import DIFFUSERS_FILE, PEFT_FILE, PEFT_SETTINGS
 from verl_omni.workers.actor import saved_adapter
 from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.actor.export import peft_config, stage_adapter
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
@@ -62,16 +63,8 @@ def write_peft(model: Any, folder: Path, prefix: str = "base_model.model.", **co
     folder.mkdir()
     values = {name.replace("transformer.", prefix, 1): value.contiguous() for name, value in tensors(model).items()}
     save_file(values, folder / PEFT_FILE, metadata={"format": "pt"})
-    described = {**driver_config(model), **config}
-    (folder / PEFT_SETTINGS).write_text(json.dumps(described))
+    (folder / PEFT_SETTINGS).write_text(json.dumps({**peft_config(model), **config}))
     return folder
-
-
-def driver_config(model: Any) -> dict[str, Any]:
-    """The content of `adapter_config.json`."""
-    from verl_omni.workers.actor.export import peft_config
-
-    return peft_config(model)
 
 
 def write_diffusers(model: Any, folder: Path) -> Path:
@@ -79,7 +72,7 @@ def write_diffusers(model: Any, folder: Path) -> Path:
     from peft.utils import get_peft_model_state_dict
 
     StableDiffusion3Pipeline.save_lora_weights(
-        folder, get_peft_model_state_dict(model), transformer_lora_adapter_metadata=driver_config(model)
+        folder, get_peft_model_state_dict(model), transformer_lora_adapter_metadata=peft_config(model)
     )
     return folder
 
@@ -95,8 +88,6 @@ def write_alphas(model: Any, folder: Path) -> Path:
 
 def write_run(model: Any, folder: Path) -> Path:
     """The adapter of a checkpoint."""
-    from verl_omni.workers.actor.export import stage_adapter
-
     stage_adapter(model, folder, write=True)()
     return folder
 
@@ -206,46 +197,28 @@ def test_settings_that_contradict_the_adapter_are_refused(
         filled(model_folder, folder, f"{MODEL}.{setting}")
 
 
-def changed(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Any, Path], Path]:
-    """A layout of peft whose tensors are changed."""
+def spoiled(spoil: Callable[[Path], object]) -> Callable[[Any, Path], Path]:
+    """An adapter of peft whose folder is changed."""
 
     def write(model: Any, folder: Path) -> Path:
-        file = write_peft(model, folder) / PEFT_FILE
-        save_file(change(load_file(file)), file)
+        spoil(write_peft(model, folder))
         return folder
 
     return write
+
+
+def changed(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Any, Path], Path]:
+    """An adapter of peft whose tensors are changed."""
+    return spoiled(lambda folder: save_file(change(load_file(folder / PEFT_FILE)), folder / PEFT_FILE))
 
 
 def configured(**config: Any) -> Callable[[Any, Path], Path]:
     return lambda model, folder: write_peft(model, folder, **config)
 
 
-def cut(model: Any, folder: Path) -> Path:
-    file = write_peft(model, folder) / PEFT_FILE
-    file.write_bytes(file.read_bytes()[:-100])
-    return folder
-
-
-def pickled(model: Any, folder: Path) -> Path:
-    write_peft(model, folder)
-    (folder / PEFT_FILE).rename(folder / "adapter_model.bin")
-    return folder
-
-
-def without_config(model: Any, folder: Path) -> Path:
-    (write_peft(model, folder) / PEFT_SETTINGS).unlink()
-    return folder
-
-
 def described(text: str) -> Callable[[Any, Path], Path]:
     """An adapter of peft with another text as its settings."""
-
-    def write(model: Any, folder: Path) -> Path:
-        (write_peft(model, folder) / PEFT_SETTINGS).write_text(text)
-        return folder
-
-    return write
+    return spoiled(lambda folder: (folder / PEFT_SETTINGS).write_text(text))
 
 
 def test_a_model_of_two_transformers_needs_the_adapters_of_both(tmp_path: Path) -> None:
@@ -286,9 +259,18 @@ REFUSED: dict[str, tuple[Callable[[Any, Path], Path], str]] = {
         lambda model, folder: write_peft(model, folder).parent,
         "has neither pytorch_lora_weights.safetensors",
     ),
-    "no config": (without_config, "adapter_config.json does not exist"),
-    "pickled": (pickled, "safetensors files only; fuse it"),
-    "cut": (cut, "is no safetensors file, or only a part of one"),
+    "no config": (
+        spoiled(lambda folder: (folder / PEFT_SETTINGS).unlink()),
+        "adapter_config.json does not exist",
+    ),
+    "pickled": (
+        spoiled(lambda folder: (folder / PEFT_FILE).rename(folder / "adapter_model.bin")),
+        "safetensors files only; fuse it",
+    ),
+    "cut": (
+        spoiled(lambda folder: os.truncate(folder / PEFT_FILE, 5000)),
+        "is no safetensors file, or only a part of one",
+    ),
     "rslora": (configured(use_rslora=True), f"use_rslora.*{FUSE_WORDS}"),
     "dora": (configured(use_dora=True), f"use_dora.*{FUSE_WORDS}"),
     "ranks": (configured(rank_pattern={"to_q": 8}), f"rank_pattern.*{FUSE_WORDS}"),

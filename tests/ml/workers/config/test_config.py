@@ -1,8 +1,9 @@
-"""Typed settings: errors of refused values, and what is read from the model's folder."""
+"""Typed settings: errors of refused values, modules that are imported, and what is read from the model's folder."""
 
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,18 @@ def test_the_deadlines_of_standalone_replicas_have_defaults() -> None:
     assert network_deadline(DiffusionRolloutConfig()) == UPDATE_DEADLINE_SECONDS
     engine = CheckpointEngineConfig(engine_kwargs={"omni_tcp": {"deadline_seconds": 7}})
     assert network_deadline(DiffusionRolloutConfig(checkpoint_engine=engine)) == 7
+
+
+def test_every_process_with_the_model_imports_the_external_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("external_one", "external_two"):
+        (tmp_path / f"{name}.py").write_text("")
+    DiffusionModelConfig(path=str(MODEL), external_lib="external_one")
+    assert "external_one" in sys.modules
+    assert "external_two" not in sys.modules
+    DiffusionModelConfig(path=str(MODEL), external_lib=["external_one", "external_two"])
+    assert "external_two" in sys.modules
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        DiffusionModelConfig(path=str(MODEL), external_lib="no_such_library")

@@ -62,7 +62,8 @@ class Engine:
         return self._acks
 
 
-def made(engine: Engine, mode: str = "HYBRID") -> Any:
+def server_with(engine: Any, mode: str = "HYBRID") -> Any:
+    """A replica's server, awake and open, with an engine in it."""
     from verl.workers.rollout.replica import RolloutMode
 
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
@@ -73,18 +74,14 @@ def made(engine: Engine, mode: str = "HYBRID") -> Any:
     server._mode = DiffusionMode()
     server.config = SimpleNamespace(free_cache_engine=True, step_execution=False, deadline_seconds=30.0)
     server.model_config = SimpleNamespace(lora_rank=0, lora={})
-    server._worker_version = None
-    server._lora_loaded = None
-    server._asleep = set()
+    server._post_init("")
     server.global_steps = 3
     server.replica_rank = 1
     server._submission_paused = False
     server._rejecting = False
     server._admitting = 0
     server._resume_event = asyncio.Event()
-    server._ready = asyncio.Event()
     server._resume_event.set()
-    server._ready.set()
     server.node_rank = 0
     server.rollout_mode = RolloutMode[mode]
     return server

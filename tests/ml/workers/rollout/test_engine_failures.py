@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.ml.workers.rollout.fake_engine import PARAMS, Engine, asking, made, turn
-from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaError
+from tests.ml.workers.rollout.fake_engine import PARAMS, Engine, asking, server_with, turn
+from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaCallFailed, ReplicaError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module
     [({"status": "ERROR"}, "was refused: ERROR: no memory"), ({"stages": 2, "answers": 1}, "by 1 of 2 stages")],
 )
 async def test_an_unacknowledged_sleep_or_wake_raises(engine: dict[str, Any], message: str) -> None:
-    server = made(Engine(**engine))
+    server = server_with(Engine(**engine))
     with pytest.raises(RuntimeError, match=f"sleep .*{message}"):
         await server.sleep()
     waiting = asking(server, "a")
@@ -36,7 +36,7 @@ async def test_an_unacknowledged_sleep_or_wake_raises(engine: dict[str, Any], me
 
 
 async def test_a_failure_names_the_replica_and_its_weights() -> None:
-    server = made(Engine())
+    server = server_with(Engine())
     server.engine.fault = OSError("no device")
     with pytest.raises(ReplicaError) as caught:
         await server.generate([1], PARAMS, "a")
@@ -48,7 +48,7 @@ async def test_a_failure_names_the_replica_and_its_weights() -> None:
 async def test_an_engine_that_has_ended_is_told_apart_from_one_that_failed_a_request() -> None:
     from vllm_omni.entrypoints.omni_base import OmniEngineDeadError
 
-    server = made(Engine())
+    server = server_with(Engine())
     await server.check_engine()
     server.engine.fault = server.engine.ended = OmniEngineDeadError("Stage-0 has no live replica")
     message = "rollout replica 1, with weights of version 3: OmniEngineDeadError: Stage-0 has no live replica"
@@ -61,7 +61,7 @@ async def test_an_engine_that_has_ended_is_told_apart_from_one_that_failed_a_req
 async def test_a_request_that_fails_because_its_worker_dies_says_that_the_engine_has_ended() -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    server = made(Engine())
+    server = server_with(Engine())
     server.engine.fault = RuntimeError("Executor shut down")
     with pytest.raises(ReplicaError) as caught:
         await server.generate([1], PARAMS, "a")
@@ -78,14 +78,13 @@ def test_the_error_survives_pickling() -> None:
 
 
 async def test_an_invalid_parameter_leaves_no_open_admission() -> None:
-    server = made(Engine())
+    server = server_with(Engine())
     with pytest.raises(ValueError, match="Unknown output_type"):
         await server.generate([1], {"output_type": "hologram"}, "a")
     assert server._admitting == 0
 
 
 async def test_a_control_call_without_reply_raises_and_names_the_replica() -> None:
-    from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
 
     class Silent:
@@ -98,17 +97,8 @@ async def test_a_control_call_without_reply_raises_and_names_the_replica() -> No
     replica.replica_rank = 3
     replica.servers = [Silent()]
     replica.config = SimpleNamespace(deadline_seconds=0.05)
-    calls = {
-        "sleep": (),
-        "wake_up": (),
-        "abort_all_requests": (),
-        "abort_request": ("r",),
-        "resume_generation": (),
-        "clear_kv_cache": (),
-        "release_kv_cache": (),
-        "resume_kv_cache": (),
-    }
-    for name, arguments in calls.items():
+    caches = ("clear_kv_cache", "release_kv_cache", "resume_kv_cache")
+    for name in ("sleep", "wake_up", "abort_all_requests", "abort_request", "resume_generation", *caches):
         with pytest.raises(ReplicaCallFailed, match=rf"replica 3, {name}: no reply within 0\.05 s"):
             async with asyncio.timeout(5):
-                await getattr(replica, name)(*arguments)
+                await getattr(replica, name)(*(["r"] if name == "abort_request" else []))

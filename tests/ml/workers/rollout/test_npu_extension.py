@@ -84,7 +84,7 @@ def ascend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def worker() -> Any:
+def worker(ascend: None) -> Any:
     """The class that the engine builds from the extension and its worker, without a model."""
     from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
 
@@ -96,12 +96,12 @@ def worker() -> Any:
     npu_worker.stage_id = 0
     npu_worker.device = torch.device("cpu")
     npu_worker._sleep_saved_buffers = {}
-    refresh = SimpleNamespace(refresh_diffusion_kv_block_table_layout=lambda: events.append("kv layout"))
-    npu_worker.model_runner = SimpleNamespace(pipeline=Pipeline(), **vars(refresh))
+    npu_worker.model_runner = SimpleNamespace(
+        pipeline=Pipeline(), refresh_diffusion_kv_block_table_layout=lambda: events.append("kv layout")
+    )
     return npu_worker
 
 
-@pytest.mark.usefixtures("ascend")
 @pytest.mark.parametrize("tag", ["weights", "kv_cache"])
 def test_loaded_memory_belongs_to_the_pool_of_its_tag(worker: Any, tag: str) -> None:
     with worker._maybe_get_memory_pool_context(tag):
@@ -109,7 +109,6 @@ def test_loaded_memory_belongs_to_the_pool_of_its_tag(worker: Any, tag: str) -> 
     assert events == ["synchronize", ("pool", tag), "load", ("pool ends", tag)]
 
 
-@pytest.mark.usefixtures("ascend")
 def test_without_sleep_mode_there_is_no_pool(worker: Any) -> None:
     worker.od_config.enable_sleep_mode = False
     with worker._maybe_get_memory_pool_context("weights"):
@@ -117,7 +116,6 @@ def test_without_sleep_mode_there_is_no_pool(worker: Any) -> None:
     assert events == []
 
 
-@pytest.mark.usefixtures("ascend")
 def test_a_second_engine_in_the_process_is_refused(worker: Any) -> None:
     CaMemAllocator.usage = 1
     with pytest.raises(AssertionError, match="Sleep mode can only be used for one instance per process"):
@@ -126,7 +124,6 @@ def test_a_second_engine_in_the_process_is_refused(worker: Any) -> None:
         pass
 
 
-@pytest.mark.usefixtures("ascend")
 @pytest.mark.parametrize(("level", "kept"), [(1, ("weights",)), (2, ())])
 def test_sleep_synchronizes_and_level_1_keeps_weights(worker: Any, level: int, kept: Any) -> None:
     assert worker.sleep(level) is True
@@ -134,7 +131,6 @@ def test_sleep_synchronizes_and_level_1_keeps_weights(worker: Any, level: int, k
     assert set(worker._sleep_saved_buffers) == ({"scale"} if level == 2 else set())
 
 
-@pytest.mark.usefixtures("ascend")
 def test_buffers_are_restored_once_with_the_weights(worker: Any) -> None:
     buffer = worker.model_runner.pipeline.scale
     worker.sleep(level=2)
@@ -151,7 +147,6 @@ def test_buffers_are_restored_once_with_the_weights(worker: Any) -> None:
     ]
 
 
-@pytest.mark.usefixtures("ascend")
 def test_without_tags_everything_wakes(worker: Any) -> None:
     worker.sleep(level=2)
     worker.model_runner.pipeline.scale.zero_()
@@ -161,7 +156,6 @@ def test_without_tags_everything_wakes(worker: Any) -> None:
     assert worker.model_runner.pipeline.scale.tolist() == [1, 2]
 
 
-@pytest.mark.usefixtures("ascend")
 def test_the_engine_acknowledges_sleep_and_wake(worker: Any) -> None:
     slept = worker.handle_sleep_task({"task_id": "s", "level": 1})
     woken = worker.handle_wake_task({"task_id": "w", "tags": ["weights"]})

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ml.workers.rollout.fake_engine import server_with
+from verl_omni.weight_sync.errors import PartialWeights, WeightSyncError
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the engine's modules take half a minute to import
 
 CONFIG = {"r": 4}
@@ -84,8 +87,6 @@ def receiving(rank: int, fault: Exception | None = None) -> Any:
 
 def server_of(*workers: Any) -> Any:
     """The server whose engine has these workers; calls and replies as vLLM-Omni's."""
-    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
-    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
     def reply(each: Any, method: str, args: Any, kwargs: Any) -> Any:
         try:
@@ -96,14 +97,7 @@ def server_of(*workers: Any) -> Any:
     async def call(*, method: str, timeout: Any, args: Any = (), kwargs: Any = None) -> list[Any]:
         return [[reply(extension, method, args, kwargs) for extension in workers]]
 
-    server: Any = object.__new__(vLLMOmniHttpServer)
-    server._post_init("")
-    server.engine = SimpleNamespace(collective_rpc=call)
-    server._mode = DiffusionMode()
-    server.config = SimpleNamespace(step_execution=False, deadline_seconds=30.0)
-    server.replica_rank = 0
-    server._submission_paused = False
-    return server
+    return server_with(SimpleNamespace(collective_rpc=call))
 
 
 async def collective_update(server: Any) -> Any:
@@ -125,8 +119,6 @@ async def test_every_worker_receives_an_adapter_before_one_serves_it() -> None:
 
 
 async def test_requests_fail_while_workers_have_different_adapters() -> None:
-    from verl_omni.weight_sync.errors import PartialWeights
-
     def out_of_memory(*_: Any) -> int:
         raise MemoryError("no memory")
 
@@ -135,7 +127,6 @@ async def test_requests_fail_while_workers_have_different_adapters() -> None:
     server = server_of(first, second)
     swap = second._swap_adapter
     second._swap_adapter = out_of_memory
-    server.model_config = SimpleNamespace(lora_rank=0, lora={})
     with pytest.raises(RuntimeError, match="failed in 1 of 2 workers: no memory"):
         await collective_update(server)
     assert (first.served, second.served) == (0, "old")
@@ -145,7 +136,6 @@ async def test_requests_fail_while_workers_have_different_adapters() -> None:
     await collective_update(server)
     assert await server._lora_request() is None and (first.served, second.served) == (0, 1)
     alone = server_of(receiving(0))
-    alone.model_config = server.model_config
     call = alone.engine.collective_rpc
 
     async def commit_fails(*, method: str, **given: Any) -> Any:
@@ -158,8 +148,6 @@ async def test_requests_fail_while_workers_have_different_adapters() -> None:
 
 
 def test_an_adapter_of_an_earlier_update_is_not_committed() -> None:
-    from verl_omni.weight_sync.errors import WeightSyncError
-
     extension = receiving(0)
     extension.update_weights_from_ipc(peft_config=CONFIG, base_sync_done=True, stage_adapter=True)
     assert extension.served == "old"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from tests.ml.workers.rollout.fake_router import ActorCalls, Call, Server, ask, sample
 from verl_omni.utils.root_cause import is_lost_process
@@ -15,9 +16,7 @@ from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.rollout import replica_calls
 from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaCallFailed, ReplicaLost
 from verl_omni.workers.rollout.vllm_rollout.driver import rollout_client
-from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import (
-    DiffusionLLMServerClient,
-)
+from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import DiffusionLLMServerClient
 
 
 class Pool:
@@ -49,8 +48,6 @@ def of_pool(pool: Pool, least: int | None, deadline: float = 30.0, **more: Any) 
 
 @pytest.mark.parametrize("crossed", [False, True], ids=["as raised", "as Ray hands it over"])
 async def test_a_standalone_replica_whose_engine_has_ended_is_lost(crossed: bool) -> None:
-    from ray.exceptions import RayTaskError
-
     ended: Exception = EngineDead(0, 4, "OmniEngineDeadError: Stage-0 has no live replica")
     if crossed:
         ended = RayTaskError("generate", "Traceback: a page of it", ended, ip="10.0.0.1").as_instanceof_cause()
@@ -64,8 +61,6 @@ async def test_a_standalone_replica_whose_engine_has_ended_is_lost(crossed: bool
 
 
 async def test_a_sample_that_ends_each_replica_in_turn_fails_with_their_reasons() -> None:
-    from ray.exceptions import ActorDiedError
-
     pool = Pool(r0=ActorDiedError())
 
     def replaced(names: list[str]) -> None:
@@ -90,8 +85,6 @@ async def test_a_sample_that_ends_each_replica_in_turn_fails_with_their_reasons(
 async def test_a_run_ends_without_replicas_where_none_joins_in_time(
     waits: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ray.exceptions import ActorDiedError
-
     monkeypatch.setattr(rollout_client, "SERVER_POLL_SECONDS", 0.001)
     pool = Pool(a=ActorDiedError())
     with pytest.raises(TooFewReplicas, match=f"all rollout replicas are lost, and {said}"):
@@ -106,8 +99,6 @@ async def test_another_error_of_the_router_is_raised() -> None:
 
 @pytest.mark.parametrize("method", ["__ray_call__", "get_all_servers", "remove_servers"])
 async def test_a_router_that_is_gone_is_named(method: str) -> None:
-    from ray.exceptions import ActorDiedError
-
     pool = Pool(a=ActorDiedError(), b=sample(4))
     setattr(pool, method, Call(lambda *_, **__: ActorDiedError()))
     with pytest.raises(ReplicaCallFailed, match=r"^the router of the rollout replicas, .* is gone: Ac") as lost:
@@ -124,8 +115,6 @@ async def test_a_router_that_does_not_answer_is_named(monkeypatch: pytest.Monkey
 
 
 async def test_a_lost_replica_on_the_trainers_accelerators_ends_the_run() -> None:
-    from ray.exceptions import ActorDiedError
-
     pool = Pool(a=ActorDiedError(), b=sample(4))
     with pytest.raises(ReplicaLost, match=r"replica a: .*died") as failure:
         await ask(of_pool(pool, least=None))
@@ -134,8 +123,6 @@ async def test_a_lost_replica_on_the_trainers_accelerators_ends_the_run() -> Non
 
 
 async def test_a_replica_that_another_request_has_left_out_is_not_counted_again() -> None:
-    from ray.exceptions import ActorDiedError
-
     pool = Pool(a=ActorDiedError(), b=sample(4))
 
     def left() -> list[str]:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from tests.ml.workers.rollout.fake_router import CONFIG, Router, Server, ask, sample
 from verl_omni.utils.root_cause import describe_error
@@ -26,8 +27,6 @@ async def test_a_sample_is_returned_and_its_server_released() -> None:
 
 
 async def test_an_error_from_ray_names_the_replica_in_its_last_line() -> None:
-    from ray.exceptions import RayTaskError
-
     frames = 'Traceback (most recent call last):\n  File "server.py", line 3, in generate\n    raise'
     text = f"{frames}\nValueError: no such type"
     raised = RayTaskError("generate", text, ValueError("no such type"), ip="10.0.0.1").as_instanceof_cause()
@@ -38,8 +37,6 @@ async def test_an_error_from_ray_names_the_replica_in_its_last_line() -> None:
 
 @pytest.mark.parametrize("crossed", [False, True], ids=["as raised", "as Ray hands it over"])
 async def test_an_error_that_names_the_replica_is_not_wrapped(crossed: bool) -> None:
-    from ray.exceptions import RayTaskError
-
     error = ReplicaError(1, 4, "ValueError: no room")
     sent = RayTaskError("generate", "Traceback: a page of it", error, ip="10.0.0.1").as_instanceof_cause()
     router = Router(sent if crossed else error)

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.ml.workers.rollout.fake_engine import PARAMS, Engine, asking, made, turn
+from tests.ml.workers.rollout.fake_engine import PARAMS, Engine, asking, server_with, turn
 from verl_omni.workers.rollout.vllm_rollout.server import http_gate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
 
 
 async def test_abort_all_aborts_running_requests_and_holds_new_ones_until_resume() -> None:
-    server = made(Engine())
+    server = server_with(Engine())
     running = [asking(server, name) for name in "ab"]
     await turn()
     assert await server.abort_all_requests() == {"aborted_count": 2, "request_ids": ["a", "b"]}
@@ -35,7 +35,7 @@ async def test_abort_all_aborts_running_requests_and_holds_new_ones_until_resume
 
 
 async def test_a_rejecting_server_aborts_new_requests_at_once() -> None:
-    server = made(Engine())
+    server = server_with(Engine())
     await server.abort_all_requests(reject_request=True)
     late = await server.generate([1], PARAMS, "late")
     assert late.stop_reason == "aborted" and late.extra_fields == {"global_steps": 3}
@@ -43,7 +43,7 @@ async def test_a_rejecting_server_aborts_new_requests_at_once() -> None:
 
 
 async def test_a_request_that_is_being_admitted_is_aborted_too() -> None:
-    server = made(Engine())
+    server = server_with(Engine())
     asked = asyncio.Event()
     server.model_config.lora_rank = 4
 
@@ -63,7 +63,7 @@ async def test_a_request_that_is_being_admitted_is_aborted_too() -> None:
 
 
 async def test_the_engine_gets_the_priority_of_a_request() -> None:
-    server = made(Engine())
+    server = server_with(Engine())
     asked = asyncio.create_task(server.generate([1], PARAMS, "a", priority=7))
     await turn()
     assert server.engine.request_states["a"].priority == 7
@@ -72,13 +72,13 @@ async def test_the_engine_gets_the_priority_of_a_request() -> None:
 
 
 async def test_an_unknown_request_is_not_aborted() -> None:
-    server = made(Engine())
+    server = server_with(Engine())
     assert await server.abort_request("stranger") == {"aborted": False, "request_id": "stranger"}
     assert server.engine.told == []
 
 
 async def test_draining_has_a_deadline() -> None:
-    server = made(Engine())
+    server = server_with(Engine())
     task = asking(server, "a")
     await turn()
     with pytest.raises(TimeoutError, match=r"timeout after 0.02 s while draining requests"):
@@ -90,7 +90,7 @@ async def test_draining_has_a_deadline() -> None:
 
 @pytest.mark.parametrize("mode", ["HYBRID", "COLOCATED"])
 async def test_sleep_and_wake_are_acknowledged_by_every_stage(mode: str) -> None:
-    server = made(Engine(stages=2), mode)
+    server = server_with(Engine(stages=2), mode)
     await server.wake_up()
     assert server.engine.told == [], "awake already"
     await server.sleep()
@@ -140,7 +140,7 @@ async def update(server: Any) -> Any:
 
 @pytest.mark.parametrize("begin", [sleep, abort, update])
 async def test_requests_over_http_start_again_after_a_sleep_an_abort_or_an_update(begin: Any) -> None:
-    server = made(Engine())
+    server = server_with(Engine())
     early = over_http(server, "early")
     await turn()
     assert list(server._running()) == ["early"] and await server.requests_in_flight() == 1
@@ -169,7 +169,7 @@ async def test_a_replica_whose_engine_keeps_a_request_over_http_does_not_sleep(m
             finally:
                 await dropped.wait()
 
-    server = made(Keeping())
+    server = server_with(Keeping())
     early = over_http(server, "early")
     await turn()
     with pytest.raises(TimeoutError, match="while the engine drops 1 requests over HTTP, because this replica sleeps"):
@@ -190,7 +190,7 @@ async def test_a_replica_whose_engine_keeps_a_request_over_http_does_not_sleep(m
 
 
 async def test_requests_of_training_wait_for_an_update_too() -> None:
-    server = made(Engine())
+    server = server_with(Engine())
     finish = await update(server)
     waiting = asking(server, "a")
     await turn()
@@ -203,7 +203,7 @@ async def test_requests_of_training_wait_for_an_update_too() -> None:
 
 
 async def test_a_standalone_server_never_sleeps() -> None:
-    server = made(Engine(), "STANDALONE")
+    server = server_with(Engine(), "STANDALONE")
     await server.sleep()
     await server.wake_up()
     server.rollout_mode = None
@@ -256,7 +256,7 @@ async def test_requests_in_flight_versions_and_bytes_are_exported(monkeypatch: p
 
     monkeypatch.setattr(MetricsWriter, "set", record)
     monkeypatch.setattr(MetricsWriter, "add", record)
-    server = made(Engine())
+    server = server_with(Engine())
     server._ready.clear()
     tasks = [asking(server, name) for name in "ab"]
     await turn()

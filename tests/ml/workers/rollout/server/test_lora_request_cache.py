@@ -32,7 +32,7 @@ class LoraEngine(fake_engine.Engine):
 
 @pytest.fixture
 def server() -> Any:
-    rollout_server = fake_engine.made(LoraEngine())
+    rollout_server = fake_engine.server_with(LoraEngine())
     rollout_server.model_config.lora_rank = 4
     rollout_server._asleep = {"weights"}
     return rollout_server

@@ -11,6 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
+from verl_omni.workers.rollout.vllm_rollout.server import outputs, requests
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # vLLM-Omni's own classes take half a minute to import
 
 PICTURE = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2)
@@ -25,8 +28,6 @@ def engine_output(*images: Any, **fields: Any) -> Any:
 
 
 def sample(result: Any, **params: Any) -> Any:
-    from verl_omni.workers.rollout.vllm_rollout.server import outputs, requests
-
     return outputs.to_diffusion_output(result, requests.sample_format(params), global_steps=4)
 
 
@@ -54,8 +55,6 @@ def test_an_image_is_converted(image: Any) -> None:
 
 @pytest.mark.parametrize("name", ["image", "video", "pt", "np"])
 def test_the_reference_s_names_of_pixels_mean_pixels(name: str) -> None:
-    from verl_omni.workers.rollout.vllm_rollout.server import requests
-
     assert torch.equal(sample(engine_output(PICTURE), output_type=name).diffusion_output, PICTURE[0])
     assert requests.engine_sampling_params({"output_type": name}).output_type == "pt"
 
@@ -163,14 +162,10 @@ def test_a_request_without_an_image_gives_an_empty_sample_with_its_stop_reason(
 
 @pytest.mark.parametrize(("given", "asked"), [(0, 1.0), (0.0, 1.0), (1.0, 1.0), (2.5, 2.5), (None, None)])
 def test_a_guidance_of_0_does_not_ask_for_the_engines_default(given: float | None, asked: float | None) -> None:
-    from verl_omni.workers.rollout.vllm_rollout.server import requests
-
     assert requests.engine_sampling_params({"true_cfg_scale": given}).true_cfg_scale == asked
 
 
 def test_parameters_are_split_between_engine_and_pipeline() -> None:
-    from verl_omni.workers.rollout.vllm_rollout.server import requests
-
     params = {
         "height": 64,
         "seed": None,
@@ -198,15 +193,11 @@ def test_parameters_are_split_between_engine_and_pipeline() -> None:
 
 @pytest.mark.parametrize("params", [{"output_type": "hologram"}, {"pixel_dtype": "int4"}])
 def test_unknown_formats_are_refused(params: dict[str, Any]) -> None:
-    from verl_omni.workers.rollout.vllm_rollout.server import requests
-
     with pytest.raises(ValueError, match=r"Unknown .*; one of"):
         requests.engine_sampling_params(params)
 
 
 def test_a_prompt_contains_exactly_the_given_parts() -> None:
-    from verl_omni.workers.rollout.vllm_rollout.server import requests
-
     assert requests.engine_prompt(requests.RolloutRequest([1, 2])) == {"prompt_token_ids": [1, 2]}
     request = requests.RolloutRequest(
         torch.tensor([[1, 2]]),
@@ -238,9 +229,6 @@ def test_a_prompt_contains_exactly_the_given_parts() -> None:
 @pytest.mark.parametrize("mask", [[1, 1, 0, 0], torch.tensor([[1, 1, 0, 0]]), np.array([True, True, False, False])])
 def test_masked_ids_are_no_part_of_the_prompt(mask: Any) -> None:
     """No pipeline reads a mask: the text encoder would attend to the padding."""
-    from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
-    from verl_omni.workers.rollout.vllm_rollout.server import requests
-
     padded = requests.RolloutRequest([1, 2, 0, 0], prompt_mask=mask)
     for convert in (requests.engine_prompt, token_requests.token_prompt):
         assert convert(padded) == {"prompt_token_ids": [1, 2]}
@@ -252,8 +240,6 @@ def test_masked_ids_are_no_part_of_the_prompt(mask: Any) -> None:
 
 
 def tokens(params: dict[str, Any], **lengths: int) -> Any:
-    from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
-
     return token_requests.token_sampling_params(
         params, **{"prompt_length": 4, "max_model_len": 10, "response_length": 3, **lengths}
     )
@@ -295,8 +281,6 @@ def test_invalid_token_requests_are_refused() -> None:
 def test_a_request_without_tokens_is_an_error() -> None:
     from vllm_omni.outputs import OmniRequestOutput
 
-    from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
-
     for nothing in (None, OmniRequestOutput(request_id="1")):
         with pytest.raises(RuntimeError, match="without an output"):
             token_requests.to_token_output(nothing, global_steps=2)
@@ -314,18 +298,15 @@ def test_an_unknown_output_mode_is_refused() -> None:
 
 def test_a_language_model_is_the_first_stage_and_a_pipeline_the_last() -> None:
     from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
-    from verl_omni.workers.rollout.vllm_rollout.server import requests
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 
     request = requests.RolloutRequest([1])
     config = SimpleNamespace(max_model_len=9, response_length=2)
     tokens_request = LanguageModelMode().engine_request(request, {}, "adapter", config, ["one", "two"])
-    assert tokens_request["sampling_params_list"][0].max_tokens == 2 and tokens_request["sampling_params_list"][1:] == [
-        "two"
-    ]
+    own, other = tokens_request["sampling_params_list"]
+    assert own.max_tokens == 2 and other == "two"
     assert tokens_request["lora_request"] == "adapter" and "modalities" not in tokens_request["prompt"]
     image_request = DiffusionMode().engine_request(request, {"height": 8}, "adapter", config, ["one", "two"])
-    assert image_request["sampling_params_list"][:1] == ["one"] and image_request["sampling_params_list"][1].height == 8
-    assert image_request["sampling_params_list"][1].lora_request == "adapter" and image_request["prompt"][
-        "modalities"
-    ] == ["image"]
+    other, own = image_request["sampling_params_list"]
+    assert other == "one" and own.height == 8 and own.lora_request == "adapter"
+    assert image_request["prompt"]["modalities"] == ["image"]

@@ -68,7 +68,8 @@ def to_diffusion_output(result: Any, sample_format: SampleFormat, *, global_step
     log_probs = extra.pop("log_probs", None)
     version = extra.pop("weights_version", None)
     if media.audio is not None:
-        extra |= {"audio": _float32(media.audio), "audio_sample_rate": _sample_rate(result)}
+        rate = int(_multimodal(result).get("audio_sample_rate") or AUDIO_SAMPLE_RATE)
+        extra |= {"audio": _float32(media.audio), "audio_sample_rate": rate}
     return DiffusionOutput(
         diffusion_output=_sample(media, sample_format),
         log_probs=log_probs if sample_format.log_probs else None,
@@ -127,10 +128,6 @@ def _sample(media: _Media, sample_format: SampleFormat) -> Tensor:
 
 def _float32(value: Any) -> Tensor:
     return torch.as_tensor(value).detach().to(device="cpu", dtype=torch.float32)
-
-
-def _sample_rate(result: Any) -> int:
-    return int(_multimodal(result).get("audio_sample_rate") or AUDIO_SAMPLE_RATE)
 
 
 def _trajectory(result: Any) -> dict[str, Any]:
