@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.algos.sde_settings import SdeSettings
 from verl_omni.reward_loop.part_settings import part_problems
 from verl_omni.reward_loop.scorer_signature import nearest_name
 from verl_omni.settings_schema import engine_settings
@@ -39,6 +40,8 @@ TRACKER_PACKAGES: dict[str, str | None] = {
     "vemlp_wandb": "volcengine_ml_platform",
     "wandb": "wandb",
 }
+# Settings of training samples that evaluations do not have.
+OF_TRAINING = ("clean_latents", "init_same_noise")
 # Arguments of torch.optim.AdamW without settings of their own, and `eps`.
 ADAMW = ("eps", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
 # Folders and files; a list is checked item by item.
@@ -82,6 +85,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         *problems,
         *_values(config),
         *_open_groups(config),
+        *_evaluations(config),
         *_paths(config),
         *_output(config),
         *_resume(config),
@@ -132,7 +136,7 @@ def _open_groups(config: DictConfig) -> Iterator[str]:
     """Unknown names in groups whose defaults are empty."""
     rollout = config.actor_rollout_ref.rollout
     groups = [
-        (f"{ROLLOUT}.val_kwargs.{name}", rollout.val_kwargs[name], [key for key in rollout[name] if key[0] != "_"])
+        (f"{ROLLOUT}.val_kwargs.{name}", rollout.val_kwargs[name], _of_samples(rollout[name]))
         for name in ("pipeline", "algo")
     ]
     for tokenizer, entry in config.actor_rollout_ref.model.extra_tokenizers.items():
@@ -144,6 +148,29 @@ def _open_groups(config: DictConfig) -> Iterator[str]:
         for name in group:
             if name not in known:
                 yield f"{where}.{name}: unknown setting{nearest_name(name, known)}"
+
+
+def _of_samples(group: DictConfig) -> list[str]:
+    return [key for key in group if key[0] != "_" and key not in OF_TRAINING]
+
+
+def _evaluations(config: DictConfig) -> Iterator[str]:
+    """Noise of evaluations that the engine would refuse at the first of them, which may be hours after the start."""
+    rollout = config.actor_rollout_ref.rollout
+    changed = rollout.val_kwargs
+    if not (config.data.val_files and OmegaConf.is_dict(changed.algo) and OmegaConf.is_dict(changed.pipeline)):
+        return
+    try:
+        SdeSettings.read(rollout.algo)
+    except ValueError:
+        return  # the checks of training samples name it
+    steps = OmegaConf.merge(rollout.pipeline, changed.pipeline).num_inference_steps
+    try:
+        settings = SdeSettings.read(OmegaConf.merge(rollout.algo, changed.algo))
+        if settings.noise_level > 0:
+            settings.bounds(steps)
+    except ValueError as error:
+        yield f"{ROLLOUT}.val_kwargs.algo: {error}"
 
 
 def _optimizer(optim: DictConfig) -> Iterator[str]:
