@@ -344,7 +344,9 @@ _DECLARED = (
     Setting("trainer.max_log_prob_difference", nullable=True, limits=(NOT_NEGATIVE,)),
     Setting("trainer.max_velocity_difference", nullable=True),
     Setting("trainer.output.url", "spec.output.url"),
-    Setting("trainer.output.deadline_s", "spec.output.deadlineSeconds", Kind.NUMBER, nullable=False, limits=(POSITIVE,)),
+    Setting(
+        "trainer.output.deadline_s", "spec.output.deadlineSeconds", Kind.NUMBER, nullable=False, limits=(POSITIVE,)
+    ),
     Setting("trainer.store.endpoint", "spec.storage.endpoint"),
     Setting("trainer.store.region", "spec.storage.region"),
     Setting("trainer.default_local_dir", "the run folder (drl run --runs DIR)"),

@@ -70,7 +70,7 @@ SCRIPTS = {
     "variables of a function": "A=1 B=1 C=1 D=1\n"
     "f() { local A=2 B; declare -g D=2; B=3; C=$A; g; E=${B:-5}; if false; then local C; fi; C+=4; typeset F=6; }\n"
     f"g() {{ A+=0; local A=$A$A; G=$A; }}\nf\n{CALL} a=$A b=$B c=$C d=$D e=$E f=${{F:-7}} g=$G",
-    "arrays of a function": "A=(x)\nf() { local -a A; A+=(y z); local B=(${A[@]}) C; C+=(w); S=\"${B[*]}${C[*]}\"; }\n"
+    "arrays of a function": 'A=(x)\nf() { local -a A; A+=(y z); local B=(${A[@]}) C; C+=(w); S="${B[*]}${C[*]}"; }\n'
     f"B=u\nf\n{CALL} ${{A[@]}} $B $S",
     "a function in another": f'function run {{\n{CALL} "$@"\n}}\nmain() {{ run a=1 "$@"; }}\nmain b=$((1 + 1))',
     "a function that returns": "f() { N=1; if [ $1 = a ]; then N=2; return; fi; N=3; (return); N=4; }\n"

@@ -50,9 +50,12 @@ EMPTY = "has no value, such as from an empty variable of a script"
         (f"{TOKENIZERS}.t5={{pat: x}}", ".pat: unknown setting; did you mean path?"),
         ("trainer.logger=5", "unknown tracker 5"),
         (f"{ROLLOUT}.algo={{noise_level: much}}", ".noise_level: the text 'much' is not supported; write a number"),
-        (f"{EVALUATED}.pipeline.num_inference_step=4", "unknown setting; did you mean num_inference_steps?"),
-        (f"{EVALUATED}.algo.noise=0", "unknown setting; did you mean noise_level?"),
-        (f"{EVALUATED}.algo.init_same_noise=true", "unknown setting; one of iters_per_group, noise_level"),
+        (
+            f"{EVALUATED}.pipeline.num_inference_step=4",
+            f"unknown setting; did you mean {EVALUATED}.pipeline.num_inference_steps?",
+        ),
+        (f"{EVALUATED}.algo.noise=0", f"unknown setting; did you mean {EVALUATED}.algo.noise_level?"),
+        (f"{EVALUATED}.algo.init_same_noise=true", "unknown setting: it is of training samples only"),
         (f"{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=4", "unknown setting"),
         # ranges
         ("data.train_batch_size=0", "must be positive"),
