@@ -67,7 +67,7 @@ class Script:
         self._succeeds: bool | None = None  # the last command; None if that is not known
         self._returned = False  # what follows in this function does not run
         self._ends: list[dict[str, Value]] | None = None  # variables at each `return` of it; None outside of functions
-        # Of each function that runs: what the variables that it declares as its own were before; None: not set.
+        # For each running function, the earlier values of the variables that it declares; None: not set.
         self._outer: list[dict[str, Value | None]] = []
         self._negated = False
 
