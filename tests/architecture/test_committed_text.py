@@ -31,6 +31,12 @@ def test_no_text_names_a_path_of_a_machine(texts: dict[str, str]) -> None:
     assert {name: match for name, match in paths.items() if name not in ALLOWED_MACHINE} == {}
 
 
+def test_documents_that_the_product_names_exist(root: Path, texts: dict[str, str]) -> None:
+    product = {name: text for name, text in texts.items() if name.startswith(("verl_omni/", "operator/", "charts/"))}
+    named = {(name, path) for name, text in product.items() for path in re.findall(r"\bdocs/[\w/-]+\.\w+", text)}
+    assert len(named) > 20 and {(name, path) for name, path in named if not (root / path).exists()} == set()
+
+
 def test_every_ignored_rule_has_its_reason(root: Path) -> None:
     """In `[tool.ruff.lint]`, an ignored rule has its own line with a comment."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8")

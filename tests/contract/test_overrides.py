@@ -98,7 +98,15 @@ def test_a_tag_that_its_value_does_not_have_is_a_text() -> None:
 
 
 OF_REFERENCE = [name for name in rules() if not name.endswith(".*") and "/" not in name and "-" not in name]
-UNKNOWN = ["data.shufle", "loss", "trainer", "data.mm_processor_kwargs.new", f"{ENGINE}.vae_use_tilling"]
+UNKNOWN = [
+    f"{SAMPLED}.steps",
+    f"{ROLLOUT}.val_kwargs.algo.clean_latents",
+    "data.shufle",
+    "loss",
+    "trainer",
+    "data.mm_processor_kwargs.new",
+    f"{ENGINE}.vae_use_tilling",
+]
 # Settings that an override may have, with values of the right type and of others.
 NAMES = sorted(
     name
@@ -120,6 +128,8 @@ CHECKS = re.compile(
 @example(mark="+", name=f"{ROLLOUT}.pipeline.pixel_dtype", value="{a:1}")
 @example(mark="", name=f"{ACTOR}.kl_loss_coef", value="-1")  # not read by DiffusionNFT
 @example(mark="", name=f"{ENGINE}.vae_use_tilling", value="null")
+@example(mark="", name=f"{SAMPLED}.steps", value="4")
+@example(mark="", name=f"{ROLLOUT}.val_kwargs.algo.sde_type", value="ode")
 @given(mark=st.sampled_from(["", "+", "++"]), name=st.sampled_from(NAMES), value=VALUES)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_job_refuses_the_names_and_values_that_the_trainer_refuses(

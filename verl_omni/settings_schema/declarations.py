@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.setting import Kind, Limit, Setting, broken_limit
@@ -72,7 +73,7 @@ def not_negative(advice: str = "") -> Limit:
 
 POSITIVE = positive()
 NOT_NEGATIVE = not_negative()
-WHOLE = Limit("must be a whole number", lambda value: float(value).is_integer())
+PART = Limit("must be above 0 and at most 1", lambda value: 0 < value <= 1)
 SHARE = Limit("must be from 0 to 1", lambda value: 0 <= value <= 1)
 SECONDS = Limit("must be a positive number of seconds", lambda value: 0 < value < math.inf)
 COUNT = Limit("must be an integer of at least 1", lambda value: isinstance(value, int) and value >= 1)
@@ -86,36 +87,29 @@ LARGEST_RANK = Limit(
 )
 
 
-def _samples(group: str, fields: bool) -> Iterator[Setting]:
-    """Settings of training samples or of evaluations.
+def of_evaluations(name: str) -> str | None:
+    """The setting of evaluations that is named like one of training samples; None: it is of no sample."""
+    is_of_samples = name.startswith((f"{PIPELINE}.", f"{ALGO}."))
+    return name.replace(ROLLOUT, EVALUATIONS, 1) if is_of_samples else None
 
-    Args:
-        fields: whether the job has fields for them.
-    """
 
-    def sampled(name: str, field: str | None, limit: Limit, kind: Kind | None = None) -> Setting:
-        return Setting(f"{group}{name}", f"spec.rollout.{field}" if field and fields else None, kind, limits=(limit,))
-
-    # The engine treats 0 as "not set", and would use its default.
-    yield sampled("pipeline.height", "pipeline.height", POSITIVE)
-    yield sampled("pipeline.width", "pipeline.width", POSITIVE)
-    yield sampled("pipeline.num_frames", None, POSITIVE)
-    yield sampled("pipeline.num_inference_steps", "pipeline.steps", POSITIVE)
-    yield sampled("pipeline.max_sequence_length", "pipeline.maxSequenceLength", POSITIVE)
-    yield sampled("pipeline.video_flow_shift", None, POSITIVE, Kind.NUMBER if fields else None)
-    yield sampled("pipeline.guidance_scale", "pipeline.guidance", NOT_NEGATIVE)
-    yield sampled("pipeline.true_cfg_scale", None, NOT_NEGATIVE)
-    yield sampled("algo.noise_level", "sampler.noiseLevel", NOT_NEGATIVE)
+def _of_evaluations(settings: Iterable[Setting]) -> Iterator[Setting]:
+    """Those of evaluations, which have no fields in a job; null is as in training."""
+    for setting in settings:
+        if name := of_evaluations(setting.name):
+            both = ("both",) if setting.name == f"{PIPELINE}.output_type" else ()  # latents and pixels
+            values = (None, *setting.values, *both) if setting.values else ()
+            yield replace(setting, name=name, field=None, values=values)
 
 
 _DECLARED = (
     Setting("data.train_files", "spec.data.train", Kind.PATHS, nullable=False),
     Setting("data.val_files", "spec.data.validation", Kind.PATHS, nullable=True),
-    Setting("data.train_batch_size", "spec.trainer.batch.prompts", limits=(POSITIVE, WHOLE)),
-    Setting("data.train_max_samples", nullable=True, limits=(WHOLE,)),
-    Setting("data.val_max_samples", nullable=True, limits=(WHOLE,)),
-    Setting("data.max_prompt_length", "spec.data.promptLength", limits=(POSITIVE, WHOLE)),
-    Setting("data.seed", "spec.seed", nullable=True, limits=(WHOLE, SEED)),
+    Setting("data.train_batch_size", "spec.trainer.batch.prompts", limits=(POSITIVE,)),
+    Setting("data.train_max_samples", nullable=True),
+    Setting("data.val_max_samples", nullable=True),
+    Setting("data.max_prompt_length", "spec.data.promptLength", limits=(POSITIVE,)),
+    Setting("data.seed", "spec.seed", nullable=True, limits=(SEED,)),
     Setting("data.return_raw_chat", values=(True,), advice="agent loops take the raw prompt"),
     Setting(
         "data.truncation",
@@ -128,13 +122,15 @@ _DECLARED = (
         values=(True, False),
         advice=f"false is for engines with accelerators of their own ({ROLLOUT}.nnodes > 0)",
     ),
+    Setting("actor_rollout_ref.nccl_timeout", kind=Kind.NUMBER, nullable=False, limits=(POSITIVE,)),
     # The model
     Setting(f"{MODEL}.path", "spec.model.base", Kind.PATH, nullable=False),
     Setting(f"{MODEL}.lora_rank", "spec.model.lora", limits=(not_negative("0 trains all weights"), LARGEST_RANK)),
-    Setting(f"{MODEL}.lora_alpha", "spec.model.lora.alpha", nullable=True),
+    Setting(f"{MODEL}.lora_alpha", "spec.model.lora.alpha", Kind.NUMBER),
     Setting(f"{MODEL}.lora_adapter_path", "spec.model.lora.startFrom"),
     Setting(f"{MODEL}.target_modules", "spec.model.lora.targetModules"),
     Setting(f"{MODEL}.algorithm", "spec.algorithm.name"),
+    Setting(f"{MODEL}.enable_gradient_checkpointing", kind=Kind.SWITCH),
     Setting(f"{MODEL}.lora", values=({},), advice=f"{MODEL}.lora_rank and {MODEL}.lora_alpha set the adapter"),
     Setting(
         f"{MODEL}.lora_dtype",
@@ -149,13 +145,13 @@ _DECLARED = (
     ),
     # The trainer's update
     Setting(f"{ACTOR}.strategy", values=("fsdp2", "fsdp"), advice="both mean FSDP2"),
-    Setting(f"{ACTOR}.seed", nullable=True, limits=(WHOLE, SEED)),
+    Setting(f"{ACTOR}.seed", nullable=True, limits=(SEED,)),
     Setting(f"{ACTOR}.ppo_epochs", limits=(POSITIVE,)),
     Setting(f"{ACTOR}.ppo_mini_batch_size", "spec.trainer.batch.miniBatchPrompts", limits=(POSITIVE,)),
     Setting(
         f"{ACTOR}.ppo_micro_batch_size_per_gpu",
         "spec.trainer.batch.microBatchSamples",
-        Kind.NUMBER,
+        Kind.WHOLE,
         limits=(NOT_NEGATIVE,),
     ),
     Setting(f"{ACTOR}.max_skipped_steps", limits=(NOT_NEGATIVE,)),
@@ -170,7 +166,7 @@ _DECLARED = (
     Setting(f"{LOSS}.loss_mode", "spec.algorithm.name"),
     Setting(f"{OPTIM}.lr", "spec.trainer.learningRate", limits=(NOT_NEGATIVE,)),
     Setting(f"{OPTIM}.eps", limits=(NOT_NEGATIVE,)),
-    Setting(f"{OPTIM}.betas", kind=Kind.PAIR, advice="[0.9,0.999]"),
+    Setting(f"{OPTIM}.betas", kind=Kind.PAIR, nullable=False, advice="[0.9,0.999]"),
     Setting(f"{OPTIM}.weight_decay", limits=(NOT_NEGATIVE,)),
     Setting(f"{OPTIM}.lr_warmup_steps_ratio", limits=(SHARE,)),
     Setting(f"{OPTIM}.min_lr_ratio", limits=(SHARE,)),
@@ -188,13 +184,17 @@ _DECLARED = (
     Setting(f"{ROLLOUT}.name", "spec.rollout.engine.type", values=("vllm_omni",), advice="there is one engine"),
     Setting(f"{ROLLOUT}.mode", values=("async",), advice="a diffusion rollout is asynchronous"),
     Setting(f"{ROLLOUT}.n", "spec.rollout.samplesPerPrompt", limits=(POSITIVE,)),
-    Setting(f"{ROLLOUT}.seed", nullable=True, limits=(WHOLE,)),
+    Setting(f"{ROLLOUT}.seed", nullable=True),
     Setting(f"{ROLLOUT}.tensor_model_parallel_size", "spec.rollout.engine.tensorParallelSize"),
     Setting(f"{ROLLOUT}.nnodes", "spec.rollout.replicas"),
     Setting(f"{ROLLOUT}.n_gpus_per_node", "spec.rollout.accelerator.count"),
     Setting(f"{ROLLOUT}.node_resource", "spec.rollout.placement"),
     Setting(f"{ROLLOUT}.ray_resource", "spec.rollout.accelerator"),
-    Setting(f"{ROLLOUT}.min_replicas", "spec.rollout.minReplicas"),
+    Setting(f"{ROLLOUT}.min_replicas", "spec.rollout.minReplicas", Kind.WHOLE),
+    Setting(f"{ROLLOUT}.free_cache_engine", kind=Kind.SWITCH),
+    Setting(f"{ROLLOUT}.enable_sleep_mode", kind=Kind.SWITCH),
+    Setting(f"{ROLLOUT}.data_parallel_size", limits=(POSITIVE,)),
+    Setting(f"{ROLLOUT}.gpu_memory_utilization", limits=(PART,)),
     Setting(
         f"{ROLLOUT}.dtype",
         "spec.rollout.engine.dtype",
@@ -207,26 +207,38 @@ _DECLARED = (
         advice="the engine loads the model's own weights",
     ),
     Setting(f"{ROLLOUT}.deadline_seconds", limits=(SECONDS,)),
-    Setting(f"{ROLLOUT}.max_num_seqs", "spec.rollout.engine.maxBatchSize"),
-    Setting(f"{ROLLOUT}.max_concurrent_requests", "spec.rollout.engine.maxConcurrentRequests", Kind.NUMBER),
-    Setting(f"{ROLLOUT}.max_prompt_embed_length", kind=Kind.NUMBER),
+    Setting(f"{ROLLOUT}.max_num_seqs", "spec.rollout.engine.maxBatchSize", limits=(POSITIVE,)),
+    Setting(f"{ROLLOUT}.max_concurrent_requests", "spec.rollout.engine.maxConcurrentRequests", Kind.WHOLE),
+    Setting(f"{ROLLOUT}.max_prompt_embed_length", kind=Kind.WHOLE),
     Setting(f"{ROLLOUT}.prompt_cache_dir", "spec.rollout.engine.promptCache", Kind.PATH),
     Setting(f"{ROLLOUT}.offload_text_encoders", "spec.rollout.engine.offloadTextEncoders"),
-    Setting(f"{ROLLOUT}.agent.num_workers", "spec.rollout.agentLoop.workers", Kind.NUMBER),
+    Setting(f"{ROLLOUT}.agent.num_workers", "spec.rollout.agentLoop.workers", Kind.WHOLE),
     Setting(f"{ROLLOUT}.engine_kwargs.vllm_omni.flow_shift", limits=(POSITIVE,)),
     Setting(
         f"{ROLLOUT}.checkpoint_engine.backend",
         values=(None, COLOCATED, NETWORK, *VERL_BACKENDS),
         advice=f"weights reach the engine over IPC, or over TCP with {ROLLOUT}.nnodes > 0",
     ),
+    Setting(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", limits=(POSITIVE,)),
+    Setting(f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{COLOCATED}.deadline_seconds", limits=(SECONDS,)),
+    Setting(f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{NETWORK}.deadline_seconds", limits=(SECONDS,)),
     Setting(
         f"{ROLLOUT}.prometheus.enable",
         values=(False,),
         advice="the engine exports no metrics; the operator does, and trainer.logger takes trackers",
     ),
     Setting(f"{ROLLOUT}.disaggregation.enabled", values=(False,), advice="a diffusion model has no prefill"),
-    *_samples(f"{ROLLOUT}.", fields=True),
-    *_samples(f"{EVALUATIONS}.", fields=False),
+    # The engine treats 0 as "not set", and would use its default.
+    Setting(f"{PIPELINE}.height", "spec.rollout.pipeline.height", limits=(POSITIVE,)),
+    Setting(f"{PIPELINE}.width", "spec.rollout.pipeline.width", limits=(POSITIVE,)),
+    Setting(f"{PIPELINE}.num_frames", limits=(POSITIVE,)),
+    Setting(f"{PIPELINE}.num_inference_steps", "spec.rollout.pipeline.steps", limits=(POSITIVE,)),
+    Setting(f"{PIPELINE}.max_sequence_length", "spec.rollout.pipeline.maxSequenceLength", limits=(POSITIVE,)),
+    Setting(f"{PIPELINE}.video_flow_shift", kind=Kind.NUMBER, limits=(POSITIVE,)),
+    Setting(f"{PIPELINE}.guidance_scale", "spec.rollout.pipeline.guidance", limits=(NOT_NEGATIVE,)),
+    Setting(f"{PIPELINE}.true_cfg_scale", limits=(NOT_NEGATIVE,)),
+    Setting(f"{ALGO}.noise_level", "spec.rollout.sampler.noiseLevel", limits=(NOT_NEGATIVE,)),
+    Setting(f"{PIPELINE}.pixel_dtype", values=("uint8", "float32"), advice="a float is from 0 to 1"),
     Setting(f"{PIPELINE}.output_type", values=("image", "pt", "np", "latent"), advice="image, pt and np are pixels"),
     Setting(
         f"{ALGO}.sde_type",
@@ -234,7 +246,7 @@ _DECLARED = (
         values=SDE_TYPES,
         advice="Flow-GRPO's, coefficient-preserving sampling, and DanceGRPO's",
     ),
-    Setting(f"{ALGO}.sde_window_size", "spec.rollout.sampler.window.size", Kind.NUMBER),
+    Setting(f"{ALGO}.sde_window_size", "spec.rollout.sampler.window.size", Kind.WHOLE),
     Setting(f"{ALGO}.sde_window_range", "spec.rollout.sampler.window", Kind.PAIR, advice="[0,5]"),
     Setting(
         f"{ALGO}.sample_strategy",
@@ -243,9 +255,9 @@ _DECLARED = (
         advice="a window has a place for each prompt and step (random), or one that moves (progressive)",
     ),
     Setting(f"{ALGO}.iters_per_group", "spec.rollout.sampler.window.stepsPerPlace"),
-    Setting(f"{ALGO}.sde_window_seed", kind=Kind.NUMBER, limits=(WHOLE,)),
+    Setting(f"{ALGO}.sde_window_seed", kind=Kind.WHOLE),
     Setting(f"{EVALUATIONS}.n", values=(1,), advice="an evaluation generates one sample of each prompt"),
-    Setting(f"{EVALUATIONS}.seed", limits=(WHOLE, SEED)),
+    Setting(f"{EVALUATIONS}.seed", limits=(SEED,)),
     # The algorithm
     Setting(
         "algorithm.adv_estimator", "spec.algorithm.name", values=ESTIMATORS, advice="advantages are group-relative"
@@ -272,9 +284,9 @@ _DECLARED = (
         f"{CORRECTION}.rollout_is_batch_normalize", values=(False,), advice="weights are not divided by their mean"
     ),
     # Rewards
-    Setting("reward.num_workers", "spec.reward.replicas", Kind.NUMBER),
+    Setting("reward.num_workers", "spec.reward.replicas", Kind.WHOLE),
     Setting("reward.max_failed_share", "spec.reward.maxFailedShare", limits=(SHARE,)),
-    Setting("reward.early_stopping_patience", "spec.reward.earlyStoppingPatience", Kind.NUMBER, limits=(POSITIVE,)),
+    Setting("reward.early_stopping_patience", "spec.reward.earlyStoppingPatience", Kind.WHOLE, limits=(POSITIVE,)),
     Setting("reward.batch_size", limits=(COUNT,)),
     Setting("reward.deadline_seconds", limits=(SECONDS,)),
     Setting("reward.scorer", "spec.reward.scorers"),
@@ -297,14 +309,15 @@ _DECLARED = (
     Setting(f"{JUDGE}.deadline_seconds", nullable=False, limits=(SECONDS,)),
     Setting(f"{JUDGE}.rollout.tensor_model_parallel_size", "spec.reward.model.tensorParallelSize"),
     Setting(f"{JUDGE}.rollout.name", values=("vllm",), advice="vLLM serves the judge"),
+    Setting(f"{JUDGE}.rollout.top_p", kind=Kind.NUMBER),
     # The run
-    Setting("trainer.total_training_steps", "spec.trainer.totalSteps", Kind.NUMBER, limits=(POSITIVE,)),
+    Setting("trainer.total_training_steps", "spec.trainer.totalSteps", Kind.WHOLE, limits=(POSITIVE,)),
     Setting("trainer.total_epochs", kind=Kind.NUMBER, limits=(POSITIVE,)),
     Setting("trainer.test_freq", "spec.trainer.evalEverySteps"),
-    Setting("trainer.n_gpus_per_node", "spec.trainer.accelerator.count"),
-    Setting("trainer.nnodes", "spec.trainer.replicas"),
+    Setting("trainer.n_gpus_per_node", "spec.trainer.accelerator.count", limits=(POSITIVE,)),
+    Setting("trainer.nnodes", "spec.trainer.replicas", limits=(POSITIVE,)),
     Setting("trainer.node_resource", "spec.rollout.placement"),
-    Setting("trainer.seed", "spec.seed", limits=(WHOLE, SEED)),
+    Setting("trainer.seed", "spec.seed", limits=(SEED,)),
     Setting("trainer.save_freq", "spec.checkpoint.everySteps"),
     Setting("trainer.max_actor_ckpt_to_keep", "spec.checkpoint.keep", nullable=True),
     Setting("trainer.adapter_save_freq", "spec.checkpoint.adapterEverySteps"),
@@ -319,15 +332,21 @@ _DECLARED = (
     Setting("trainer.project_name", "spec.observability.tracking.project"),
     Setting("trainer.logger", "spec.observability.tracking.loggers"),
     Setting("trainer.log_val_generations", "spec.observability.tracking.images", limits=(NOT_NEGATIVE,)),
+    Setting("trainer.sample_prompts", limits=(NOT_NEGATIVE,)),
     Setting(
-        "trainer.video_fps", limits=(Limit("must be positive, and at most 1000", lambda value: 0 < value <= 1000),)
+        "trainer.video_fps",
+        kind=Kind.NUMBER,
+        nullable=False,
+        limits=(Limit("must be positive, and at most 1000", lambda value: 0 < value <= 1000),),
     ),
-    Setting("trainer.rollout_data_max_samples", kind=Kind.NUMBER),
-    Setting("trainer.validation_data_max_samples", kind=Kind.NUMBER),
+    Setting("trainer.rollout_data_max_samples", kind=Kind.WHOLE, limits=(NOT_NEGATIVE,)),
+    Setting("trainer.validation_data_max_samples", kind=Kind.WHOLE, limits=(NOT_NEGATIVE,)),
     Setting("trainer.max_log_prob_difference", nullable=True, limits=(NOT_NEGATIVE,)),
     Setting("trainer.max_velocity_difference", nullable=True),
     Setting("trainer.output.url", "spec.output.url"),
-    Setting("trainer.output.deadline_s", "spec.output.deadlineSeconds", limits=(POSITIVE,)),
+    Setting(
+        "trainer.output.deadline_s", "spec.output.deadlineSeconds", Kind.NUMBER, nullable=False, limits=(POSITIVE,)
+    ),
     Setting("trainer.store.endpoint", "spec.storage.endpoint"),
     Setting("trainer.store.region", "spec.storage.region"),
     Setting("trainer.default_local_dir", "the run folder (drl run --runs DIR)"),
@@ -344,8 +363,10 @@ _DECLARED = (
         values=("wait", "drop"),
         advice="beyond max_off_policy_threshold, wait refuses the run, and drop generates fewer batches ahead",
     ),
+    Setting("trainer.fork_workers", kind=Kind.SWITCH),
+    Setting("ray_kwargs.ray_init.num_cpus", kind=Kind.WHOLE, limits=(POSITIVE,)),
 )
-SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _DECLARED}
+SETTINGS: dict[str, Setting] = {setting.name: setting for setting in (*_DECLARED, *_of_evaluations(_DECLARED))}
 # The job's field of each setting that has one.
 FIELDS: dict[str, str] = {name: setting.field for name, setting in SETTINGS.items() if setting.field}
 # With the job's algorithm Custom, overrides set these.

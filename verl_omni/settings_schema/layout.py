@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from verl_omni.settings_schema import engine_settings
-from verl_omni.settings_schema.declarations import SETTINGS, may_be_null, out_of_range
+from verl_omni.settings_schema.declarations import SETTINGS, may_be_null, of_evaluations, out_of_range
 from verl_omni.settings_schema.reference_settings import read_yaml
 from verl_omni.settings_schema.setting import Kind, fits, is_number, plain_value, refused_type
 
@@ -124,8 +124,9 @@ def layout_of(values: Mapping[str, Any]) -> Layout:
     kinds = {setting.name: setting.kind for setting in SETTINGS.values() if setting.kind is not None}
     for name in flat:
         is_checked = not (name in SETTINGS and SETTINGS[name].values) and not name.startswith(_CHECKED_ELSEWHERE)
-        if is_checked and (kind := _kind(resolved_default(flat, name))):
+        if is_checked and name not in kinds and (kind := _kind(resolved_default(flat, name))):
             kinds[name] = kind
+    kinds |= {evaluated: kind for name, kind in kinds.items() if (evaluated := of_evaluations(name))}
     engine = [f"{_ENGINE}{name}" for name in engine_settings.SETTINGS]
     groups = {name: not value for name, value in flat.items() if isinstance(value, dict)}
     return Layout(dict.fromkeys([*flat, *engine]).keys(), groups, kinds)
@@ -185,4 +186,6 @@ def resolved_default(flat: Mapping[str, Any], name: str) -> Any:
 def _kind(default: Any) -> Kind | None:
     if isinstance(default, bool):
         return Kind.SWITCH
+    if isinstance(default, int):
+        return Kind.WHOLE
     return Kind.NUMBER if is_number(default) else None

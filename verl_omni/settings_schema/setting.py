@@ -12,6 +12,7 @@ class Kind(Enum):
     """Type of a setting's values, with what to write."""
 
     NUMBER = "a number"
+    WHOLE = "a whole number, such as 8"
     SWITCH = "true or false"
     PAIR = "two numbers"
     PATH = "a path"
@@ -78,6 +79,8 @@ def fits(kind: Kind, value: Any) -> bool:
     match kind:
         case Kind.NUMBER:
             return is_number(value)
+        case Kind.WHOLE:
+            return isinstance(value, int) and not isinstance(value, bool)
         case Kind.SWITCH:
             return isinstance(value, bool) or (is_number(value) and value in (0, 1))
         case Kind.PAIR:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Iterator
 
-from verl_omni.settings_schema.declarations import OPEN_GROUPS, ROLLOUT
+from verl_omni.settings_schema.declarations import EVALUATIONS, OPEN_GROUPS, of_evaluations
 from verl_omni.settings_schema.reference_settings import copied_group
 
+OF_TRAINING = ("clean_latents", "init_same_noise")  # settings of samples that evaluations do not have
 OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}  # of Hydra, with a value
 
 
@@ -33,11 +34,33 @@ def describe_unknown(name: str, known: Collection[str]) -> str:
     for group in (name, name.rpartition(".")[0]):
         if group not in known and (target := copied_group(group)):
             return f"unknown setting; write {target}"
-    of_samples = (setting for setting in known if setting.startswith((f"{ROLLOUT}.pipeline.", f"{ROLLOUT}.algo.")))
-    # The settings of evaluations: their groups are empty by default.
-    of_evaluations = (f"{ROLLOUT}.val_kwargs.{setting.removeprefix(f'{ROLLOUT}.')}" for setting in of_samples)
-    near = nearest_setting(name, [*known, *of_evaluations])
+    return _unknown(nearest_setting(name, [*known, *_names_of_evaluations(known)]))
+
+
+def _unknown(near: str | None) -> str:
     return "unknown setting" + (f"; did you mean {near}?" if near else "")
+
+
+def describe_unknown_of_evaluations(name: str, known: Collection[str]) -> str | None:
+    """Message about a name below `rollout.val_kwargs` that no evaluation has; None: it is of another kind, or has one.
+
+    Args:
+        known: names of settings and groups, those of training samples included.
+    """
+    names = list(_names_of_evaluations(known))
+    if not name.startswith((f"{EVALUATIONS}.pipeline.", f"{EVALUATIONS}.algo.")) or name in names:
+        return None
+    if name.rpartition(".")[2] in OF_TRAINING:
+        return "unknown setting: it is of training samples only"
+    return _unknown(nearest_setting(name, names))
+
+
+def _names_of_evaluations(known: Iterable[str]) -> Iterator[str]:
+    """Their settings, whose groups are empty by default: those of training samples."""
+    for setting in known:
+        last = setting.rpartition(".")[2]
+        if (name := of_evaluations(setting)) and last not in OF_TRAINING and last[0] != "_":
+            yield name
 
 
 def nearest_setting(name: str, valid: Iterable[str]) -> str | None:

@@ -15,7 +15,7 @@ version, and the server publishes it, only after everything that was sent has ar
                                                     server  <-  tensors, buckets, bytes, bound
         checks every worker's answer, then: server, clear the cache, serve this version
 
-    standalone replicas: rank 0 sends to all at the same time, over TCP from CPU memory (`tcp_sender`, docs/pools.md)
+    standalone replicas: rank 0 sends to all at once, over TCP from CPU memory (`tcp_sender`, docs/guides/pools.md)
 
     rank 0 (`engine_workers`), listens for one update           worker of a replica (`training_worker.replica_worker`)
                                                             <-  connects

@@ -18,6 +18,7 @@ from omni_operator.api.overrides.override_names import (
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
 from verl_omni.pipelines.registry import FAMILIES, missing_family
 from verl_omni.settings_schema.declarations import ALL_LINEAR, FIELDS
+from verl_omni.settings_schema.declarations import SETTINGS as DECLARED
 from verl_omni.settings_schema.layout import default_of
 from verl_omni.settings_schema.reference_settings import target_of
 from verl_omni.settings_schema.setting_names import joined_options
@@ -34,6 +35,7 @@ from .fields import (
     LOSS,
     MODEL,
     POOL,
+    REFERENCE_DEFAULTS,
     ROLLOUT,
     SCORER,
     SCORERS,
@@ -60,6 +62,7 @@ from .reference_scorers import published_scorer, scorer_field, scorer_settings
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>(?:--)?[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
 ARCHITECTURE = f"{MODEL}.architecture"
 AGENT_LOOP = f"{ROLLOUT}.agent.default_agent_loop"
+PLACES = DECLARED[WINDOW[2]].values
 JUDGE = "reward.reward_model"
 # Settings of a judge that become fields of spec.reward.model.
 JUDGE_FIELDS = tuple(
@@ -90,6 +93,7 @@ SWITCHES = (V1[0], f"{JUDGE}.enable", f"{JUDGE}.enable_resource_pool")
 EXTENSIONS = (f"{MODEL}.external_lib", f"{ROLLOUT}.agent.agent_loop_config_path")
 HELD_OUT = "data.val_files"
 UNUSED_SCORER = "brightness"
+PROJECT = "trainer.project_name"
 BATCH = "data.train_batch_size"
 MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 
@@ -316,7 +320,14 @@ def _lora(made: _Made, values: Mapping[str, Any]) -> None:
 
 def _window(made: _Made, values: Mapping[str, Any]) -> None:
     size, bounds, strategy = (values.get(name) for name in WINDOW[:3])
-    if size is None and bounds is None:
+    if strategy not in (None, *PLACES):
+        raise Refusal(f"{strategy} is not supported; write {' or '.join(PLACES)}", WINDOW[2])
+    has_window = size is not None or bounds is not None
+    if strategy == "progressive" and not has_window:
+        made.without_effect.append(f"{WINDOW[2]}={strategy}")
+    if not (strategy == "progressive" and has_window) and f"{values[WINDOW[3]]}" != REFERENCE_DEFAULTS[WINDOW[3]]:
+        made.without_effect.append(f"{WINDOW[3]}={values[WINDOW[3]]}")
+    if not has_window:
         return
     if bounds is not None and not (isinstance(bounds, list) and len(bounds) == 2):
         raise Refusal(f"{bounds} is not a range [first, end]")
@@ -426,5 +437,7 @@ def _mini_batch(made: _Made, values: Mapping[str, Any]) -> None:
 
 def _tracking(made: _Made, values: Mapping[str, Any]) -> None:
     tracking = made.spec.get("observability", {}).get("tracking", {})
+    if not tracking.get("loggers") and tracking.pop("project", None) != REFERENCE_DEFAULTS[PROJECT]:
+        made.without_effect.append(f"{PROJECT}={values[PROJECT]}")
     if interval(values.get("trainer.log_val_generations")) == 0 or not set(tracking.get("loggers", ())) - {"console"}:
         tracking.pop("images", None)

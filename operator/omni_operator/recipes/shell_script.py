@@ -34,7 +34,10 @@ _SETTING = re.compile(r"\+{0,2}[A-Za-z_]\w*(?:\.[\w/]+)+=.*", re.DOTALL)
 _EXPORTING = re.compile(r"[-+]\w*a\w*")  # `set -a`
 _MOST_SCRIPTS = 20  # that call one another
 _TRAINER = re.compile(r"(?:[A-Za-z_]\w*\.)*(main_\w+)|(?:.*/)?(main_\w+)\.py")
-_DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
+_LOCAL = ("declare", "local", "typeset")  # in a function, its own variables
+_DECLARATIONS = ("export", "readonly", *_LOCAL)
+_GLOBAL = re.compile(r"-\w*g\w*")  # `declare -g`
+_REFERENCE = re.compile(r"-\w*n\w*")  # `local -n NAME=OTHER`
 _CALCULATED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # variables that arithmetic sets
 _ENDS = ("\n", ";", "&", ")", ";;", ";&", ";;&")  # tokens that end a list with && and ||
 _LEAVE = ("break", "continue", "return", "exit")
@@ -64,6 +67,8 @@ class Script:
         self._succeeds: bool | None = None  # the last command; None if that is not known
         self._returned = False  # what follows in this function does not run
         self._ends: list[dict[str, Value]] | None = None  # variables at each `return` of it; None outside of functions
+        # For each running function, the earlier values of the variables that it declares; None: not set.
+        self._outer: list[dict[str, Value | None]] = []
         self._negated = False
 
     def run_recipe(self, text: str) -> None:
@@ -139,8 +144,10 @@ class Script:
         returned = self._returned
         ends = self._ends
         succeeds = self._succeeds
+        outer = [dict(declared) for declared in self._outer]
         self._ends = None if ends is None else []
         yield
+        self._outer = outer
         self.variables.values = values
         self._functions = functions
         self._exports_all = exports_all
@@ -384,9 +391,20 @@ class Script:
     def _call(self, name: str, arguments: list[str]) -> None:
         function = self._functions.pop(name)
         tokens, at, end = function
-        with self._reading(tokens, at, self._path), self._arguments(arguments), self._until_return():
+        with self._reading(tokens, at, self._path), self._arguments(arguments), self._scope(), self._until_return():
             self.run(end)
         self._functions[name] = function
+
+    @contextlib.contextmanager
+    def _scope(self) -> Iterator[None]:
+        """Restore the variables that a function declares as its own, at its end."""
+        self._outer.append({})
+        yield
+        for name, value in self._outer.pop().items():
+            if value is None:
+                self.variables.values.pop(name, None)
+            else:
+                self.variables.values[name] = value
 
     @contextlib.contextmanager
     def _arguments(self, arguments: Sequence[str]) -> Iterator[None]:
@@ -417,12 +435,18 @@ class Script:
         if self._returned:
             return None
         if first.source.startswith("(("):
-            self.variables.forget(_CALCULATED.findall(first.source))
-            return None
+            if changed := _CALCULATED.findall(first.source):
+                self.variables.forget(changed)
+                return None
+            value = self.variables.text(first.parts)
+            return None if MARK in value else value != "0"
         assigned = next((n for n, word in enumerate(words) if not ASSIGNMENT.match(word.source)), len(words))
         if assigned == len(words) or first.source in _DECLARATIONS:
-            for word in words[assigned == 0 :]:
-                self.variables.assign(word)
+            if first.source in _LOCAL:
+                self._declare(words[1:])
+            else:
+                for word in words[assigned == 0 :]:
+                    self.variables.assign(word)
             is_export = first.source == "export" or (assigned == 0 and any(word.source == "-x" for word in words))
             if (is_export or self._exports_all) and not self.calls:
                 self._export(words[assigned == 0 :])
@@ -466,6 +490,20 @@ class Script:
                 if len(self.calls) > calls:
                     self._export(words[:assigned])
         return None
+
+    def _declare(self, words: Sequence[Word]) -> None:
+        """Do what `local`, `declare` and `typeset` do with these words."""
+        options = [word.source for word in words if word.source[:1] == "-"]
+        is_local = bool(self._outer) and not any(map(_GLOBAL.fullmatch, options))
+        for word in words:
+            name, *_ = re.split(r"\[|\+?=", word.source, maxsplit=1)
+            if is_local and name.isidentifier() and name not in self._outer[-1]:
+                self._outer[-1][name] = self.variables.values.get(name)
+                if name == word.source:
+                    self.variables.values[name] = Value((), self.variables.line)
+            self.variables.assign(word)
+            if any(map(_REFERENCE.fullmatch, options)) and (value := self.variables.values.get(name)):
+                self.variables.forget([name, *value.elements])  # one stands for the other from here on
 
     def _export(self, words: Sequence[Word]) -> None:
         names = (re.split(r"\+?=", word.source, maxsplit=1)[0] for word in words)

@@ -75,7 +75,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`$((expression))`."""
+    """`$((expression))`, or `((expression))` as a command."""
 
     source: str
     quoted: bool
@@ -173,7 +173,8 @@ class _Scanner:
         self._at += self._text[start] != "("
         self._skip_parentheses()
         source = self._text[start : self._at]
-        return Word(source, line, (Output(source),))
+        is_arithmetic = source.startswith("((") and source.endswith("))")
+        return Word(source, line, (self._arithmetic(source, 2) if is_arithmetic else Output(source),))
 
     def _count_lines(self) -> int:
         self._line += self._text.count("\n", self._line_at, self._at)
@@ -271,7 +272,7 @@ class _Scanner:
             self._skip_parentheses()
             source = self._text[start : self._at]
             if source.startswith("$((") and source.endswith("))"):
-                return Arithmetic(source, quoted, tuple(_Scanner(source[3:-2])._parts("", quoted=True)))
+                return self._arithmetic(source, 3, quoted)
             return Output(source)
         if match := _BACKTICKS.match(self._text, start):
             self._at = match.end()
@@ -288,6 +289,10 @@ class _Scanner:
             raise self._fail("backtick")
         self._at += 1
         return Text("$")
+
+    def _arithmetic(self, source: str, start: int, quoted: bool = True) -> Arithmetic:
+        """`$((expression))` or `((expression))`, whose expression begins at `start`."""
+        return Arithmetic(source, quoted, tuple(_Scanner(source[start:-2])._parts("", quoted=True)))
 
     def _braced(self, match: re.Match[str], quoted: bool) -> Part:
         is_other = not match[3] and not self._text.startswith("}", match.end())

@@ -18,6 +18,7 @@ from verl_omni.settings_schema.reference_settings import target_of
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml"))
 ADAPTER = "actor_rollout_ref.model.lora_rank=8"
+ALGO = f"{ROLLOUT}.algo"
 
 
 def spec(*arguments: str) -> dict[str, Any]:
@@ -274,6 +275,25 @@ def test_names_of_algorithms(arguments: list[str], name: str, placement: str | N
     assert fields["algorithm"]["name"] == name
     assert fields["rollout"].get("sampler", {}).get("window", {}).get("placement") == placement
     assert not [text for text in fields["algorithm"]["overrides"] if "global_std" in text], "they share the default"
+
+
+def test_settings_of_a_window_without_one_are_named() -> None:
+    moving = [f"{ALGO}.sample_strategy=progressive", f"{ALGO}.iters_per_group=5"]
+    assert convert([*REQUIRED, *moving]).without_effect == (*moving,)
+    size = f"{ALGO}.sde_window_size=2"
+    assert convert([*REQUIRED, size, moving[1]]).without_effect == (moving[1],)
+    assert convert([*REQUIRED, size, *moving]).without_effect == ()
+    assert refused(size, f"{ALGO}.sample_strategy=moving") == {
+        f"{ALGO}.sample_strategy=moving": "moving is not supported; write random or progressive"
+    }
+
+
+@pytest.mark.parametrize("loggers", ["null", "[]"])
+def test_a_project_without_a_tracker_is_named(loggers: str) -> None:
+    none = f"trainer.logger={loggers}"
+    assert "project" not in spec(none).get("observability", {}).get("tracking", {})
+    assert convert([*REQUIRED, none]).without_effect == ()
+    assert convert([*REQUIRED, none, "trainer.project_name=mine"]).without_effect == ("trainer.project_name=mine",)
 
 
 def test_several_rewards() -> None:

@@ -67,6 +67,11 @@ SCRIPTS = {
     "a continued word": f'{CALL} a=first\\\nsecond b="x\\\ny"',
     "a comment ends a continued line": f"{CALL} a=1 \\\n  # b=2 \\\nc=3",
     "a function": f"""run() {{\n  local name=$1\n  shift\n  {CALL} a=$name b=${{3:-5}} "$@"\n}}\nrun x y=1 'z=2 3'""",
+    "variables of a function": "A=1 B=1 C=1 D=1\n"
+    "f() { local A=2 B; declare -g D=2; B=3; C=$A; g; E=${B:-5}; if false; then local C; fi; C+=4; typeset F=6; }\n"
+    f"g() {{ A+=0; local A=$A$A; G=$A; }}\nf\n{CALL} a=$A b=$B c=$C d=$D e=$E f=${{F:-7}} g=$G",
+    "arrays of a function": 'A=(x)\nf() { local -a A; A+=(y z); local B=(${A[@]}) C; C+=(w); S="${B[*]}${C[*]}"; }\n'
+    f"B=u\nf\n{CALL} ${{A[@]}} $B $S",
     "a function in another": f'function run {{\n{CALL} "$@"\n}}\nmain() {{ run a=1 "$@"; }}\nmain b=$((1 + 1))',
     "a function that returns": "f() { N=1; if [ $1 = a ]; then N=2; return; fi; N=3; (return); N=4; }\n"
     "g() { case $1 in c) return 0 ;; *) M=1 ;; esac; f a; return; M=2; }\n"
@@ -92,6 +97,8 @@ SCRIPTS = {
     "what succeeds after loops and groups": "while [ 1 -gt 2 ]; do A=1; done && B=2\nfor i in; do A=1; done && C=3\n"
     f"! {{ [ 1 = 2 ]; [ 1 = 1 ]; }}\n[ 1 = 2 ] || [ 1 = 1 ] && D=4\n{CALL} a=${{A:-0}} d=$D",
     "a call that a test chooses": f"D=gpu\nif [ $D = npu ]; then {CALL} a=1; else {CALL} a=2; fi",
+    "arithmetic tests": "N=4 M=8\nif (( N * 2 > M )); then A=1; elif ((N*2 == M)); then A=2; else A=3; fi\n"
+    f"(( N - 4 )) && B=1 || B=2\nwhile (( N > 4 )); do C=1; done\n{CALL} a=$A b=$B c=${{C:-0}}",
     "a case": "D=${D:-gpu}\ncase $D in\n npu|ascend) N=16 ;;\n gpu|cuda) N=4; case x$N in x5) N=5;; x4) M=3;; esac ;;\n"
     f" *) exit 1 ;;\nesac\ncase no in a) N=1 ;; esac\ncase $N in (*) O=2;; 4) O=3;; esac\n{CALL} a=$N b=$M c=$O",
     "changed texts": "P=/data/ocr.v2/train.parquet M=Qwen/Qwen-Image\n"
@@ -273,6 +280,7 @@ def test_what_is_known_only_when_the_script_runs_is_named(arguments: str, unknow
         ("MODE=\nwhile f; do\n  MODE+=x\ndone", ["a=$MODE"], [("$MODE", 3)]),
         ("read -r MODE < file", ["a=$MODE"], [("$MODE", 1)]),
         ("(( MODE = 1 ))\nlet MODE+=1", ["a=$MODE"], [("$MODE", 2)]),
+        ("f() {\nlocal -n each=$1\neach+=x\n}\nf MODE", ["a=$MODE"], [("$MODE", 2)]),
         ("[ $GPU ] && N=1\nMODE=${N:-2}x", ["a=${N:-2}x"], [("${N:-2}", 1)]),
     ],
 )
@@ -341,6 +349,8 @@ STATEMENTS = st.recursive(
         st.builds('case "$X$Y" in\n00) {} ;;\n01|10) {} ;;\nesac'.format, inner, inner),
         st.builds("for i in 1 2; do {}; done".format, inner),
         st.builds("f() {{\n{}\nA=$1\n}}\nf 5".format, inner),
+        st.builds("f() {{\nlocal {}\n{}\n}}\nf".format, st.sampled_from(["A", "B=$A L", "-a L=(m) A=3"]), inner),
+        st.builds("if (( A > 1 )); then {}; else {}; fi 2>/dev/null".format, inner, inner),
         st.builds('g() {{\nif [ "$X" = 1 ]; then {}; return; fi\n{}\n}}\ng'.format, inner, inner),
         st.builds('g() {{\n{}\n[ "$A" = 1 ] && return 0\n{}\n}}\ng'.format, inner, inner),
         st.builds("( {} )".format, inner),

@@ -97,7 +97,7 @@ def _check(config: DictConfig, known: Collection[str], own: _Translated) -> None
     """
     reference_modules.use_built_in(config.reward)
     reference_modules.use_own_dataset(config.data)
-    _guide_evaluations(config.actor_rollout_ref.rollout)
+    _complete_evaluations(config.actor_rollout_ref.rollout)
     if missing := sorted(set(known).intersection(_missing(config))):
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
     wrong = [*registry.setting_conflicts(config), *supported_values.find_problems(config, _installed_trackers())]
@@ -122,9 +122,13 @@ def _read_engine(rollout: DictConfig) -> None:
         rollout.max_num_seqs = f"${{{engine_settings.BATCH}}}"
 
 
-def _guide_evaluations(rollout: DictConfig) -> None:
-    """Let `true_cfg_scale` of evaluations default to their `guidance_scale`, as in training."""
+def _complete_evaluations(rollout: DictConfig) -> None:
+    """Settings of evaluations that are null are as in training; `true_cfg_scale` defaults to their `guidance_scale`."""
     evaluated = rollout.val_kwargs.pipeline
+    for name in rollout.pipeline if OmegaConf.is_dict(evaluated) else ():
+        if name in evaluated and evaluated[name] is None:
+            with open_dict(evaluated):
+                del evaluated[name]
     if OmegaConf.is_interpolation(rollout.pipeline, "true_cfg_scale") and OmegaConf.is_dict(evaluated):
         with open_dict(evaluated):
             if "guidance_scale" in evaluated:

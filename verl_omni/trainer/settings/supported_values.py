@@ -8,12 +8,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.algos.sde_settings import SdeSettings
 from verl_omni.reward_loop.part_settings import part_problems
 from verl_omni.reward_loop.scorer_signature import nearest_name
 from verl_omni.settings_schema import engine_settings
 from verl_omni.settings_schema.conflicts import find_conflicts
 from verl_omni.settings_schema.declarations import SETTINGS, out_of_range
 from verl_omni.settings_schema.setting import is_number, refused_choice
+from verl_omni.settings_schema.setting_names import describe_unknown_of_evaluations
 from verl_omni.trainer.settings import async_settings, judge_settings, pool_settings, scorer_devices
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.algorithms.registered import ALGORITHMS
@@ -39,6 +41,7 @@ TRACKER_PACKAGES: dict[str, str | None] = {
     "vemlp_wandb": "volcengine_ml_platform",
     "wandb": "wandb",
 }
+OF_TOKENIZERS = ("path", "max_length")
 # Arguments of torch.optim.AdamW without settings of their own, and `eps`.
 ADAMW = ("eps", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
 # Folders and files; a list is checked item by item.
@@ -82,6 +85,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         *problems,
         *_values(config),
         *_open_groups(config),
+        *_evaluations(config),
         *_paths(config),
         *_output(config),
         *_resume(config),
@@ -131,19 +135,38 @@ def _numbers(config: DictConfig) -> Iterator[str]:
 def _open_groups(config: DictConfig) -> Iterator[str]:
     """Unknown names in groups whose defaults are empty."""
     rollout = config.actor_rollout_ref.rollout
-    groups = [
-        (f"{ROLLOUT}.val_kwargs.{name}", rollout.val_kwargs[name], [key for key in rollout[name] if key[0] != "_"])
-        for name in ("pipeline", "algo")
-    ]
+    for part in ("pipeline", "algo"):
+        known = [f"{ROLLOUT}.{part}.{name}" for name in rollout[part]]
+        for name in (f"{ROLLOUT}.val_kwargs.{part}.{name}" for name in rollout.val_kwargs[part]):
+            if text := describe_unknown_of_evaluations(name, known):
+                yield f"{name}: {text}"
     for tokenizer, entry in config.actor_rollout_ref.model.extra_tokenizers.items():
-        groups.append((f"{MODEL}.extra_tokenizers.{tokenizer}", entry, ["path", "max_length"]))
-    for where, group, known in groups:
-        if not OmegaConf.is_dict(group):
-            yield f"{where}: must be a group of {' and '.join(known)}, not {group}"
+        where = f"{MODEL}.extra_tokenizers.{tokenizer}"
+        if not OmegaConf.is_dict(entry):
+            yield f"{where}: must be a group of {' and '.join(OF_TOKENIZERS)}, not {entry}"
             continue
-        for name in group:
-            if name not in known:
-                yield f"{where}.{name}: unknown setting{nearest_name(name, known)}"
+        for name in entry:
+            if name not in OF_TOKENIZERS:
+                yield f"{where}.{name}: unknown setting{nearest_name(name, OF_TOKENIZERS)}"
+
+
+def _evaluations(config: DictConfig) -> Iterator[str]:
+    """Noise of evaluations that the engine would refuse at the first of them, which may be hours after the start."""
+    rollout = config.actor_rollout_ref.rollout
+    changed = rollout.val_kwargs
+    if not config.data.val_files:
+        return
+    try:
+        SdeSettings.read(rollout.algo)
+    except ValueError:
+        return  # the checks of training samples name it
+    steps = OmegaConf.merge(rollout.pipeline, changed.pipeline).num_inference_steps
+    try:
+        settings = SdeSettings.read(OmegaConf.merge(rollout.algo, changed.algo))
+        if settings.noise_level > 0:
+            settings.bounds(steps)
+    except ValueError as error:
+        yield f"{ROLLOUT}.val_kwargs.algo: {error}"
 
 
 def _optimizer(optim: DictConfig) -> Iterator[str]:

@@ -19,7 +19,7 @@ from verl_omni.settings_schema.layout import (
 )
 from verl_omni.settings_schema.reference_settings import Rejected, WithoutEffect, find_rule, target_of
 from verl_omni.settings_schema.setting import refused_choice
-from verl_omni.settings_schema.setting_names import describe_unknown, is_in_open_group
+from verl_omni.settings_schema.setting_names import describe_unknown, describe_unknown_of_evaluations, is_in_open_group
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 CORRECTION = "algorithm.rollout_correction"
@@ -54,7 +54,9 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
         inner = (describe_unsupported(f"{ENGINE}.{setting}", "null", loss) for setting in _names_in(value))
         return next((text for text in inner if text), None)
     known = layout(loss or default_algorithm()).names
-    if name in known or find_rule(name) is not None:
+    if text := describe_unknown_of_evaluations(name, known):
+        return f"{name}: {text}"
+    if name in known or name in SETTINGS or find_rule(name) is not None:
         return _describe_value(name, value, loss)
     if _is_open(name) or name in names_of_algorithms():
         return None  # the trainer names a setting that this algorithm does not read

@@ -122,7 +122,7 @@ def test_a_stopped_generation_makes_no_further_batch_and_is_joined_after_the_run
         ([*ASYNC[:2]], "separate_async needs replicas on accelerators of their own; write"),
         ([*ASYNC, "algorithm.sample_source=offline"], "nothing is generated with algorithm.sample_source=offline"),
         ([f"{AHEAD}=2"], f"{AHEAD}: is not read with trainer.v1.trainer_mode=sync"),
-        ([*ASYNC, f"{AHEAD}=1.5"], "must be a whole number of batches, from 0: 1.5"),
+        ([*ASYNC, f"{AHEAD}=-1"], "must be a whole number of batches, from 0: -1"),
         ([*ASYNC, f"{AHEAD}=8"], "samples generated 8 batches ahead span 9 versions, more than 8"),
         ([*ASYNC, f"{THRESHOLD}=0"], "must be at least 1, or null: 0"),
         ([*ASYNC, f"{STRATEGY}=discard"], "discard is not supported; write wait or drop"),

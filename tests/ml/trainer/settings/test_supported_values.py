@@ -31,7 +31,7 @@ HASHED = [f"{ROLLOUT}.seed", f"{ROLLOUT}.algo.sde_window_seed"]
 @pytest.mark.parametrize("setting", [*OF_32_BITS, *HASHED])
 def test_every_seed_that_is_accepted_has_random_numbers_of_its_own(setting: str) -> None:
     """Torch's generator on a CPU takes 32 bits of a seed; the seeds of samples and windows are hashed first."""
-    assert refusal(f"{setting}=1.5") == f"{setting}: must be a whole number: 1.5"
+    assert refusal(f"{setting}=1.5") == f"{setting}: 1.5 is not supported; write a whole number, such as 8"
     smallest_job.load(f"{setting}={2**32 - 1}")
     for seed in (2**32, 2**40, -1):
         if setting in HASHED:

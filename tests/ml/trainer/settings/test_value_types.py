@@ -17,6 +17,8 @@ ROLLOUT = "actor_rollout_ref.rollout"
 OPTIM = f"{ACTOR}.optim"
 TOKENIZERS = f"{MODEL}.extra_tokenizers"
 FILES = "a path, or a list of paths such as [first.jsonl,second.jsonl]"
+WHOLE = "a whole number, such as 8"
+EVALUATED = f"{ROLLOUT}.val_kwargs"
 EMPTY = "has no value, such as from an empty variable of a script"
 
 
@@ -24,9 +26,15 @@ EMPTY = "has no value, such as from an empty variable of a script"
     ("given", "said"),
     [
         # types
-        ("trainer.n_gpus_per_node=", f"{EMPTY}; write a number"),
+        ("trainer.n_gpus_per_node=", f"{EMPTY}; write {WHOLE}"),
         (f"{MODEL}.path=", f"{EMPTY}; write a path"),
-        ("trainer.total_training_steps=many", "the text 'many' is not supported; write a number"),
+        ("trainer.total_training_steps=many", f"the text 'many' is not supported; write {WHOLE}"),
+        ("trainer.total_training_steps=1e3", f"1000.0 is not supported; write {WHOLE}"),
+        (f"{ROLLOUT}.n=2.5", f"2.5 is not supported; write {WHOLE}"),
+        (f"{MODEL}.enable_gradient_checkpointing=Fales", "the text 'Fales' is not supported; write true or false"),
+        (f"{EVALUATED}.pipeline.num_inference_steps=all", f"the text 'all' is not supported; write {WHOLE}"),
+        (f"{EVALUATED}.algo.sde_type=ode", "ode is not supported; write null or sde or cps or dance_sde"),
+        (f"{EVALUATED}.pipeline.output_type=jpeg", "jpeg is not supported; write null or image or pt or np or latent"),
         (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not supported; write two numbers, such as [0,5]"),
         ("data.train_files=5", f"5 is not supported; write {FILES}"),
         ("data.train_files=[null]", f"[null] is not supported; write {FILES}"),
@@ -42,20 +50,28 @@ EMPTY = "has no value, such as from an empty variable of a script"
         (f"{TOKENIZERS}.t5={{pat: x}}", ".pat: unknown setting; did you mean path?"),
         ("trainer.logger=5", "unknown tracker 5"),
         (f"{ROLLOUT}.algo={{noise_level: much}}", ".noise_level: the text 'much' is not supported; write a number"),
-        (f"{ROLLOUT}.val_kwargs.pipeline.num_inference_step=4", "unknown setting; did you mean num_inference_steps?"),
-        (f"{ROLLOUT}.val_kwargs.algo.noise=0", "unknown setting; did you mean noise_level?"),
+        (
+            f"{EVALUATED}.pipeline.num_inference_step=4",
+            f"unknown setting; did you mean {EVALUATED}.pipeline.num_inference_steps?",
+        ),
+        (f"{EVALUATED}.algo.noise=0", f"unknown setting; did you mean {EVALUATED}.algo.noise_level?"),
+        (f"{EVALUATED}.algo.init_same_noise=true", "unknown setting: it is of training samples only"),
         (f"{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=4", "unknown setting"),
         # ranges
         ("data.train_batch_size=0", "must be positive"),
+        ("trainer.nnodes=0", "must be positive: 0"),
+        ("trainer.n_gpus_per_node=0", "must be positive: 0"),
+        ("ray_kwargs.ray_init.num_cpus=0", "must be positive: 0"),
+        (f"{ROLLOUT}.gpu_memory_utilization=90", "must be above 0 and at most 1: 90"),
         (f"{ACTOR}.grad_clip=-1", "must be positive: -1; for gradients that are not clipped, write inf"),
         (f"{OPTIM}.lr=nan", "must not be negative: nan"),
         (f"{OPTIM}.lr_warmup_steps_ratio=1.5", "must be from 0 to 1: 1.5"),
         ("reward.max_failed_share=1.5", "must be from 0 to 1: 1.5"),
         (f"{ROLLOUT}.pipeline.video_flow_shift=0", "must be positive: 0"),
-        (f"{ROLLOUT}.val_kwargs.pipeline.video_flow_shift=0", "must be positive: 0"),
+        (f"{EVALUATED}.pipeline.video_flow_shift=0", "must be positive: 0"),
         (f"{ROLLOUT}.engine_kwargs.vllm_omni.flow_shift=0", "must be positive: 0"),
         (f"{ROLLOUT}.pipeline.guidance_scale=nan", "must not be negative: nan"),
-        (f"{ROLLOUT}.val_kwargs.seed=null", "must be a number: every evaluation"),
+        (f"{EVALUATED}.seed=null", "must be a number: every evaluation"),
         ("reward.batch_size=0", "must be an integer of at least 1: 0"),
         ("reward.deadline_seconds=0", "must be a positive number of seconds: 0"),
         ("reward.reward_model.deadline_seconds=nan", "must be a positive number"),
@@ -88,11 +104,29 @@ def test_a_value_is_refused_with_what_to_write(given: str, said: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["reward.scorer_kwargs", "reward.reward_functions", f"{ROLLOUT}.val_kwargs.pipeline", TOKENIZERS],
+    ["reward.scorer_kwargs", "reward.reward_functions", f"{EVALUATED}.pipeline", TOKENIZERS],
 )
 def test_a_group_that_is_empty_by_default_may_be_null(name: str) -> None:
     config = load(f"{name}=null")
     assert OmegaConf.select(config, name) == {} and config == load()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["sde_window_range=[0,9]"], "an SDE window of 9 steps does not fit into [0, 9) of 4 steps"),
+        (["sample_strategy=progressive", "sde_contiguous=false"], "a progressive window is contiguous: write"),
+    ],
+)
+def test_noise_that_the_first_evaluation_would_refuse_is_refused_at_the_start(given: list[str], said: str) -> None:
+    noisy = [f"{EVALUATED}.pipeline.num_inference_steps=4", f"{EVALUATED}.algo.noise_level=0.5"]
+    changed = [f"{EVALUATED}.algo.{setting}" for setting in given]
+    assert refusal("data.val_files=v", *noisy, *changed).startswith(f"{EVALUATED}.algo: {said}")
+    load(*noisy, *changed)  # without held-out prompts
+
+
+def test_a_setting_of_evaluations_that_is_null_is_as_in_training() -> None:
+    assert load(f"{EVALUATED}.pipeline.height=null", "data.val_files=v") == load("data.val_files=v")
 
 
 @pytest.mark.parametrize("value", ["", "text", None])
@@ -114,6 +148,9 @@ def test_no_number_or_switch_stops_with_another_error(value: str | None) -> None
     [
         "trainer.val_before_train=0",
         "trainer.total_epochs=15.0",
+        "trainer.video_fps=23.976",
+        f"{EVALUATED}.pipeline.output_type=both",
+        f"{EVALUATED}.pipeline={{height: 64}}",
         "data.seed=null",
         f"{ROLLOUT}.seed=${{data.seed}}",
         f"{ROLLOUT}.algo.sde_window_size=null",

@@ -148,7 +148,8 @@ class vLLMOmniHttpServer(EngineControlServer):
             prompt_ids: ids of the model's first tokenizer; `extra_prompt_ids` are ids for other encoders.
             prompt_mask: 1 for each of `prompt_ids` to attend to; the others, such as padding, are removed.
             prompt_text, negative_prompt_text: texts, where the ids lose case or spacing; None: the ids are decoded.
-            sampling_params: fields of the engine and of `DiffusionRolloutAlgoConfig`, and `logprobs`; unchanged.
+            sampling_params: fields of the engine and of `DiffusionRolloutAlgoConfig`, and `logprobs`; unchanged. The
+                model's pipeline gets those with other names, and ignores what it does not know.
             request_id: unique among the requests in flight.
             priority: for language models whose engine has `scheduling_policy: priority`, the lowest first; all other
                 engines serve requests in the order in which they arrive.
@@ -158,7 +159,7 @@ class vLLMOmniHttpServer(EngineControlServer):
             reason `aborted` if the request was aborted.
 
         Raises:
-            ValueError: a parameter is unknown, or the prompt is too long.
+            ValueError: a parameter is of a wrong type or out of range, or the prompt of a language model is too long.
             PartialWeights: a full update of a language model's weights failed part-way, or an adapter reached only
                 some workers of this replica.
             ReplicaError: the engine failed; the message names this replica and its weights. `EngineDead`: it has ended.
