@@ -50,11 +50,12 @@ def test_paths_on_the_map_exist(root: Path) -> None:
     assert missing(root, paths) == set()
 
 
-def test_paths_in_decisions_exist(root: Path) -> None:
-    pages = (root / "docs" / "adr").glob("*.md")
+def test_paths_in_decisions_and_in_contributing_exist(root: Path) -> None:
+    pages = (*(root / "docs" / "adr").glob("*.md"), root / "CONTRIBUTING.md")
     names = named("\n".join(page.read_text(encoding="utf-8") for page in pages))
     begin = tuple(f"{folder}/" for folder in FOLDERS)
-    paths = {name.rstrip("/") for name in names if name.endswith(".py") or name.startswith(begin)}
+    ours = {name for name in names if name.endswith(".py") or name.startswith(begin)}
+    paths = {name.rstrip("/") for name in ours if "NAME" not in name}
     assert missing(root, paths) == NOT_HERE
 
 
