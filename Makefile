@@ -96,7 +96,7 @@ bench: setup ## every figure in the docs; one of them alone: .venv/bin/python be
 	@for name in $(BENCHES); do echo "measuring: benchmarks/$$name.py"; PYTHONPATH=. $(BIN)/python benchmarks/$$name.py; done
 	@$(BIN)/python benchmarks/page.py
 
-crds: setup ## write again what is generated: crds/, the chart's README, pages of docs/, and the names of settings
+crds: setup ## write again what is generated: crds/, the chart's README, pages of docs/, jobs of drl init
 	@$(call generated,)
 
 pod-schema: setup ## write again the schema of pod templates, from the pinned KubeRay

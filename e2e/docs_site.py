@@ -25,7 +25,7 @@ OUTSIDE = {
     "SECURITY.md": "security-policy.md",
     "charts/omni-operator/README.md": "chart-values.md",
 }
-LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+LINK = re.compile(r"(!?)\[((?:[^\[\]\n]|\n(?!\n))*)\]\(([^)\s]+)\)")  # its text may go over lines of a paragraph
 ITEM = re.compile(r"^ {0,3}([-*]|\d+\.) ")
 FENCE = re.compile(r"^ *(```|~~~)")
 
@@ -41,17 +41,29 @@ def rewrite(text: str, source: str, page: str) -> str:
     Args:
         source: path of the document in the repository. page: of its page on the site.
     """
-    lines: list[str] = []
+    parts: list[str] = []
+    lines: list[str] = []  # since the last fence
     fenced = False
+
+    def end_part() -> None:
+        part = "\n".join(lines)
+        parts.append(part if fenced else LINK.sub(lambda found: _link(found, source, page), part))
+        lines.clear()
+
     for line in text.splitlines():
         if FENCE.match(line):
+            if lines:
+                end_part()
             fenced = not fenced
-        elif not fenced:
-            if ITEM.match(line) and lines and lines[-1].strip() and not re.match(r"^ *([-*]|\d+\.) |^ {2,}", lines[-1]):
-                lines.append("")
-            line = LINK.sub(lambda found: _link(found, source, page), line)
+            parts.append(line)
+            continue
+        last = (lines or parts or [""])[-1]
+        if not fenced and ITEM.match(line) and last.strip() and not re.match(r"^ *([-*]|\d+\.) |^ {2,}", last):
+            lines.append("")
         lines.append(line)
-    return "\n".join(lines) + "\n"
+    if lines:
+        end_part()
+    return "\n".join(parts) + "\n"
 
 
 def _link(found: re.Match[str], source: str, page: str) -> str:

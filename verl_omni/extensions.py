@@ -33,6 +33,9 @@ def register_algorithm(name: str, *, like: str = "flow_grpo") -> Callable[[Class
             raise TypeError(
                 f"register_algorithm({name!r}) takes a subclass of TrainingAlgorithm, and got {algorithm!r}"
             )
+        if missing := sorted(getattr(algorithm, "__abstractmethods__", ())):
+            raise TypeError(f"register_algorithm({name!r}): {algorithm.__name__} lacks {', '.join(missing)}")
+        _check_settings(f"register_algorithm({name!r})", algorithm.settings)
         _add_algorithm(name, like, implementation=path_of(algorithm))
         return algorithm
 
@@ -104,8 +107,10 @@ def register_family(
 
     def decorate(adapter: Class) -> Class:
         from verl_omni.pipelines.description import Family
-        from verl_omni.pipelines.registry import FAMILIES
+        from verl_omni.pipelines.registry import FAMILIES, MEMBERS
 
+        if missing := [member for member in MEMBERS if not hasattr(adapter, member)]:
+            raise TypeError(f"register_family({architecture!r}): {adapter.__name__} lacks {', '.join(missing)}")
         FAMILIES.add(architecture, Family(pipeline, path_of(adapter), pre_process, None, shapes, images))
         return adapter
 
@@ -131,6 +136,21 @@ def _check_name(decorator: str, name: Any) -> None:
     """Refuse a decorator without parentheses, which would register nothing."""
     if not isinstance(name, str):
         raise TypeError(f"{decorator} takes a name, and got {name!r}: write @{decorator}('my_name')")
+
+
+def _check_settings(decorator: str, kind: Any) -> None:
+    """Refuse a type of settings whose own fields would not be settings, or have their defaults in no file."""
+    from dataclasses import fields
+    from inspect import get_annotations
+
+    from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE
+
+    if get_annotations(kind) and "__dataclass_fields__" not in kind.__dict__:
+        raise TypeError(f"{decorator}: {kind.__name__} has fields and is no dataclass: write @dataclass above it")
+    if without := [entry.name for entry in fields(kind) if entry.default is FROM_FILE]:
+        raise TypeError(
+            f"{decorator}: {kind.__name__} has no defaults of {', '.join(without)}: write them in the class"
+        )
 
 
 def _check_function(decorator: str, thing: Any) -> None:

@@ -49,9 +49,18 @@ def test_scorers_are_read_without_machine_learning_libraries() -> None:
     assert child.stdout.split() == ["True", str(len(SCORERS))], child.stderr
 
 
+def install(folder: Path, package: str, **scorers: str) -> None:
+    """Write the metadata of a package that has scorers."""
+    metadata = folder / f"{package}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    points = "".join(f"{name} = {path}\n" for name, path in scorers.items())
+    (metadata / "entry_points.txt").write_text(f"[verl_omni.scorers]\n{points}")
+
+
 @pytest.fixture
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with the scorer `sharpness`, for processes that this test starts."""
+    """A package with the scorer `sharpness` and with some that cannot score, for processes that this test starts."""
     (tmp_path / "sharp.py").write_text(
         "from __future__ import annotations\n"
         "from typing import TYPE_CHECKING, Annotated\n"
@@ -64,10 +73,21 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "    return scale * float(solution_image.float().diff(dim=-1).abs().mean())\n"
     )
     (tmp_path / "endless.py").write_text("def compute_score(solution_image):\n    yield 1.0\n")
-    folder = tmp_path / "sharp-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: sharp\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text("[verl_omni.scorers]\nsharpness = sharp\nendless = endless\n")
+    (tmp_path / "raising.py").write_text("raise RuntimeError('no license')\n")
+    (tmp_path / "untyped.py").write_text(
+        "from __future__ import annotations\ndef compute_score(solution_image, mask: np.ndarray = None): return 1.0\n"
+    )
+    install(
+        tmp_path,
+        "sharp",
+        sharpness="sharp",
+        endless="endless",
+        raising="raising",
+        absent="no_such_module",
+        misnamed="sharp:compute_scor",
+        made="fractions:Fraction",
+        untyped="untyped",
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
@@ -79,6 +99,14 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("name: sharpness, settings: {scale: 0}", "scale: 0 must be more than 0"),
         ("name: sharpness, settings: {scael: 2}", "did you mean 'scale'?"),
         ("name: endless", "spec.reward.scorers[0].name: the scorer endless cannot score: it has a `yield`"),
+        ("name: raising, pool: {}", "raising cannot be loaded from raising:compute_score: RuntimeError: no license"),
+        ("name: absent", "No module named 'no_such_module'; import libraries inside the function"),
+        ("name: misnamed", "sharp:compute_scor: AttributeError: module 'sharp' has no attribute 'compute_scor'"),
+        ("name: made", "made is no function: fractions:Fraction is <class 'fractions.Fraction'>; name a function"),
+        (
+            "name: untyped",
+            "untyped:compute_score has the setting mask of the type np.ndarray, which cannot be evaluated",
+        ),
     ],
 )
 def test_a_job_names_a_scorer_of_an_installed_package(own: str, problem: str | None) -> None:
@@ -96,10 +124,36 @@ def test_the_trainer_runs_a_scorer_of_an_installed_package() -> None:
         "import torch\n"
         "from verl_omni.reward_loop.rewards import get_scorer, setting_problems\n"
         "stripes = torch.tensor([0, 255], dtype=torch.uint8).repeat(3, 4, 2)\n"
-        "print(get_scorer('sharpness')('d', stripes, '', {}, scale=2.0), setting_problems('sharpness', {'scale': -1}))"
+        "score = get_scorer('sharpness')\n"
+        "print(score('d', stripes, '', {}, scale=2.0), setting_problems('sharpness', {'scale': -1}))\n"
+        "from verl_omni.trainer.settings import configuration, reward_settings\n"
+        "names = ['actor_rollout_ref.model.path=m', 'data.train_files=p', 'trainer.total_training_steps=1']\n"
+        "reward = configuration.load([*names, 'reward.scorer=misnamed']).reward\n"
+        "print(*reward_settings.find_problems(reward))"
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert child.stdout.startswith("510.0 ['scale: -1 "), child.stderr
+    scored, problem = child.stdout.splitlines()
+    assert scored.startswith("510.0 ['scale: -1 "), child.stderr
+    assert problem.startswith("reward.scorer: misnamed cannot be loaded from sharp:compute_scor: AttributeError")
+
+
+@pytest.mark.usefixtures("_installed")
+def test_drl_init_offers_installed_scorers_that_can_be_loaded() -> None:
+    command = [sys.executable, "-m", "omni_operator.cli", "init", "sd35", "--reward", "raising"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "the scorer raising cannot be loaded" in refused.stderr and "sharpness" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_name_of_two_installed_packages_is_refused(tmp_path: Path) -> None:
+    install(tmp_path, "blunt", sharpness="blunt")
+    code = "from verl_omni.reward_loop.rewards import get_scorer; get_scorer('sharpness')"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    (message,) = [line for line in child.stderr.splitlines() if line.startswith("ValueError")]
+    assert "two scorers sharpness, " in message
+    assert " sharp:compute_score" in message and " blunt:compute_score" in message
 
 
 @pytest.mark.parametrize("name", ["http", "http_batch"])

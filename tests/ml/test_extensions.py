@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -24,11 +25,13 @@ from verl_omni.pipelines.registry import FAMILIES, encoder_class, training_adapt
 from verl_omni.pipelines.sample_shapes import sample_shapes
 from verl_omni.reward_loop.rewards import SCORERS, get_scorer
 from verl_omni.trainer.settings import reward_settings
-from verl_omni.utils.registry import Registry
-from verl_omni.workers.algorithms.base import training_algorithm
+from verl_omni.utils.registry import Registry, merged
+from verl_omni.workers.algorithms.base import TrainingAlgorithm, training_algorithm
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
-from verl_omni.workers.algorithms.registered import ALGORITHMS
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPO, GRPOLossConfig
+from verl_omni.workers.algorithms.registered import ALGORITHMS, job_names
 from verl_omni.workers.config import DiffusionModelConfig
+from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE
 
 REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, ESTIMATORS, FAMILIES, SCORERS)
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
@@ -213,6 +216,94 @@ def test_what_a_decorator_cannot_register_is_refused() -> None:
         extensions.register_reward("mine")(LAMBDA)
 
 
+@dataclass
+class LimitedLossConfig(GRPOLossConfig):
+    scale: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale > 10:
+            raise ValueError("scale must be at most 10")
+
+
+class Limited(FlowGRPO):
+    settings = LimitedLossConfig
+
+
+class Unmade(FlowGRPO):
+    def __init__(self) -> None:
+        raise RuntimeError("no constructor today")
+
+
+def test_what_an_algorithm_refuses_is_said_before_anything_starts() -> None:
+    extensions.register_algorithm("limited")(Limited)
+    extensions.register_algorithm("unmade")(Unmade)
+    assert load(f"{LOSS}.loss_mode=limited", f"{LOSS}.scale=10")
+    said = refusal(f"{EXTERNAL}=my_extension", f"{LOSS}.loss_mode=limited", f"{LOSS}.scale=11")
+    assert said.startswith(f"{LOSS}: LimitedLossConfig of ") and said.endswith("ValueError: scale must be at most 10")
+    said = refusal(f"{EXTERNAL}=my_extension", f"{LOSS}.loss_mode=unmade")
+    assert said.endswith("failed: RuntimeError: no constructor today")
+
+
+class Undecorated(GRPOLossConfig):
+    scale: float = 2.0
+
+
+@dataclass
+class OfNoFile(GRPOLossConfig):
+    loss_mode: Literal["mine"] = "mine"
+    scale: float = FROM_FILE
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Undecorated, "Undecorated has fields and is no dataclass: write @dataclass above it"),
+        (OfNoFile, "OfNoFile has no defaults of scale: write them in the class"),
+    ],
+)
+def test_settings_that_a_run_could_not_set_are_refused(settings: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=rf"register_algorithm\('mine'\): {said}"):
+        extensions.register_algorithm("mine")(type("Mine", (FlowGRPO,), {"settings": settings}))
+
+
+class Half(TrainingAlgorithm[GRPOLossConfig]):
+    settings = FlowGRPO.settings
+
+    def training_batch(self, samples: Any, loss: Any, config: Any, seed: int) -> Any:
+        return {}
+
+
+def test_a_class_without_a_required_member_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"register_algorithm\('mine'\): Half lacks objective"):
+        extensions.register_algorithm("mine")(Half)
+    with pytest.raises(TypeError, match=r"register_family\('Mine'\): Half lacks CONDITIONS, LAYERS, .*, velocity"):
+        extensions.register_family("Mine", pipeline="a.b:C")(Half)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda log_ratio: 0.5, "must be a tensor, and is a float"),
+        (lambda log_ratio: log_ratio.detach(), "does not depend on log_ratio"),
+        (lambda log_ratio: log_ratio.mean(), r"must be \[2\], and is \[\]"),
+    ],
+)
+def test_a_policy_loss_that_trains_nothing_is_refused(made: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(f"{LOSS}.loss_mode=my_loss")
+    monkeypatch.setattr(
+        sys.modules["my_extension"], "likelihood", lambda log_ratio, advantages, settings: made(log_ratio)
+    )
+    with pytest.raises((TypeError, ValueError), match=said):
+        policy_loss(omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss))
+
+
+def test_descriptions_with_one_name_are_refused() -> None:
+    described = {"flux": {"FluxPipeline": 1}, "mine": {"MinePipeline": 2, "FluxPipeline": 3}}
+    with pytest.raises(ValueError, match="flux and mine have the same architecture, FluxPipeline: rename one of them"):
+        merged("architecture", described)
+
+
 def test_a_name_of_this_package_cannot_be_taken() -> None:
     with pytest.raises(ValueError, match="algorithm 'flow_grpo' exists already"):
         extensions.register_loss("flow_grpo")(test_a_name_of_this_package_cannot_be_taken)
@@ -252,3 +343,4 @@ def test_an_algorithm_like_diffusion_dpo_may_train_on_pairs_of_a_data_set() -> N
     offline = [f"{LOSS}.loss_mode=my_dpo", "algorithm.sample_source=offline", "actor_rollout_ref.model.lora_rank=4"]
     assert load(*offline).actor_rollout_ref.model.algorithm == "my_dpo"
     assert ALGORITHMS["my_dpo"].rows_per_prompt(8) == 1
+    assert job_names()["DiffusionDPO"][0] == "diffusion_dpo", "a job's name stays the built-in algorithm's"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from verl_omni.pipelines.registry import FOLDERS
-from verl_omni.utils.registry import load
+from verl_omni.utils.registry import load, merged
 
 
 def _make(maker: str, path: Path, seed: int = 0) -> None:
@@ -19,11 +19,15 @@ def _make(maker: str, path: Path, seed: int = 0) -> None:
 
 
 _PATHS = {
-    **{
-        name: f"verl_omni.pipelines.{folder}.tiny_model:{maker}"
-        for folder, family in FOLDERS.items()
-        for name, maker in family.tiny_models.items()
-    },
+    **merged(
+        "tiny model",
+        {
+            folder: {
+                name: f"verl_omni.pipelines.{folder}.tiny_model:{maker}" for name, maker in family.tiny_models.items()
+            }
+            for folder, family in FOLDERS.items()
+        },
+    ),
     "qwen3_vl": "verl_omni.models.vision_language:make_tiny_qwen3_vl",
 }
 # By name; a maker imports diffusers when it is called.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 from verl_omni import pipelines
 from verl_omni.pipelines.description import Family, FamilyDescription, FamilySizes
 from verl_omni.settings_schema.engine_settings import GROUP
-from verl_omni.utils.registry import Registry, load
+from verl_omni.utils.registry import Registry, load, merged
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ def _folders() -> dict[str, FamilyDescription]:
 
 FOLDERS = _folders()
 FAMILIES = Registry(
-    "model family", {name: entry for folder in FOLDERS.values() for name, entry in folder.architectures.items()}
+    "model family", merged("architecture", {name: folder.architectures for name, folder in FOLDERS.items()})
 )
 
 
@@ -111,6 +111,10 @@ class TrainingAdapter(Protocol):
         Args:
             dtype: dtype that the transformer computes in.
         """
+
+
+# What every training adapter has.
+MEMBERS = (*TrainingAdapter.__annotations__, "guidance", "prompt_rows", "velocity")
 
 
 def reads_extra_ids(architecture: str | None) -> bool:

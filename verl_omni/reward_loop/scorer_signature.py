@@ -40,6 +40,7 @@ OF_OTHERS = {
 }
 BEFORE_SLASH = "are before a `/`, and a scorer gets its arguments by name; remove the `/`"
 GENERATES = "it has a `yield`, so a call returns a generator; return the score, or a list of scores"
+CLASS_ADVICE = "name a function, which makes the object once and calls it"
 NEEDS_LISTS = f"is given to scorers of lists; name the parameters {', '.join(PLURAL.values())}"
 # An integer is a number, but a text is not, and neither are true, infinity and NaN.
 _EXACT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -48,6 +49,10 @@ FILLED_IN = SAMPLE | set(PLURAL.values()) | {GROUPS, "reward_router_address", "r
 
 class ScorerNotFound(ValueError):
     """A file has no such function, or is not Python; the message names it."""
+
+
+class ScorerNotLoaded(ValueError):
+    """A scorer cannot be imported, is no function, or has a setting whose type does not exist; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,9 @@ def setting_fields(scorer: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """Type and default of each setting, as pydantic's `create_model` takes them; without a default, it is `...`.
 
     Only the annotations of settings are evaluated: a sample's type is imported for type checkers alone.
+
+    Raises:
+        ScorerNotLoaded: the type of a setting cannot be evaluated.
     """
     names = vars(inspect.getmodule(scorer))
     fields: dict[str, tuple[Any, Any]] = {}
@@ -159,7 +167,13 @@ def setting_fields(scorer: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
             continue
         annotation = parameter.annotation
         if isinstance(annotation, str):
-            annotation = eval(annotation, dict(names))
+            try:
+                annotation = eval(annotation, dict(names))
+            except Exception as error:  # whatever a user wrote
+                raise ScorerNotLoaded(
+                    f"{scorer.__module__}:{scorer.__qualname__} has the setting {name} of the type {annotation}, which "
+                    f"cannot be evaluated: {type(error).__name__}: {error}"
+                ) from error
         if annotation is parameter.empty:
             annotation = Any
         fields[name] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
@@ -245,7 +259,7 @@ def signature_in_file(file: Path, name: str) -> Signature | None:
         return signature
     defined = ast.parse(text).body
     if any(isinstance(node, ast.ClassDef) and node.name == name for node in defined):
-        raise ScorerNotFound(f"{name} of {file} is a class; name a function, which makes the object once and calls it")
+        raise ScorerNotFound(f"{name} of {file} is a class; {CLASS_ADVICE}")
     if not may_define(text, name):
         functions = [node.name for node in defined if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
         raise ScorerNotFound(f"{file} has no function {name}{nearest_name(name, functions)}")

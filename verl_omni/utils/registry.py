@@ -48,6 +48,25 @@ class Registry(Mapping[str, T]):
         return len(self._entries)
 
 
+def merged(kind: str, described: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    """The entries of all descriptions, by their names.
+
+    Args:
+        kind: noun for an entry, for messages.
+        described: entries by the name of what describes them, a module or a folder.
+
+    Raises:
+        ValueError: two have an entry of the same name.
+    """
+    owners: dict[str, str] = {}
+    for owner, entries in described.items():
+        for name in entries:
+            if name in owners:
+                raise ValueError(f"{owners[name]} and {owner} have the same {kind}, {name}: rename one of them")
+            owners[name] = owner
+    return {name: entry for entries in described.values() for name, entry in entries.items()}
+
+
 def import_modules(named: str | Sequence[str] | None) -> None:
     """Import the modules of a setting `external_lib`, which register their definitions."""
     for module in () if named is None else (named,) if isinstance(named, str) else named:

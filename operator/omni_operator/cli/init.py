@@ -19,6 +19,7 @@ from verl_omni import pipelines
 from verl_omni.pipelines.description import EXAMPLE_FILE
 from verl_omni.pipelines.registry import FOLDERS, family_sizes, lent_folder
 from verl_omni.reward_loop.rewards import modality
+from verl_omni.reward_loop.scorer_signature import ScorerNotLoaded
 
 from . import console
 
@@ -107,12 +108,7 @@ def _scorer(reward: str, family: str) -> dict[str, Any]:
         return {"name": "own", "function": {"path": reward}}
     offered = offered_scorers(family)
     if reward not in offered:
-        if not is_builtin(reward):
-            problem = f"no scorer {reward!r}"
-        elif modality(reward) not in modalities(family):
-            problem = f"the scorer {reward} cannot judge samples of {family}"
-        else:
-            problem = f"the scorer {reward} needs {', '.join(_required_settings(reward))}: write it into the job later"
+        problem = _unfit(reward, family) if is_builtin(reward) else f"no scorer {reward!r}"
         console.refuse(f"{problem}; choose {', '.join(offered)}, or a file that ends with .py")
     return {"name": reward}
 
@@ -132,12 +128,18 @@ def modalities(family: str) -> tuple[str, ...]:
 
 def offered_scorers(family: str) -> list[str]:
     """Built-in scorers that judge the samples of a family, and need no settings."""
-    taken = modalities(family)
-    return [name for name in builtin_scorers() if modality(name) in taken and not _required_settings(name)]
+    return [name for name in builtin_scorers() if _unfit(name, family) is None]
 
 
-def _required_settings(scorer: str) -> list[str]:
-    return [name for name, field in settings_model(scorer).model_fields.items() if field.is_required()]
+def _unfit(scorer: str, family: str) -> str | None:
+    """Why a built-in scorer is not offered; None: it is."""
+    try:
+        needed = [name for name, field in settings_model(scorer).model_fields.items() if field.is_required()]
+    except ScorerNotLoaded as error:
+        return f"the scorer {error}"
+    if modality(scorer) not in modalities(family):
+        return f"the scorer {scorer} cannot judge samples of {family}"
+    return f"the scorer {scorer} needs {', '.join(needed)}: write it into the job later" if needed else None
 
 
 def _job(family: str, name: str, scorer: dict[str, Any], model: str | None) -> str:

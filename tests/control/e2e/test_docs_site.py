@@ -41,6 +41,13 @@ def test_links_lead_to_pages_of_the_site(source: str, line: str, expected: str) 
     assert rewrite(line, source, page) == f"{expected}\n"
 
 
+def test_a_links_text_may_go_over_lines_and_code_between_has_none() -> None:
+    fence = "\n```text\n[x](../a.py)\n```\n"
+    text = f"[0, 5) and [two\nwords](../README.md){fence}[the\njob](../a.yaml)\n\n[no\n\nlink](../b.md)\n"
+    rewritten = f"[0, 5) and [two\nwords](quick-start.md){fence}the\njob (`a.yaml`)\n\n[no\n\nlink](../b.md)\n"
+    assert rewrite(text, "docs/a.md", "a.md") == rewritten
+
+
 def test_code_stays_and_a_list_after_text_is_a_list() -> None:
     text = "Text:\n- one\n- two\n  more\n- three\n```sh\na:\n- [x](y.yaml)\n```\n"
     assert rewrite(text, "docs/a.md", "a.md") == f"Text:\n\n{text.removeprefix('Text:' + chr(10))}"

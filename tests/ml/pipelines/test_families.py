@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from diffusers import QwenImageTransformer2DModel
 from torch import Tensor
 
+from verl_omni.models.tiny import MAKERS
 from verl_omni.pipelines import engine_requests, post_processing, registry, scheduler_config, trajectory_recorder
 from verl_omni.pipelines.description import EXAMPLE_FILE
 from verl_omni.pipelines.flux2_klein import training as flux2_klein
@@ -86,6 +88,17 @@ def test_every_folder_has_the_parts_that_it_describes_and_a_tiny_model_of_its_na
         defined = {node.name for node in parsed.body if isinstance(node, ast.FunctionDef)}
         assert folder in description.tiny_models and set(description.tiny_models.values()) <= defined
         assert (FOLDER / folder / EXAMPLE_FILE).exists() == (description.example is not None)
+
+
+@pytest.mark.parametrize(
+    ("folder", "model"),
+    [(folder, model) for folder, family in registry.FOLDERS.items() for model in family.tiny_models],
+)
+def test_a_tiny_model_is_of_its_family(folder: str, model: str, tmp_path: Path) -> None:
+    """One that a pipeline of diffusers saves has that pipeline's name, which another family may have."""
+    MAKERS[model](tmp_path)
+    architecture = json.loads((tmp_path / "model_index.json").read_text())["_class_name"]
+    assert architecture in registry.FOLDERS[folder].architectures, "change `_class_name` in model_index.json"
 
 
 # Where the product names a family outside its folder, and why.

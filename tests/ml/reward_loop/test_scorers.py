@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import pkgutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ def test_every_registered_name_has_a_scorer_and_others_are_refused() -> None:
     assert all(callable(rewards.get_scorer(name)) for name in rewards.SCORERS)
     with pytest.raises(ValueError, match="Unknown scorer 'jpg'; one of aesthetic, brightness, clap, clip_score"):
         rewards.get_scorer("jpg")
+
+
+def test_every_scorer_of_the_package_has_a_test() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py"))
+    names = [module.name for module in pkgutil.iter_modules(rewards.__path__)]
+    assert [name for name in names if f'"{name}"' not in tests] == [], "no file of this folder names them"
 
 
 @pytest.mark.parametrize("name", ["choice", "imagebind", "videoalign_native"])

@@ -33,7 +33,13 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from verl_omni.reward_loop.scorer_signature import setting_fields, value_problems
+from verl_omni.reward_loop.scorer_signature import (
+    CLASS_ADVICE,
+    ScorerNotLoaded,
+    setting_fields,
+    signature_of,
+    value_problems,
+)
 from verl_omni.reward_loop.setting_types import MODEL, PROCESSOR
 from verl_omni.utils.registry import Registry, load
 
@@ -82,7 +88,7 @@ class Scorers(Registry[str]):
         """Add the scorers that installed packages offer, once.
 
         Raises:
-            ValueError: one has the name of a scorer of this folder.
+            ValueError: one has the name of a scorer of this folder, or of another package.
         """
         installed = _installed()
         if taken := _OWN.keys() & installed.keys():
@@ -95,7 +101,14 @@ class Scorers(Registry[str]):
 def _installed() -> dict[str, str]:
     from importlib.metadata import entry_points
 
-    return {point.name: f"{point.module}:{point.attr or FUNCTION}" for point in entry_points(group=ENTRY_POINTS)}
+    paths: dict[str, str] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        path = f"{point.module}:{point.attr or FUNCTION}"
+        if paths.setdefault(point.name, path) != path:
+            raise ValueError(
+                f"installed packages have two scorers {point.name}, {paths[point.name]} and {path}: rename one"
+            )
+    return paths
 
 
 _OWN = {module.name: f"{__name__}.{module.name}:{FUNCTION}" for module in pkgutil.iter_modules(__path__)}
@@ -127,12 +140,22 @@ def get_scorer(name: str) -> Scorer:
 
     Raises:
         ValueError: it does not exist; the message lists the scorers, or says why the reference's is missing.
+        ScorerNotLoaded: an installed package has it, and its module cannot be imported or has no such function.
     """
     if name in UNAVAILABLE:
         raise ValueError(f"The scorer {name} is not available: {UNAVAILABLE[name]}; {ADVICE}")
     if name not in SCORERS:
         raise ValueError(f"Unknown scorer {name!r}; one of {', '.join(SCORERS)}")
-    scorer: Scorer = load(SCORERS[name])
+    path = SCORERS[name]
+    try:
+        scorer: Scorer = load(path)
+    except Exception as error:  # the module of another package may do anything when it is imported
+        advice = "; import libraries inside the function" if isinstance(error, ImportError) else ""
+        raise ScorerNotLoaded(
+            f"{name} cannot be loaded from {path}: {type(error).__name__}: {error}{advice}"
+        ) from error
+    if isinstance(scorer, type) or not callable(scorer):
+        raise ScorerNotLoaded(f"{name} is no function: {path} is {scorer!r}; {CLASS_ADVICE}")
     return scorer
 
 
@@ -148,7 +171,7 @@ def modality(name: str) -> str:
 
 def has_setting(name: str, setting: str) -> bool:
     """Whether `name` is a scorer that has the setting."""
-    return name in SCORERS and setting in setting_fields(get_scorer(name))
+    return name in SCORERS and setting in signature_of(get_scorer(name)).settings
 
 
 def leaves_much_open(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def _rows_decide(config: DictConfig) -> bool:
 
 def _problem(groups: Sequence[Any], prompt_key: str) -> str | None:
     """The first row that names no scorer, and what to do. A loop that a row chooses may score it itself."""
-    group_wise = {name for name in SCORERS if takes_groups(get_scorer(name))}
+    is_group_wise = cache(lambda name: name in SCORERS and takes_groups(get_scorer(name)))
     for files in groups:
         for file in [files] if isinstance(files, str) else files or ():
             for location, row in prompt_files.rows(Path(file), prompt_key, COLUMN, LOOP):
@@ -67,6 +68,6 @@ def _problem(groups: Sequence[Any], prompt_key: str) -> str | None:
                 if name not in SCORERS and not row.get(LOOP):
                     why = f"its column {COLUMN} names no scorer: {name}" if name else f"it has no column {COLUMN}"
                     return f"{location}: no reward function is given, and {why}; {ADVICE}"
-                if name in group_wise:
+                if is_group_wise(name):
                     return f"{location}: {name} compares the samples of a prompt, so it must score all rows; {ADVICE}"
     return None

@@ -29,7 +29,14 @@ from verl_omni.settings_schema.reference_settings import (
 )
 from verl_omni.settings_schema.setting import plain_value, refused_choice
 from verl_omni.settings_schema.setting_names import describe_unknown, is_in_open_group, joined_options
-from verl_omni.trainer.settings import cpu_values, reference_modules, registered_names, supported_values, unused_values
+from verl_omni.trainer.settings import (
+    cpu_values,
+    extension_settings,
+    reference_modules,
+    registered_names,
+    supported_values,
+    unused_values,
+)
 from verl_omni.trainer.settings.extension_settings import EXTERNAL_LIB, default_settings, import_extensions
 from verl_omni.workers.algorithms import recipe_lint, registry
 from verl_omni.workers.algorithms.other_names import LOSS, resolve
@@ -102,6 +109,8 @@ def _check(config: DictConfig, known: Collection[str], own: _Translated) -> None
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
     wrong = [*registry.setting_conflicts(config), *supported_values.find_problems(config, _installed_trackers())]
     if wrong := [*registered_names.find_problems(config), *_differing_copies(config, own.copies), *wrong]:
+        raise SettingsError("\n".join(wrong))
+    if wrong := list(extension_settings.find_problems(config)):
         raise SettingsError("\n".join(wrong))
 
 

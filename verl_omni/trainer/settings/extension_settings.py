@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from verl_omni.settings_schema.layout import algorithm_defaults
 from verl_omni.utils.registry import import_modules, load
-from verl_omni.workers.algorithms.description import RegisteredAlgorithm
+from verl_omni.workers.algorithms.description import LOSS, RegisteredAlgorithm
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 
@@ -38,6 +42,21 @@ def import_extensions(named: Any) -> None:
                 ) from error
             description = f"{type(error).__name__}: {error}"
             raise ExtensionFailed(f"{EXTERNAL_LIB}: the import of {module} failed: {description}") from error
+
+
+def find_problems(config: DictConfig) -> Iterator[str]:
+    """Messages about what a user's algorithm, or the type of its settings, raises when a worker makes it."""
+    settings: Any = OmegaConf.to_container(config.actor_rollout_ref.actor.diffusion_loss, resolve=True)
+    entry = ALGORITHMS[settings["loss_mode"]]
+    if entry.like is None or entry.loss is not None:
+        return
+    algorithm = load(entry.implementation)
+    given = {name: value for name, value in settings.items() if name != "_target_"}
+    for kind, arguments in ((algorithm.settings, given), (algorithm, {})):
+        try:
+            kind(**arguments)
+        except Exception as error:  # noqa: BLE001  whatever the user's class does
+            yield f"{LOSS}: {kind.__name__} of {entry.implementation} failed: {type(error).__name__}: {error}"
 
 
 def default_settings(name: str, entry: RegisteredAlgorithm) -> dict[str, Any]:

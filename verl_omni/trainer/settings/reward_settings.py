@@ -14,6 +14,7 @@ from verl_omni.reward_loop.part_settings import TRAINER, held_out_scorers, weigh
 from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, modality, setting_problems
 from verl_omni.reward_loop.scorer_signature import (
     ScorerNotFound,
+    ScorerNotLoaded,
     Signature,
     nearest_name,
     signature_in_file,
@@ -195,7 +196,11 @@ def _of_scorer(
         path = file if file.endswith(".py") else f"pkg://{file}"
         yield from _of_function(where, f"{inside}function", path, function, arguments, inside)
         return
-    signature = signature_of(get_scorer(name))
+    try:
+        signature = signature_of(get_scorer(name))
+    except ScorerNotLoaded as error:
+        yield f"{where}.{setting}: {error}"
+        return
     complete = (
         {**SERVED, **given} if served and SERVED.keys() <= signature.settings and not given.get("base_url") else given
     )

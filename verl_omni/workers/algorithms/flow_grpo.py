@@ -443,6 +443,10 @@ class UserObjective(StepObjective[StepLossConfig]):
         self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         loss = self.loss(log_ratio, part["advantages"], self.config)
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"a policy loss must be a tensor, and is a {type(loss).__name__}: {self.loss}")
+        if log_ratio.requires_grad and not loss.requires_grad:
+            raise ValueError(f"a policy loss must have a gradient, and does not depend on log_ratio: {self.loss}")
         if loss.shape != log_ratio.shape:
             raise ValueError(f"a policy loss must be {list(log_ratio.shape)}, and is {list(loss.shape)}: {self.loss}")
         difference = log_ratio.detach()

@@ -12,7 +12,7 @@ from omni_operator.api.base import Key, Line, NullFree, Rule, StrictModel, Viola
 from omni_operator.api.suggestions import did_you_mean
 from omni_operator.api.validation_messages import describe_errors
 from verl_omni.reward_loop.rewards import UNAVAILABLE, get_scorer
-from verl_omni.reward_loop.scorer_signature import setting_fields
+from verl_omni.reward_loop.scorer_signature import ScorerNotLoaded, setting_fields
 from verl_omni.reward_loop.setting_types import COMBINED, OWN_SETTINGS, SERVER_URL, Attempts, Backoff, Seconds
 from verl_omni.settings_schema.layout import default_of
 
@@ -200,8 +200,6 @@ class Scorer(StrictModel):
             yield Violation(("name",), "the reward of all scorers has this name; choose another one")
         if self.pool and "device" in self.settings:
             yield Violation(("settings", "device"), DEVICE_OF_POOL)
-        if self.pool and self.function is None and asks_server(self.scorer):
-            yield Violation(("pool",), SERVED)
         if self.function is None and self.http is None:
             yield from self._builtin_violations("name" if self.builtin is None else "builtin")
         elif self.http:
@@ -228,11 +226,11 @@ class Scorer(StrictModel):
             return
         try:
             model = settings_model(self.scorer)
-        except ImportError as error:  # only a scorer of another package can need what is not installed here
-            yield Violation(
-                (named_by,), f"the scorer {self.scorer} cannot be read ({error}); import it inside compute_score"
-            )
+        except ScorerNotLoaded as error:
+            yield Violation((named_by,), f"the scorer {error}")
             return
+        if self.pool and asks_server(self.scorer):
+            yield Violation(("pool",), SERVED)
         for text in function_problems(self.scorer):
             yield Violation((named_by,), f"the scorer {self.scorer} cannot score: {text}")
         known = list(model.model_fields)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from verl_omni.utils.registry import Registry
+from verl_omni.utils.registry import Registry, merged
 from verl_omni.workers.algorithms.description import JobName, RegisteredAlgorithm
 
 
@@ -24,7 +24,9 @@ ALGORITHMS = Registry("algorithm", _modules())
 
 
 def job_names() -> dict[str, tuple[str, JobName]]:
-    """The algorithm, and what else a name means, by the names in a job."""
-    return {
-        name: (algorithm, meaning) for algorithm, entry in ALGORITHMS.items() for name, meaning in entry.names.items()
+    """The algorithm of this package, and what else a name means, by the names in a job."""
+    own = {algorithm: entry.names for algorithm, entry in ALGORITHMS.items() if entry.like is None}
+    named = {
+        algorithm: {name: (algorithm, meaning) for name, meaning in names.items()} for algorithm, names in own.items()
     }
+    return merged("name in a job", named)
