@@ -20,6 +20,7 @@ from omni_operator.cluster.errors import (
     Forbidden,
     KindAbsent,
     NotFound,
+    PolicyDenied,
     Refused,
     Unavailable,
 )
@@ -216,7 +217,7 @@ class Client:
         try:
             self._write("PATCH", self._path(name), {"spec": {"rollout": {"replicas": replicas}}})
         except Refused as error:
-            if isinstance(error, Forbidden) or rollout.get("placement") == "Separate":
+            if isinstance(error, Forbidden | PolicyDenied) or rollout.get("placement") == "Separate":
                 raise
             raise NotScalable(
                 f"{name} has no rollout pods: its engines share the trainer's accelerators, and spec.trainer says how "

@@ -75,6 +75,12 @@ def test_a_job_without_rollout_pods_cannot_be_scaled_and_the_message_says_why(
     refused = drl(kubeconfig, "scale", "blue", "--replicas=4")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "only jobs with spec.rollout.placement: Separate can be scaled" in refused.stderr
+    denial = 'admission webhook "gate.example.com" denied the request: no more GPUs'
+    for code in (400, 403, 422):
+        server.invalid = code, {"message": denial}
+        refused = drl(kubeconfig, "scale", "blue", "--replicas=4")
+        assert refused.exit_code == 1 and refused.stderr.endswith(f"{denial}\n")
+    server.invalid = 422, {"reason": "Invalid", "message": "spec.rollout.replicas: must be all accelerators"}
     server.jobs["blue"]["spec"]["rollout"]["placement"] = "Separate"
     refused = drl(kubeconfig, "scale", "blue", "--replicas=4")
     assert (refused.exit_code, "must be all accelerators" in refused.stderr) == (1, True)
