@@ -180,6 +180,9 @@ async def test_changes_and_deletions_name_the_object_that_was_read(server: Recor
         for code in (404, 409):
             server.answer = status(code, name="red")
             await cluster.delete(JOBS, "ns", "red", "u")
+            server.answer = status(code, DENIED_BY_WEBHOOK, name="red")
+            with pytest.raises(PolicyDenied):
+                await cluster.delete(JOBS, "ns", "red", "u")
     patch = {"metadata": {"uid": "u", "resourceVersion": "7", "finalizers": ["a"]}, "spec": {"seed": 1}}
     assert server.requests[0] == ("PATCH", JOB_PATH, MINE, patch)
     assert server.headers[0]["Content-Type"] == "application/merge-patch+json"
