@@ -100,6 +100,11 @@ class Job:
         """Time at which its deletion was requested."""
         return self.body["metadata"].get("deletionTimestamp")
 
+    @property
+    def finalizers(self) -> tuple[str, ...]:
+        """What keeps it from being deleted at once."""
+        return tuple(self.body["metadata"].get("finalizers") or ())
+
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
