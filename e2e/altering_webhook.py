@@ -28,10 +28,12 @@ class AlteringWebhook:
 
     Attributes:
         alter: JSON patch of an object, from its request: resource, with its subresource after a slash, and object.
+        denial: message with which it denies what is not a dry run, with code 403 as Gatekeeper; empty: nothing.
         called: requests by resource.
     """
 
     alter: Callable[[str, Body], Patch]
+    denial: str = ""
     called: Counter[str] = field(default_factory=Counter)
 
     def review(self, body: Body) -> Body:
@@ -40,7 +42,9 @@ class AlteringWebhook:
         resource = "/".join(filter(None, (request["resource"]["resource"], request.get("subResource"))))
         self.called[resource] += 1
         answer: Body = {"uid": request["uid"], "allowed": True}
-        if patch := self.alter(resource, request["object"]):
+        if self.denial and not request.get("dryRun"):
+            answer |= {"allowed": False, "status": {"code": 403, "message": self.denial}}
+        elif patch := self.alter(resource, request["object"]):
             answer |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
         return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
 

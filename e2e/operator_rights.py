@@ -18,7 +18,7 @@ def rule(group: str, resources: str, verbs: str) -> Rule:
 # In the watched namespaces. `get` reads an object whose name was taken when it was created, a RayCluster before its
 # pods are replaced, and a job whose status the operator wrote from an older version of it.
 WATCHED: tuple[Rule, ...] = (
-    rule("diffusionrl.io", "diffusionrljobs", "get list watch patch delete"),
+    rule("diffusionrl.io", "diffusionrljobs", "get list watch delete"),
     rule("diffusionrl.io", "diffusionrljobs/status", "patch"),
     rule("diffusionrl.io", "diffusionrljobs/finalizers", "update"),  # to own children with blockOwnerDeletion
     rule("ray.io", "rayjobs", "get list watch create patch delete"),

@@ -91,6 +91,25 @@ def test_a_status_that_a_webhook_alters_is_written_seldom_and_the_job_goes_on(
     assert running.page("/healthz").status_code == 200
 
 
+def test_what_a_webhook_denies_with_403_is_no_missing_right(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    """A new object, and then a change of the number of pods."""
+    rollout = {"placement": "Separate", "replicas": 2, "minReplicas": 1}
+    job = JobOnPlane(api, namespace, spec={"rollout": rollout})
+    with altering_webhook(installed, api, namespace, ["rayjobs", "rayclusters"], lambda *_: []) as webhook:
+        webhook.denial = "[cost-centre] no label"
+        job.submit()
+        told = job.await_condition("Ready", "False", "ChildRefused")["message"]
+        assert 'admission webhook "alter.example.com" denied the request: [cost-centre] no label' in told
+        webhook.denial = ""
+        job.run(1)
+        job.await_condition("Ready", "False", "PodsNotReady")
+        webhook.denial = "[gpus] no more"
+        api.patch(job.own_path, {"spec": {"rollout": {"replicas": 3}}})
+        assert webhook.denial in job.await_condition("Ready", "False", "ChildRefused")["message"]
+
+
 def test_another_value_of_managed_by_disturbs_neither_jobs_nor_probes(
     installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
 ) -> None:

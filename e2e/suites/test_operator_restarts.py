@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane, control_plane
-from e2e.jobs import JobOnPlane
+from e2e.jobs import JOB_SEEN, JobOnPlane
 from e2e.operator_process import AGENT, install, operator
 from e2e.operator_rights import CLUSTER, LEASE, OWN, WATCHED, grant
 
 pytestmark = pytest.mark.cluster
 QUICK = {"RETRY_SECONDS": "0.1"}
+WATCHED_SECONDS = 20
+WRITES = 10  # of one operator in that time: five at once, then after 1, 2, 4 and 8 s
 
 
 def test_a_killed_operator_creates_no_second_child(
@@ -89,6 +92,29 @@ def test_two_concurrent_operators_create_one_child(
         if (call.namespace, call.verb, call.resource) == (namespace, "create", "rayjobs") and call.code < 300
     ]
     assert sorted(created) == [job.attempt(1), job.attempt(2)]
+
+
+def test_two_operators_with_different_settings_write_seldom(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """The second one has no image for the job, so it refuses what the first one runs."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+    job = JobOnPlane(api, namespace)
+    with operator(installed, folders[0], NAMESPACES=namespace, **QUICK):
+        job.start()
+        with operator(installed, folders[1], NAMESPACES=namespace, IMAGE=None, **QUICK) as second:
+            deadlines.wait_until(
+                "both to write", JOB_SEEN, lambda: "another program changes the status again" in second.log.read_text()
+            )
+            mark = installed.audit.mark()
+            time.sleep(WATCHED_SECONDS)
+            counts = installed.audit.counts(user_agent=AGENT, since=mark)
+            assert counts["patch", "diffusionrljobs/status"] <= 2 * WRITES
+            job.end(1)
+            job.await_condition("Succeeded", "True")
+    assert len(api.get(job.ray("rayjobs"))["items"]) == 1
 
 
 @pytest.mark.parametrize("scope", ["everywhere", "one-namespace"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from omni_operator.api.names import JOB_LABEL
 from omni_operator.api.status import RECONCILE_ERROR, Condition, Status
 from omni_operator.status.observed.evidence import PULL_ERRORS, SIDECAR, shorten
 from omni_operator.status.observed.observation import ObservedPod
@@ -30,6 +31,7 @@ _ENDS = {"Succeeded": "Succeeded", "Failed": "Failed", "Suspended": "Suspended",
 _NO_CLUSTER = "if that lasts for more than a minute, check that KubeRay's operator runs and watches this namespace"
 _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
 _COUNTED = frozenset({"PodsNotReady", "TooFewRollouts"})  # the reason that a pod has is a better advice
+_GARBAGE_COLLECTION = frozenset({"foregroundDeletion", "orphan"})  # Kubernetes' own finalizers
 _RISKS = frozenset({"ResultsOnEmptyDir", "NoVendor"})  # of the results: they hold no job
 _REFUSED_POD = re.compile(r"[Pp]ods? \S+ is (?:invalid|forbidden): ")
 WARNINGS_SHOWN = 3
@@ -61,16 +63,22 @@ class PodTrouble:
 
 
 def explain(
-    name: str, status: Status, created: str | None, deleted: str | None = None, around: Surroundings = Surroundings()
+    name: str,
+    status: Status,
+    created: str | None,
+    deleted: str | None = None,
+    around: Surroundings = Surroundings(),
+    finalizers: Collection[str] = (),
 ) -> str:
     """One paragraph about a job.
 
     Args:
         created: when it was created.
         deleted: when its deletion was requested.
+        finalizers: those of the job.
     """
     if deleted:
-        return f"{name} is being deleted since {deleted}."
+        return _join([f"{name} is being deleted since {deleted}", *_explain_deletion(name, finalizers)])
     failed = status.condition(RECONCILE_ERROR)
     if status.state is None and failed is None:
         return _join(
@@ -110,6 +118,20 @@ def explain(
     if advice := advice or (_NO_CLUSTER if without_cluster else None):
         parts.append(f"What to do: {advice.replace('NAME', name)}")
     return _join([*parts, *_unread(around)])
+
+
+def _explain_deletion(name: str, finalizers: Collection[str]) -> Iterator[str]:
+    """What keeps a job that is being deleted."""
+    others = [finalizer for finalizer in finalizers if finalizer not in _GARBAGE_COLLECTION]
+    waits = "foregroundDeletion" in finalizers
+    if others:
+        kept = "it" if waits else "it and its pods"
+        yield f"Finalizers of other programs keep {kept}: {', '.join(others)}"
+        yield "What to do: find out why these programs do not remove their finalizers"
+    elif waits:
+        yield "It is kept until all of its objects are deleted"
+        left = f"kubectl get rayjobs,rayclusters,pods --selector={JOB_LABEL}={name} lists what is left"
+        yield f"What to do: {left}; a RayJob waits for KubeRay, which removes its finalizer"
 
 
 def describe_resumption(status: Status) -> str:

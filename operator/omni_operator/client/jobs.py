@@ -20,6 +20,7 @@ from omni_operator.cluster.errors import (
     Forbidden,
     KindAbsent,
     NotFound,
+    PolicyDenied,
     Refused,
     Unavailable,
 )
@@ -98,6 +99,11 @@ class Job:
     def deleted(self) -> str | None:
         """Time at which its deletion was requested."""
         return self.body["metadata"].get("deletionTimestamp")
+
+    @property
+    def finalizers(self) -> tuple[str, ...]:
+        """What keeps it from being deleted at once."""
+        return tuple(self.body["metadata"].get("finalizers") or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +222,7 @@ class Client:
         try:
             self._write("PATCH", self._path(name), {"spec": {"rollout": {"replicas": replicas}}})
         except Refused as error:
-            if isinstance(error, Forbidden) or rollout.get("placement") == "Separate":
+            if isinstance(error, Forbidden | PolicyDenied) or rollout.get("placement") == "Separate":
                 raise
             raise NotScalable(
                 f"{name} has no rollout pods: its engines share the trainer's accelerators, and spec.trainer says how "

@@ -246,9 +246,10 @@ class ApiServer(AuthenticatedClient):
             if answer.body is None or ANSWERS.isdisjoint(answer.body):
                 raise Unavailable(f"{what}: HTTP {answer.code} without an object: not an answer of the API server")
             return answer.body
-        if ignore_missing and answer.code in (404, 409):  # 409: a new object has that name
+        error = error_of(answer.code, answer.body, what, answer.retry_after)
+        if ignore_missing and isinstance(error, NotFound | KindAbsent | Conflict):  # Conflict: a new object's name
             return {}
-        raise error_of(answer.code, answer.body, what, answer.retry_after)
+        raise error
 
     async def _exchange(self, verb: str, kind: Kind, client: ApiClient, request: Any, what: str) -> _Answer:
         """Send one request. The answer stays a dictionary: the package's models would copy every object."""

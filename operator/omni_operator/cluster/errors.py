@@ -10,7 +10,8 @@ ClusterError
 ├── NotLeader         this replica does not lead; the request was not sent
 ├── Expired           the version from which to watch is too old; list again
 └── Refused           the request is invalid or not allowed; the same request fails again
-    ├── Forbidden
+    ├── Forbidden     a right is missing
+    ├── PolicyDenied  an admission webhook or a policy of the cluster denies the request
     ├── NameTaken     another owner's object has the name
     ├── QuotaExceeded
     ├── NamespaceTerminating
@@ -29,6 +30,9 @@ from omni_operator.status.observed.evidence import is_refused_by_quota
 TEXT_LIMIT = 1024
 RETRY_AFTER_MOST = 300.0  # seconds; a proxy may ask for years
 _DIGITS = re.compile("[0-9]+")
+_POLICY_CODES = range(400, 429)  # 429 and 5xx ask for the same request again
+# What the API server says of a webhook, and of a ValidatingAdmissionPolicy, whatever code these chose for the answer.
+_DENIED = re.compile(r"\bdenied (the )?request\b")
 
 
 class ClusterError(Exception):
@@ -91,6 +95,10 @@ class Forbidden(Refused):
     """The user or service account that asks lacks the permission."""
 
 
+class PolicyDenied(Refused):
+    """An admission webhook or a policy of the cluster denies the request."""
+
+
 class NameTaken(Refused):
     """An object that does not belong to the job has the name of one of the job's objects."""
 
@@ -120,6 +128,8 @@ def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after:
     """
     message = str((reply or {}).get("message") or f"HTTP {code}")[:TEXT_LIMIT]
     text = f"{what}: {message}"
+    if code in _POLICY_CODES and _DENIED.search(message):
+        return PolicyDenied(text)
     if code == 404:
         # For a kind that is not served the answer has no details about an object.
         details = (reply or {}).get("details") or {}

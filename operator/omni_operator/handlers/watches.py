@@ -127,8 +127,10 @@ class Watches:
                 if kind == JOBS:
                     self.liveness.forget(JOBS, key)
                 self._wake(key)
-            if kind != JOBS and (kind, namespace) not in self._unlisted:
-                self.listed_anew(namespace)
+            if kind != JOBS:
+                self.liveness.listed(kind, namespace, version)
+                if (kind, namespace) not in self._unlisted:
+                    self.listed_anew(namespace)
 
     def synced(self, done: Unlisted) -> None:
         """Start the passes that waited for a list."""

@@ -21,12 +21,13 @@ class JobMemory:
         written: when its status was last written.
         conflicts: passes in a row that ended with a conflict.
         altered: whether another status was stored than the one that was sent.
+        stored: digest of the status that was stored last; empty if this process wrote none.
         lost: name of a RayJob that the status records, and that the API server does not have.
         lost_cluster: uid of such a RayCluster.
         ensured: last change of the shared objects when these were last compared; None while something is missing or
             waits to be corrected.
         corrections: corrections of the job's objects, which other clients may change again each time.
-        queue_reason: why Kueue has not admitted the attempt; empty if it is not known.
+        queue_reason: sentence about why Kueue has not admitted the attempt; empty if it is not known.
         queue_reread: when to read that again.
         seen: states of head and attempt, and since when this process sees them.
     """
@@ -36,6 +37,7 @@ class JobMemory:
     written: datetime | None = None
     conflicts: int = 0
     altered: bool = False
+    stored: str = ""
     refused: RefusedRequests = field(default_factory=RefusedRequests)
     lost: str | None = None
     lost_cluster: str | None = None

@@ -24,7 +24,7 @@ from omni_operator.api.names import (
     TRAINER_GROUP,
 )
 from omni_operator.cluster.cache.object_parser import parse_rayjob
-from omni_operator.cluster.errors import KindAbsent, Refused
+from omni_operator.cluster.errors import KindAbsent, Refused, Unavailable
 from omni_operator.cluster.kinds import RAYJOBS, WORKLOADS, Body
 from omni_operator.cluster.protocol import Cluster, GroupChange
 from omni_operator.plan.digest import digest_checked
@@ -84,7 +84,7 @@ async def _waits_for_quota(cluster: Cluster, namespace: str, uid: str) -> bool:
 
 
 async def explain_queue(cluster: Cluster, job: Subject, rayjob: ObservedRayJob | None, decision: Decision) -> Decision:
-    """The decision with Kueue's reason, which is read from time to time, where a queue has not admitted the attempt."""
+    """The decision with Kueue's reason, read from time to time, or why it is not known, for an attempt that waits."""
     memory = job.memory
     situation = decision.situation
     if not isinstance(situation, InProgress) or situation.stage is not Stage.QUEUED:
@@ -97,10 +97,13 @@ async def explain_queue(cluster: Cluster, job: Subject, rayjob: ObservedRayJob |
         memory.queue_reread = job.now + REREAD
         try:
             workloads = await cluster.list_objects(WORKLOADS, job.key[0], f"{OWNER_LABEL}={rayjob.uid}")
-            memory.queue_reason = find_queue_reason(workloads)
-            memory.queue_reread = job.now + (REREAD if memory.queue_reason else REREAD_UNTRIED)
+            reason = find_queue_reason(workloads)
+            memory.queue_reason = f"Kueue says {reason}" if reason else ""
+            memory.queue_reread = job.now + (REREAD if reason else REREAD_UNTRIED)
         except (KindAbsent, Refused):
             pass  # the reason is not known
+        except Unavailable as error:  # while Kueue is down, the webhook that converts its Workloads is too
+            memory.queue_reason = f"Its Workload cannot be read: {error}"
     explained = replace(situation, problem=memory.queue_reason)
     wake = min(filter(None, (decision.wake, memory.queue_reread)))
     return replace(decision, situation=explained, wake=wake)

@@ -24,6 +24,8 @@ from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.kinds import JOBS, Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan import ClusterSettings
+from omni_operator.plan.digest import compute_digest
+from omni_operator.reconcile.corrections import Change, describe
 from omni_operator.reconcile.lost_children import recover_lost
 from omni_operator.reconcile.pass_errors import PassErrors
 from omni_operator.reconcile.pass_memory import JobMemory, PassMemory
@@ -48,6 +50,11 @@ from omni_operator.status.report.job_status import (
 # pauses after conflicts in a row, doubled
 SOON = timedelta(seconds=1)
 LATEST = timedelta(minutes=1)
+STATUS = Change(("status",))
+STATUS_CHANGED = (
+    f"{describe('the status', '')}, as a second release of the operator does if it watches this namespace with other "
+    "settings"
+)
 log = logging.getLogger(__name__)
 
 
@@ -225,6 +232,9 @@ class Reconciler:
         due = next_write_time(job.status, derived, memory.written, job.now)
         if due and memory.altered and memory.written:
             due = max(due, memory.written + APART)
+        overwritten = bool(due and memory.stored) and memory.stored != compute_digest(job.status.body())
+        if due and overwritten:
+            due = max(due, memory.corrections.pause_end(STATUS, job.now) or due)
         if due is None or due > job.now:
             return ReconcileResult(wake=due)
         with memory.refused.counting_errors():
@@ -238,8 +248,13 @@ class Reconciler:
             return ReconcileResult(result="conflict")
         self.written(JOBS, answer)
         memory.written = job.now
+        stored = parse_status(answer)
         # By an admission webhook, which would do so each time.
-        memory.altered = parse_status(answer) != derived
+        memory.altered = stored != derived
+        memory.stored = compute_digest(stored.body())
+        if overwritten:
+            memory.corrections.record(STATUS, job.now, STATUS_CHANGED)
+            log.warning("%s/%s: %s", *job.key, STATUS_CHANGED)
         known = {failure.attempt for failure in job.status.failures}
         for failure in derived.failures:
             if failure.attempt not in known:

@@ -69,6 +69,12 @@ def test_a_job_without_rollout_pods_cannot_be_scaled_and_the_message_says_why(se
     refused = server.drl("scale", "blue", "--replicas=4")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "only jobs with spec.rollout.placement: Separate can be scaled" in refused.stderr
+    denial = 'admission webhook "gate.example.com" denied the request: no more GPUs'
+    for code in (400, 403, 422):
+        server.invalid = code, {"message": denial}
+        refused = drl(kubeconfig, "scale", "blue", "--replicas=4")
+        assert refused.exit_code == 1 and refused.stderr.endswith(f"{denial}\n")
+    server.invalid = 422, {"reason": "Invalid", "message": "spec.rollout.replicas: must be all accelerators"}
     server.jobs["blue"]["spec"]["rollout"]["placement"] = "Separate"
     assert "must be all accelerators" in server.fails(1, "scale", "blue", "--replicas=4")
 
@@ -269,3 +275,23 @@ def test_a_suspended_job_says_where_it_would_begin(attempts: int, kept: str, las
 
 def test_a_job_that_is_being_deleted_says_so() -> None:
     assert explain("red", Status(), None, "2026-01-01T00:00:00Z") == "red is being deleted since 2026-01-01T00:00:00Z."
+
+
+@pytest.mark.parametrize(
+    ("finalizers", "kept"),
+    [
+        (
+            ["foregroundDeletion"],
+            "It is kept until all of its objects are deleted. What to do: kubectl get rayjobs,rayclu",
+        ),
+        (["x.com/a"], "Finalizers of other programs keep it and its pods: x.com/a. What to do: find out why these "),
+        (["x.com/a", "foregroundDeletion"], "Finalizers of other programs keep it: x.com/a. What to do: find out why "),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, list) else "",
+)
+def test_what_keeps_a_job_that_is_being_deleted_is_named(
+    server: FakeServer, kubeconfig: Path, finalizers: list[str], kept: str
+) -> None:
+    at = "2026-01-01T00:00:00Z"
+    server.jobs["blue"]["metadata"] |= {"deletionTimestamp": at, "finalizers": finalizers}
+    assert f"blue is being deleted since {at}. {kept}" in " ".join(drl(kubeconfig, "why", "blue").stdout.split())

@@ -28,6 +28,7 @@ from omni_operator.cluster.errors import (
     NamespaceTerminating,
     NotFound,
     NotLeader,
+    PolicyDenied,
     QuotaExceeded,
     Refused,
     ServerError,
@@ -40,6 +41,9 @@ from omni_operator.cluster.protocol import GroupChange
 JOB = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespace": "ns", "name": "red"}}
 # Parameters of writes. The operator does not read the warnings about unknown fields, so it asks for none.
 MINE = {"fieldManager": "diffusionrl-operator", "fieldValidation": "Ignore"}
+# A webhook chooses the code of its denial: 400 if it names none, 403 in Gatekeeper.
+DENIED_BY_WEBHOOK = 'admission webhook "validation.gatekeeper.sh" denied the request: [cost-centre] no label'
+DENIED_BY_POLICY = "rayclusters \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'p' denied request: no"
 JOB_PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
 
 TEXT = st.text(max_size=40)  # keys of YAML have a limit
@@ -176,6 +180,9 @@ async def test_changes_and_deletions_name_the_object_that_was_read(server: Recor
     for code in (404, 409):
         server.answer = status(code, name="red")
         await server.cluster.delete(JOBS, "ns", "red", "u")
+        server.answer = status(code, DENIED_BY_WEBHOOK, name="red")
+        with pytest.raises(PolicyDenied):
+            await server.cluster.delete(JOBS, "ns", "red", "u")
     patch = {"metadata": {"uid": "u", "resourceVersion": "7", "finalizers": ["a"]}, "spec": {"seed": 1}}
     assert server.requests[0] == ("PATCH", JOB_PATH, MINE, patch)
     assert server.headers[0]["Content-Type"] == "application/merge-patch+json"
@@ -187,8 +194,13 @@ async def test_the_number_of_pods_of_a_group_is_changed_only_where_it_is_the_exp
     server: RecordingServer,
 ) -> None:
     await server.cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", SCALED)
-    for code, error in ((422, Conflict), (409, Conflict), (403, Forbidden)):
-        server.answer = status(code)
+    for answer, error in (
+        (status(422), Conflict),
+        (status(409), Conflict),
+        (status(403), Forbidden),
+        (status(422, DENIED_BY_POLICY), PolicyDenied),
+    ):
+        server.answer = answer
         with pytest.raises(error):
             await server.cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", SCALED)
     path = "/apis/ray.io/v1/namespaces/ns/rayclusters/red-a01-x1"
@@ -259,6 +271,9 @@ async def test_a_listing_is_paged_and_asks_for_metadata_alone(server: RecordingS
         (status(403, "status unknown for quota: q, resources: count/rayjobs.ray.io"), QuotaExceeded),
         (status(403, causes=[{"reason": "NamespaceTerminating"}]), NamespaceTerminating),
         (status(422), Refused),
+        (status(422, DENIED_BY_POLICY), PolicyDenied),
+        *((status(code, DENIED_BY_WEBHOOK), PolicyDenied) for code in (400, 403, 404, 409)),
+        (status(429, DENIED_BY_WEBHOOK), Unavailable),
         (status(500), ServerError),
         (status(503), Unavailable),
         (status(429), Unavailable),

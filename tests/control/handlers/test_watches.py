@@ -227,3 +227,16 @@ async def test_a_list_with_an_older_object_than_before_is_reported(version: int,
     assert restored == (["restored"] if told else [])
     watches.compare(RAYJOBS, "elsewhere", {}, listed)
     assert len(restored) == told
+
+
+async def test_a_rayjob_that_was_deleted_while_its_watch_was_expired_is_not_overdue() -> None:
+    """No event tells of it any more, and the kubelet would restart an operator whose watches work."""
+    watches = watches_of(Gates({}))
+    for name, version in (("red-a01", 7), ("blue-a01", 30)):
+        watches.liveness.expect(RAYJOBS, body_of(RAYJOBS, name, version), 0.0)
+    watches.compare(RAYJOBS, "elsewhere", {}, 20)
+    assert len(watches.liveness.overdue(61.0)) == 2
+    watches.compare(RAYJOBS, None, {}, 20)
+    assert watches.liveness.overdue(61.0) == ["rayjobs ns/blue-a01: written 61 s ago, no watch event since"], (
+        "it is newer than the list"
+    )

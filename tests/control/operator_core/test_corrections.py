@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from control.operator_core.pools import CLUSTER, ROLLOUT, Pools
 from omni_operator.cluster.errors import Refused
 from omni_operator.cluster.field_managers import find_author
-from omni_operator.cluster.kinds import NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, Kind
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, Kind
 from omni_operator.reconcile.corrections import AT_ONCE, FORGOTTEN, LONGEST_PAUSE, Change, Corrections
 from omni_operator.reconcile.pass_memory import PassMemory
 from omni_operator.reconcile.step_runner import GROUPS
@@ -136,6 +137,31 @@ async def test_who_changes_objects_back_all_the_time_is_named_and_answered_less_
     assert good(simulation)
     assert simulation.verdict("Updated") == ("True", "AsRequested")
     assert not await simulation.requests_in(3600)
+
+
+async def test_a_second_operator_with_other_settings_is_named_and_answered_less_often(simulation: Any) -> None:
+    """It refuses the spec, because it has no image, and each of both would write its status again at once."""
+    await simulation.submit_running()
+    refused = copy.deepcopy(simulation.cluster.get(JOBS, *KEY)["status"])
+    for condition in refused["conditions"]:
+        if condition["type"] == "Updated":
+            condition.update(status="False", reason="InvalidSpec", message="no image")
+    simulation.cluster.counts()
+    written = 0
+    for _ in range(300):
+        if simulation.condition("Updated").reason != "InvalidSpec":
+            simulation.cluster.change(JOBS, *KEY, status=refused)
+            written += 1
+        await simulation.settle()
+        await simulation.after(1)
+    assert AT_ONCE < written < 20, "300 without a pause"
+    assert simulation.cluster.counts()["apply_status", "diffusionrljobs"] <= written + 1
+    await simulation.after(LONGEST_PAUSE.total_seconds() + 1)
+    told = simulation.condition("Updated")
+    assert (told.status, told.reason) == ("False", "ChangedByOthers")
+    assert "another program changes the status again" in told.message and "a second release" in told.message
+    await simulation.after(FORGOTTEN.total_seconds() + 60)
+    assert simulation.verdict("Updated") == ("True", "AsRequested")
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,31 @@ async def test_pods_of_a_lost_node_delay_the_next_attempt_at_most_ten_minutes(si
     """The node's kubelet cannot confirm the deletion, so the pod stays until someone removes the node."""
     await simulation.submit_running(backoffLimit=1)
     simulation.cluster.change(PODS, KEY[0], "red-a01-x1-head", metadata={"finalizers": ["kubelet"]})
+    silent = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+    simulation.cluster.change(
+        PODS, KEY[0], "red-a01-x1-head", spec={"nodeName": "gpu-3"}, status={"conditions": silent}
+    )
     simulation.lose_head(1)
     await simulation.after(540)
     assert simulation.attempts() == []
-    assert simulation.condition("Ready").reason == "BetweenAttempts"
+    between = simulation.condition("Ready")
+    assert between.reason == "BetweenAttempts"
+    assert between.message.endswith("; node gpu-3 does not answer: delete it if it does not come back")
     await simulation.after(120)
     assert simulation.attempts() == ["red-a02"]
+
+
+async def test_who_keeps_a_job_from_being_suspended_is_named(simulation: Any) -> None:
+    await simulation.submit_running(suspendPolicy={"mode": "Immediate"})
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": ["ray.io/rayjob-finalizer"]})
+    simulation.edit(suspend=True)
+    await simulation.after(60)
+    suspended = simulation.condition("Suspended")
+    assert (suspended.status, suspended.reason) == ("Unknown", "Stopping")
+    assert suspended.message == "deleting the pods; KubeRay has not removed its finalizer from RayJob red-a01 yet"
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": []})
+    await simulation.settle()
+    assert simulation.condition("Suspended").status == "True"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from control.operator_core.pools import CLUSTER, KEY, NO_ROOM, QUEUED, RAYJOB, ROLLOUT, Pools, Queue
-from omni_operator.cluster.errors import Forbidden
+from omni_operator.cluster.errors import Forbidden, ServerError
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, WORKLOADS
 from omni_operator.status.decisions.queue_requests import RECHECK
 from omni_operator.status.decisions.timeouts import Timeouts
@@ -148,6 +148,20 @@ async def test_an_operator_without_the_right_to_see_workloads_says_so(queue: Que
     await queue.admit()
     await queue.simulation.after(300)
     assert queue.simulation.condition("Ready").reason != "Forbidden"
+
+
+async def test_workloads_that_cannot_be_read_delay_no_job_and_are_named(queue: Queue) -> None:
+    """While Kueue is down, so is the webhook by which the API server converts Workloads to another version."""
+    failed = "conversion webhook for kueue.x-k8s.io failed: connection refused"
+    queue.simulation.refuse(ServerError(failed, request="list workloads"), WORKLOADS, "list")
+    await queue.submit(rollout={**QUEUED, "minReplicas": 4})
+    assert queue.simulation.status().state == "Queued"
+    assert queue.simulation.condition("Admitted").message.endswith(f"Its Workload cannot be read: {failed}")
+    reads = queue.simulation.cluster.log.count(("list", "workloads"))
+    await queue.simulation.after(600)
+    assert 9 <= queue.simulation.cluster.log.count(("list", "workloads")) - reads <= 11
+    await queue.admit()
+    assert queue.simulation.condition("Admitted").reason == "ChildUnsuspended"
 
 
 async def test_a_preempted_attempt_asks_for_all_pods_again_with_short_pauses(queue: Queue) -> None:

@@ -74,7 +74,7 @@ def cluster_client(
     except (InvalidName, JobExists, JobFinished, NotScalable, KindAbsent) as error:
         console.refuse(str(error))
     except Forbidden as error:
-        # Webhooks and Pod Security forbid too, and say what they want.
+        # Pod Security forbids too, and says what it wants.
         told = f"; {RIGHTS}" if LACKS_RIGHT in str(error) else ""
         console.refuse(f"{error}{told}", console.FAILED)
     except ClusterError as error:

@@ -29,7 +29,7 @@ def why(
 
         job = client.get(name)
         around = read_surroundings(client, job)
-        text = explain(job.name, job.status, job.created, job.deleted, around)
+        text = explain(job.name, job.status, job.created, job.deleted, around, job.finalizers)
         _say(as_json, {"name": name, "state": job.status.state, "reason": job.status.reason, "text": text}, text)
 
 

@@ -60,6 +60,12 @@ class WatchLiveness:
         """Do not wait for an object that a list lacks: no event tells of its deletion any more."""
         self._waiting.pop((kind, *key), None)
 
+    def listed(self, kind: Kind, namespace: str | None, version: int) -> None:
+        """Record a list of a watch, which has all earlier writes, or shows that their objects are gone by now."""
+        for tracked, (written, _) in list(self._waiting.items()):
+            if tracked[0] == kind and namespace in (None, tracked[1]) and written <= version:
+                del self._waiting[tracked]
+
     def overdue(self, now: float) -> list[str]:
         """One message for each write whose event is overdue; empty while the watch works."""
         return [

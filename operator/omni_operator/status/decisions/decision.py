@@ -121,7 +121,7 @@ def _next(job: Snapshot) -> Decision:
     patient_until = (failed_at or stopped_at or job.facts.created) + job.timeouts.leftovers
     if not job.observed.empty and (deletes or job.now < patient_until):
         before = f"attempt {number}" if number else "the deleted job of this name"
-        text = f"attempt {number + 1} starts when all objects of {before} are deleted"
+        text = f"attempt {number + 1} starts when all objects of {before} are deleted{_describe_delay(job)}"
         return Decision(BetweenAttempts(text), deletes, patient_until)
     changed = job.status.observed_generation not in (None, job.facts.generation)  # which ends the pause
     if failed_at and number and not changed:
@@ -168,7 +168,19 @@ def _suspend(job: Snapshot, *, running: bool) -> Decision:
     if grace and running and reported and not (stopping or saved) and _is_ahead(since + grace, job.now, grace):
         waiting = Suspending(CHECKPOINT_REQUESTED, "waiting for the trainer to save a checkpoint")
         return Decision(waiting, (RequestCheckpoint(since),), since + grace)
-    return Decision(Suspending("Stopping", "deleting the pods"), _deletions(job))
+    return Decision(Suspending("Stopping", f"deleting the pods{_describe_delay(job)}"), _deletions(job))
+
+
+def _describe_delay(job: Snapshot) -> str:
+    """Who has to answer before the objects of attempts are gone, as the end of a text; empty if nobody is known."""
+    causes = [
+        f"KubeRay has not removed its finalizer from RayJob {rayjob.name} yet"
+        for rayjob in job.observed.rayjobs
+        if rayjob.deleting
+    ]
+    nodes = sorted({pod.node for pod in job.observed.pods if pod.unreachable})
+    causes += [f"node {node} does not answer: delete it if it does not come back" for node in nodes]
+    return "".join(f"; {cause}" for cause in causes)
 
 
 def _is_ahead(end: datetime, now: datetime, wait: timedelta) -> bool:

@@ -440,9 +440,10 @@ WARNINGS = {
     "ChangedByOthers": Reason(
         shown=("Updated=False", "event"),
         meaning="Another program changes an object of the job again after each correction by the operator: number or "
-        "limits of the pods of a worker group, say, or rules of the NetworkPolicy. The message names it and, if the "
-        "API server tells it, the field manager of that program. The operator corrects it again after pauses that grow "
-        "to 60 s. Or the entrypoint or annotations of the RayJob were edited, which are not changed back.",
+        "limits of the pods of a worker group, say, rules of the NetworkPolicy, or the job's status. The message names "
+        "it and, if the API server tells it, the field manager of that program. The operator corrects it again after "
+        "pauses that grow to 60 s. Or the entrypoint or annotations of the RayJob were edited, which are not changed "
+        "back.",
         look="kubectl get rayjobs,rayclusters,networkpolicies --show-managed-fields --output=yaml",
         action="Stop the other program, or exclude the object from what it manages. Delete a RayJob that was edited.",
     ),

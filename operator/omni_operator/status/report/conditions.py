@@ -211,7 +211,7 @@ def _review_attempt(job: Snapshot, going: InProgress, refused: ConditionValue | 
         text = "the queue has not admitted the RayJob (its spec.suspend is true)"
         asks = describe_request(size)
         text += f", which {asks}" if asks else ""
-        text += f". Kueue says {going.problem}" if going.problem else ""
+        text += f". {going.problem}" if going.problem else ""
         queued = ConditionValue("False", "Queued", text)
         return _table(queued, refused or ConditionValue("False", "Queued"), ConditionValue("Unknown", "Queued"))
     fewer = describe_admission(size)
