@@ -72,7 +72,7 @@ def test_a_job_without_rollout_pods_cannot_be_scaled_and_the_message_says_why(se
     denial = 'admission webhook "gate.example.com" denied the request: no more GPUs'
     for code in (400, 403, 422):
         server.invalid = code, {"message": denial}
-        refused = drl(kubeconfig, "scale", "blue", "--replicas=4")
+        refused = server.drl("scale", "blue", "--replicas=4")
         assert refused.exit_code == 1 and refused.stderr.endswith(f"{denial}\n")
     server.invalid = 422, {"reason": "Invalid", "message": "spec.rollout.replicas: must be all accelerators"}
     server.jobs["blue"]["spec"]["rollout"]["placement"] = "Separate"
@@ -289,9 +289,7 @@ def test_a_job_that_is_being_deleted_says_so() -> None:
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else "",
 )
-def test_what_keeps_a_job_that_is_being_deleted_is_named(
-    server: FakeServer, kubeconfig: Path, finalizers: list[str], kept: str
-) -> None:
+def test_what_keeps_a_job_that_is_being_deleted_is_named(server: FakeServer, finalizers: list[str], kept: str) -> None:
     at = "2026-01-01T00:00:00Z"
     server.jobs["blue"]["metadata"] |= {"deletionTimestamp": at, "finalizers": finalizers}
-    assert f"blue is being deleted since {at}. {kept}" in " ".join(drl(kubeconfig, "why", "blue").stdout.split())
+    assert f"blue is being deleted since {at}. {kept}" in " ".join(server.drl("why", "blue").stdout.split())
