@@ -310,3 +310,29 @@ def test_a_language_model_is_the_first_stage_and_a_pipeline_the_last() -> None:
     other, own = image_request["sampling_params_list"]
     assert other == "one" and own.height == 8 and own.lora_request == "adapter"
     assert image_request["prompt"]["modalities"] == ["image"]
+
+
+def test_parameters_that_no_model_reads_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    from verl_omni.workers.rollout.vllm_rollout.server import requests
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
+
+    mode = DiffusionMode()
+    for _ in range(2):
+        mode.engine_request(requests.RolloutRequest([1]), {"height": 8, "guidance": 3.0}, None, None, [])
+    named = "no model reads the sampling parameter guidance; did you mean guidance_scale?"
+    assert [record.message for record in caplog.records] == [named]
+
+
+def test_every_parameter_of_a_run_is_read() -> None:
+    from tests.ml import smallest_job
+    from verl_omni.agent_loop.sampling import row_params
+    from verl_omni.compat import whole_batches
+    from verl_omni.workers.rollout.vllm_rollout.server import requests
+
+    rollout = smallest_job.load("actor_rollout_ref.rollout.algo.init_same_noise=true").actor_rollout_ref.rollout
+    wanted = {"global_steps": 1, "finished_steps": 1, "rollout_seed": 3, whole_batches.PART: (0, 1)}
+    training = row_params(rollout, wanted, 2, {})
+    evaluation = row_params(rollout, {"validate": True}, 2, {"seed": [1, 2]})
+    for params in (*training, *evaluation, *whole_batches.call_params("call", 2)):
+        assert requests.describe_unread(params) == {}
+    assert "sde_noise_seed" in training[0]

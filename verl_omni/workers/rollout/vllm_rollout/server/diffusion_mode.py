@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from verl_omni.workers.rollout.vllm_rollout.server import outputs, requests
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import ModelMode, Params
 from verl_omni.workers.rollout.vllm_rollout.server.sampling_checks import check_sampling
 
+logger = logging.getLogger(__name__)
 # What verl's command line has of the settings of `rollout` and `model` that a diffusion stage takes.
 FROM_COMMAND_LINE = (
     "model",
@@ -50,6 +52,7 @@ class DiffusionMode(ModelMode):
 
     def __init__(self) -> None:
         self._architecture = ""
+        self._unread: set[str] = set()  # sampling parameters that the log has named
 
     @override
     def load_model_config(self, config: Any) -> DiffusionModelConfig:
@@ -105,7 +108,10 @@ class DiffusionMode(ModelMode):
     def engine_request(
         self, request: requests.RolloutRequest, params: Params, lora: Any, config: Any, stage_defaults: Sequence[Any]
     ) -> dict[str, Any]:
-        requests.check_extra_ids(request, self._architecture, reads=reads_extra_ids(self._architecture))
+        is_of_user = reads_extra_ids(self._architecture)  # a user's pipeline may read any parameter, too
+        requests.check_extra_ids(request, self._architecture, reads=is_of_user)
+        if not is_of_user:
+            self._name_unread(params)
         sampling = requests.engine_sampling_params(params)
         check_sampling(sampling, device=get_device_name(), over_http=False)
         sampling.lora_request = lora
@@ -113,6 +119,13 @@ class DiffusionMode(ModelMode):
             "prompt": requests.engine_prompt(request, several_stages=len(stage_defaults) > 1),
             "sampling_params_list": [*stage_defaults[:-1], sampling],
         }
+
+    def _name_unread(self, params: Params) -> None:
+        """Log each sampling parameter that nothing reads, once."""
+        for name, sentence in requests.describe_unread(params).items():
+            if name not in self._unread:
+                self._unread.add(name)
+                logger.warning("%s", sentence)
 
     @override
     def call_params(self, call: str, size: int) -> list[dict[str, Any]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from verl.utils.tokenizer import normalize_token_ids
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
+from verl_omni.compat import whole_batches
 from verl_omni.utils.pixels import PixelDtype
+from verl_omni.workers.config import DiffusionPipelineConfig, DiffusionRolloutAlgoConfig
 from verl_omni.workers.rollout.vllm_rollout.server.outputs import SampleFormat
 
 # `hasattr` on the class would miss fields with a default factory and hit methods.
@@ -18,6 +21,13 @@ ENGINE_FIELDS = frozenset(field.name for field in fields(OmniDiffusionSamplingPa
 OUTPUT_TYPES = ("image", "video", "pt", "np", "pil", "latent")
 PIXEL_DTYPES = ("uint8", "float32")
 VIDEO_SHIFT = "video_flow_shift"
+# What the pipelines of this package read of a request. `sample_solver` is of vLLM-Omni's Wan.
+READ = (
+    ENGINE_FIELDS
+    | {field.name for kind in (DiffusionPipelineConfig, DiffusionRolloutAlgoConfig) for field in fields(kind)}
+    | {"extra_args", "flow_shift", "finished_steps", "global_steps", "logprobs", "sample_solver", "sde_noise_seed"}
+    | {"weights_version", whole_batches.CALL, whole_batches.PART}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +100,17 @@ def engine_sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingPa
     nested = params.get("extra_args") or {}
     ours = {"pixel_dtype": sample.pixel_dtype, "weights_version": True}
     return OmniDiffusionSamplingParams(**values, extra_args={**nested, **extra, **ours})
+
+
+def describe_unread(params: Collection[str]) -> dict[str, str]:
+    """A sentence about each sampling parameter that no pipeline of this package reads, by its name."""
+    sentences = {}
+    for name in set(params) - READ:
+        near = difflib.get_close_matches(name, sorted(READ), n=1)
+        sentences[name] = f"no model reads the sampling parameter {name}" + (
+            f"; did you mean {near[0]}?" if near else ""
+        )
+    return sentences
 
 
 def check_extra_ids(request: RolloutRequest, reader: str, *, reads: bool) -> None:

@@ -149,7 +149,7 @@ class vLLMOmniHttpServer(EngineControlServer):
             prompt_mask: 1 for each of `prompt_ids` to attend to; the others, such as padding, are removed.
             prompt_text, negative_prompt_text: texts, where the ids lose case or spacing; None: the ids are decoded.
             sampling_params: fields of the engine and of `DiffusionRolloutAlgoConfig`, and `logprobs`; unchanged. The
-                model's pipeline gets those with other names, and ignores what it does not know.
+                model's pipeline gets those with other names; the log names what it does not read.
             request_id: unique among the requests in flight.
             priority: for language models whose engine has `scheduling_policy: priority`, the lowest first; all other
                 engines serve requests in the order in which they arrive.
