@@ -4,7 +4,8 @@ ClusterError
 ├── Unavailable       no answer, rejected credentials, or too many requests; a retry may succeed
 │   └── ServerError   500, or no answer in time; if it stays so, what was sent may be the cause
 ├── Conflict          the object changed or was created again; read it, then retry
-│   └── AlreadyExists
+│   ├── AlreadyExists
+│   └── NotGoneYet    an object of an earlier job of the same name still exists
 ├── NotFound          the object or its namespace does not exist
 ├── KindAbsent        the kind is not served (a CRD is not installed)
 ├── NotLeader         this replica does not lead; the request was not sent
@@ -69,6 +70,10 @@ class Conflict(ClusterError):
 
 class AlreadyExists(Conflict):
     """An object of that name exists."""
+
+
+class NotGoneYet(Conflict):
+    """An object of an earlier job of the same name still exists."""
 
 
 class NotFound(ClusterError):

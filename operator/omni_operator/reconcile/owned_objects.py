@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from omni_operator.api.names import JOB_LABEL, RENDERED_ANNOTATION
 from omni_operator.cluster.cache.object_parser import Owner, owner_of
-from omni_operator.cluster.errors import AlreadyExists, Conflict, NameTaken, Refused
+from omni_operator.cluster.errors import AlreadyExists, Conflict, NameTaken, NotGoneYet, Refused
 from omni_operator.cluster.kinds import Body, Kind
 from omni_operator.cluster.protocol import Cluster
 
@@ -27,7 +27,8 @@ async def ensure_owned(cluster: Cluster, kind: Kind, live: Body | None, rendered
 
     Raises:
         NameTaken: another owner's object has the name.
-        Conflict: an earlier job's object has the name, or the object changed in between; retry.
+        NotGoneYet: an earlier job's object has the name; retry.
+        Conflict: the object changed in between; retry.
     """
     if live is None:
         live = await create_owned(cluster, kind, rendered)
@@ -41,7 +42,7 @@ async def create_owned(cluster: Cluster, kind: Kind, rendered: Body) -> Body:
     """Create an object, or return the one that was created before, by a pass whose result was lost.
 
     Raises:
-        NameTaken, Conflict: as `ensure_owned`.
+        NameTaken, NotGoneYet, Conflict: as `ensure_owned`.
         Refused: the cluster stores it without what makes it the job's.
     """
     meta = rendered["metadata"]
@@ -78,7 +79,10 @@ def _require_owner(kind: Kind, name: str, owner: Owner | None, wanted: Owner | N
     if owner == wanted:
         return
     if owner and wanted and (owner.kind, owner.name) == (wanted.kind, wanted.name):
-        raise Conflict(f"{kind.kind} {name} belongs to an earlier job of this name; garbage collection deletes it")
+        raise NotGoneYet(
+            f"{kind.kind} {name} belongs to an earlier job of this name: garbage collection deletes it when no "
+            "finalizer keeps it any more"
+        )
     belongs = f"belongs to {owner.kind} {owner.name}" if owner else "does not belong to this job"
     raise NameTaken(
         f"{kind.kind} {name} exists and {belongs}. The operator does not touch it, and the job waits until it is "

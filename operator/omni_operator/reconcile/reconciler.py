@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from omni_operator.api.status import Status
 from omni_operator.cluster.cache.job_parser import parse_job_facts, parse_metadata_facts, parse_status
 from omni_operator.cluster.cache.object_cache import ObjectCache
-from omni_operator.cluster.errors import ClusterError, Conflict, NotFound, Refused
+from omni_operator.cluster.errors import ClusterError, Conflict, NotFound, NotGoneYet, Refused
 from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.kinds import JOBS, Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster
@@ -35,6 +35,7 @@ from omni_operator.reconcile.status_writer import APART, is_as_decided, next_wri
 from omni_operator.reconcile.step_runner import ReportSource, StepRunner
 from omni_operator.reconcile.subject import Subject
 from omni_operator.status.decisions.decision import decide
+from omni_operator.status.decisions.situation import BetweenAttempts, Creating
 from omni_operator.status.decisions.snapshot import Snapshot
 from omni_operator.status.decisions.timeouts import Timeouts
 from omni_operator.status.observed.job_facts import without_pods
@@ -177,6 +178,7 @@ class Reconciler:
         """Observe, decide, apply, observe what that has changed, and write."""
         before = self._observe(job)
         decision = await explain_queue(self.cluster, job, before.attempt.rayjob, decide(before))
+        situation = decision.situation
         refusal = None
         conflict = False
         steps = StepRunner(self.cluster, self.cache, self.reports, self._memory, self.written)
@@ -185,6 +187,8 @@ class Reconciler:
         except (Conflict, NotFound) as error:
             log.info("%s/%s: conflict: %s", *job.key, error)
             conflict = True
+            if isinstance(error, NotGoneYet) and isinstance(situation, Creating):
+                situation = BetweenAttempts(str(error))
         current = self.cache.job(job.key)
         if current is None:
             return ReconcileResult(result="gone")
@@ -192,8 +196,8 @@ class Reconciler:
             return ReconcileResult(result="conflict")
         job = replace(job, body=current)
         after = self._observe(job)
-        derived = derive_status(after, decision.situation, refusal, job.changed_by_others)
-        deadlines = find_deadlines(replace(after, status=derived), decision.situation)
+        derived = derive_status(after, situation, refusal, job.changed_by_others)
+        deadlines = find_deadlines(replace(after, status=derived), situation)
         written = await self._write(job, derived, replaced=after.attempt.replaces_rollouts)
         wakes = [
             decision.wake,

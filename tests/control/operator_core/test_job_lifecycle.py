@@ -294,6 +294,22 @@ async def test_a_recreated_job_is_a_different_job(simulation: Any) -> None:
     assert status.children.ray_cluster is None
 
 
+async def test_a_recreated_job_says_what_keeps_the_rayjob_of_the_deleted_one(simulation: Any) -> None:
+    """Without KubeRay, nobody removes the finalizer, and the name of the first attempt stays taken."""
+    await simulation.submit_running()
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": ["ray.io/rayjob-finalizer"]})
+    simulation.cluster.remove(JOBS, *KEY)
+    await simulation.settle()
+    simulation.submit()
+    await simulation.after(3600)
+    waits = simulation.condition("Ready")
+    assert (simulation.status().state, waits.reason) == ("Pending", "BetweenAttempts")
+    assert waits.message.endswith("garbage collection deletes it when no finalizer keeps it any more")
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": []})
+    await simulation.after(60)
+    assert simulation.status().state == "Starting" and simulation.attempts() == ["red-a01"]
+
+
 async def test_the_pauses_of_a_job_end_with_it_and_not_those_of_its_name(simulation: Any) -> None:
     """Recreated before a pass saw the deletion: both jobs have generation 1."""
     simulation.submit()

@@ -80,6 +80,9 @@ async def test_conflicts_in_a_row_are_followed_by_pauses_that_grow(simulation: A
     simulation.submit()
     await simulation.after(3600)
     assert simulation.passes < 80
+    waits = simulation.condition("Ready")
+    assert waits.reason == "BetweenAttempts"
+    assert waits.message.startswith("NetworkPolicy red belongs to an earlier job of this name: garbage collection ")
     simulation.cluster.remove(NETWORK_POLICIES, KEY[0], "red")
     await simulation.after(60)
     assert simulation.attempts() == ["red-a01"]
