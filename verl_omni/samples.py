@@ -68,6 +68,8 @@ class SampleRequests:
     """Training steps before the batch's own, which place a progressive SDE window."""
     is_evaluation: bool = False
     """Whether `rollout.val_kwargs` apply, and nothing is recorded for training."""
+    is_only_shown: bool = False
+    """Whether the samples are in no metric, so that any number of them may have no score."""
     keeps_media: bool = True
     """Whether pixels or latents come back; otherwise they are dropped once they are scored."""
     stores_tensors: bool = False

@@ -20,6 +20,11 @@ class LoadedScorer:
     function: Callable[..., Any]
     settings: dict[str, Any]
 
+    @property
+    def may_change_samples(self) -> bool:
+        """Whether it is a function of the user's, which may change the sample that it gets."""
+        return not str(getattr(self.function, "__module__", "")).startswith("verl_omni.")
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

@@ -36,10 +36,12 @@ class ScoringFailure:
     Attributes:
         text: the scorer's name and its error.
         required: whether it counts in `reward.max_failed_share`.
+        has_reward: whether the sample has a reward all the same, because the scorer's weight is 0.
     """
 
     text: str
     required: bool = True
+    has_reward: bool = False
 
 
 def failed_score(scorer: str, error: BaseException) -> str:

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_omni.agent_loop.rows import SampleFailed, SampleLost
+from verl_omni.reward_loop.scorer_results import ScorerFailed
 from verl_omni.trainer.generation.engines import Engines
 from verl_omni.trainer.generation.evaluation import Evaluation
 from verl_omni.trainer.generation.training_batches import TrainingBatches
@@ -57,6 +59,7 @@ class TrainingLoop:
             FloatingPointError: gradients were not finite in too many optimizer steps, or in all of them.
             Interrupted: the user stopped the run; a checkpoint of the last complete step has been saved.
             TooFewReplicas: too few replicas are left; such a checkpoint has been saved too.
+            SampleFailed, ScorerFailed: samples cannot be generated or scored; likewise.
             StaleSample, StaleReplica, LogProbMismatch: samples and weights have different versions.
         """
         first = self.checkpoints.resume(checkpoint, self.workers)
@@ -72,7 +75,7 @@ class TrainingLoop:
             self.checkpoints.save_last()
         except BaseException as error:
             try:
-                self.checkpoints.abandon(save=is_loss_of_replicas(error))
+                self.checkpoints.abandon(save=_leaves_the_ranks(error))
             finally:
                 self.batches.stop()
             raise
@@ -114,3 +117,10 @@ class TrainingLoop:
             metrics |= self.evaluation.evaluate(step, self.batches.previews(step))
         self.recorder.finished(metrics)
         self.checkpoints.after_step(step)
+
+
+def _leaves_the_ranks(error: BaseException) -> bool:
+    """Whether the ranks are as after the last complete step, and answer: what failed are replicas, or samples."""
+    if isinstance(error, SampleLost):
+        return False
+    return isinstance(error, (SampleFailed, ScorerFailed)) or is_loss_of_replicas(error)

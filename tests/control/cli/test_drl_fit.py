@@ -38,6 +38,7 @@ def estimate(**changes: Any) -> dict[str, Any]:
         "peak": 5 * GIB,
         "fits": True,
         "advice": [],
+        "not_needed": [],
     }
     return {**small, **changes}
 
@@ -81,7 +82,7 @@ SEPARATE = ("--set", "spec.rollout.placement=Separate")
 def pools(*, rollout: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """A small estimate of two pools, as the trainer's program prints it for accelerators."""
     small = estimate()
-    names = ("device", "host", "capacity", "peak", "fits", "advice")
+    names = ("device", "host", "capacity", "peak", "fits", "advice", "not_needed")
     trainer = {name: small.pop(name) for name in names}
     return {**small, "pools": {"trainer": {**trainer, **changes}, "rollout": {**trainer, **(rollout or {})}}}
 
@@ -262,6 +263,7 @@ def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
     assert [line.split() for line in lines if "activations" in line] == [["activations", "4.00"]]
     assert [line.split() for line in lines if line.strip().startswith("weights")] == [["weights", "1.00", "1.00"]]
     assert lines[-1] == "not estimated: spec.reward.model, which uses the same accelerators"
+    assert not any("not needed" in line for line in lines)
     assert "a-job fits on x: 5.00 of 8.00 GiB at the peak, of which 8% should stay free" in lines
     small = {**small_estimate, "parameters": 663_000, "trained_parameters": 900, "moved": {"weights": 3 << 39}}
     lines = fit_text.render(small, one_device, one_device).splitlines()
@@ -271,5 +273,11 @@ def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
     assert ", 20.6 billion parameters, 189 million of them trained" in fit_text.render(large, one_device, one_device)
     on_hosts = {**small_estimate, "device": []}
     assert "a-job fits on x, with all 2 pods: 5.00" in fit_text.render(on_hosts, two_of_four, one_device)
+    offload = {"setting": "actor_rollout_ref.rollout.offload_text_encoders", "costs": "a copy", "peak": 6 * GIB}
+    needless = fit_text.render({**small_estimate, "not_needed": [offload]}, one_device, one_device).splitlines()
+    place = needless.index("not needed to fit, and slower:")
+    assert " ".join(needless[place + 1].split()) == (
+        "spec.rollout.engine.offloadTextEncoders: true without it 6.00 GiB (a copy)"
+    )
     unknown = {**small_estimate, "capacity": None, "fits": None}
     assert "the memory of x is unknown" in fit_text.render(unknown, one_device, one_device)

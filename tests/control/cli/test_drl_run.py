@@ -152,6 +152,25 @@ def test_fields_for_clusters_only_do_not_prevent_a_resume(write_job: WriteJob, d
     assert (code, "resuming" in output) == (0, True)
 
 
+def test_a_run_resumes_with_less_memory_another_tracker_and_another_output(write_job: WriteJob, drl: Drl) -> None:
+    job = write_job()
+    drl("run", job, "--set", "spec.trainer.totalSteps=2")
+    changes = (
+        "rollout.engine.maxBatchSize=4",
+        "trainer.batch.microBatchSamples=1",
+        "rollout.engine.promptCache=true",
+        "observability.tracking.loggers=[tensorboard]",
+        "output.url=s3://results/team-a",
+        "algorithm.overrides=[test.behave=well, actor_rollout_ref.actor.fsdp_config.param_offload=true]",
+    )
+    settings = [part for change in changes for part in ("--set", f"spec.{change}")]
+    code, output = drl("run", job, *settings)
+    assert (code, "resuming" in output) == (0, True), output
+    code, output = drl("run", job, *settings, "--set", "spec.trainer.learningRate=0.5")
+    assert code == 2
+    assert "these fields differ:\n  spec.trainer.learningRate\nto start a new run" in output
+
+
 def test_a_folder_with_other_files_is_refused(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
     (tmp_path / "runs" / "a-job").mkdir(parents=True)
     (tmp_path / "runs" / "a-job" / "thesis.tex").write_text("years of work")

@@ -244,6 +244,7 @@ async def test_a_sample_that_a_part_fails_for_has_no_reward(
     assert math.isnan(result["reward_score"])
     assert result["reward_extra_info"] == {"reward/bright": DARK}
     assert result[FAILURE].text.startswith(PINK) and result[FAILURE].required is required
+    assert not result[FAILURE].has_reward
     assert [record.getMessage() for record in caplog.records] == ["reward 'hue' failed; a sample has no score of it"]
 
 
@@ -252,7 +253,7 @@ async def test_a_part_without_weight_may_fail_and_is_counted(settings: Settings,
     result = await multi(settings(reward_functions=functions)).run_single(sample())
     assert result["reward_score"] == DARK
     assert result["reward_extra_info"] == {"reward/bright": DARK, "reward/combined": DARK}
-    assert result[FAILURE].text.startswith(PINK) and result[FAILURE].required
+    assert result[FAILURE].text.startswith(PINK) and result[FAILURE].required and result[FAILURE].has_reward
 
 
 async def test_a_part_of_evaluations_scores_only_their_samples_and_never_fails_one(
@@ -270,6 +271,38 @@ async def test_a_part_of_evaluations_scores_only_their_samples_and_never_fails_o
     scores = {"reward/bright": DARK, "reward/green": NOTHING, "reward/combined": DARK}
     assert evaluated["reward_score"] == DARK and evaluated["reward_extra_info"] == scores
     assert evaluated[FAILURE].text.startswith(PINK) and not evaluated[FAILURE].required
+    assert evaluated[FAILURE].has_reward
+
+
+async def test_a_function_that_changes_its_sample_changes_no_other_part(
+    settings: Settings, sample: Sample, user_file: Callable[[str], str]
+) -> None:
+    path = user_file(
+        "def whiten(solution_image, extra_info):\n"
+        "    solution_image[:] = 255\n"
+        "    extra_info['index'] = 0\n"
+        "    return 0\n"
+        "def index(extra_info):\n    return extra_info['index']\n"
+    )
+    functions = {name: {"path": path, "name": name} for name in ("whiten", "index")}
+    manager = multi(settings(reward_functions={**functions, "bright": {"name": "brightness"}}))
+    scored = (await manager.run_single(sample()))["reward_extra_info"]
+    assert (scored["reward/index"], scored["reward/bright"]) == (7, DARK)
+
+
+@pytest.mark.parametrize("way", ["python", "several"])
+async def test_settings_that_are_lists_are_lists(
+    settings: Settings, sample: Sample, user_file: Callable[[str], str], way: str
+) -> None:
+    path = user_file(
+        "def judge(solution_image, colors):\n    return float(type(colors) is list and colors == ['red'])\n"
+    )
+    manager = (
+        multi(settings(reward_functions={"mine": {"path": path, "name": "judge", "colors": ["red"]}}))
+        if way == "several"
+        else visual(settings(scorer="python", scorer_kwargs={"function": f"{path}:judge", "colors": ["red"]}))
+    )
+    assert (await manager.run_single(sample()))["reward_score"] == 1
 
 
 async def test_of_several_failures_the_first_required_one_counts(settings: Settings, sample: Sample) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +22,9 @@ from verl import DataProto
 
 from tests.ml.trainer.recorded_runs import events
 from tests.ml.trainer.runs_in_memory import RunInMemory, job_in_memory, prompt_rows, run_in_memory
+from verl_omni.agent_loop.rows import SampleFailed, SampleLost
 from verl_omni.agent_loop.sampling import row_params
+from verl_omni.reward_loop.scorer_results import TooManyUnscored
 from verl_omni.samples import GENERATED, Sample
 from verl_omni.trainer.generation import sample_generation, verl_batches
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
@@ -74,6 +77,9 @@ class AnsweringWorkers:
 
     def save_checkpoint(self, folder: str) -> None:
         (Path(folder) / "weights").write_text("w")
+
+    def load_checkpoint(self, folder: str) -> None:
+        assert (Path(folder) / "weights").is_file()
 
     def save_adapter(self, folder: str) -> None:
         (Path(folder) / "lora").mkdir()
@@ -157,6 +163,55 @@ def test_training_images_are_shown_beside_the_evaluations_of_the_same_prompt_and
     assert line["val/n"] == len(ROWS), "previews are in no metric"
 
 
+@pytest.mark.parametrize(
+    ("error", "saved"),
+    [
+        (SampleFailed("row 3 failed: TooManyUnscored: the reward server does not respond"), [2]),
+        (TooManyUnscored("4 samples have no score"), [2]),
+        (SampleLost("row 3 failed: a process has ended"), []),
+        (ValueError("a fault of this package"), []),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_run_whose_samples_fail_saves_its_last_complete_step(
+    tmp_path: Path, error: Exception, saved: list[int]
+) -> None:
+    running = trainer(tmp_path, "trainer.total_training_steps=4", "trainer.save_freq=0", "trainer.test_freq=0")
+
+    def fail(prompts: DataProto) -> None:
+        if prompts.meta_info["global_steps"] == 2:
+            raise error
+
+    running.stack.agent_loop.asked = fail
+    with pytest.raises(type(error)):
+        running.fit(None)
+    assert checkpoints.steps(tmp_path / "checkpoints") == saved
+
+
+def test_previews_that_cannot_be_scored_are_shown_and_do_not_stop_the_run(tmp_path: Path) -> None:
+    running = trainer(tmp_path, "trainer.test_freq=2", "trainer.val_before_train=false")
+    allowed: list[int] = []
+
+    class Scoring(ShowingAgentLoop):
+        """Scores the samples of evaluations, but not of the previews after them."""
+
+        def generate_sequences(self, prompts: DataProto) -> DataProto:
+            samples = super().generate_sequences(prompts)
+            if prompts.meta_info.get("validate"):
+                allowed.append(prompts.meta_info["failures_allowed"])
+                if len(allowed) == 2:
+                    samples.batch["rm_scores"][:] = torch.nan
+            return samples
+
+    running.stack.agent_loop = Scoring()
+    running.fit(None)
+    assert allowed == [1, len(ROWS)], "agent loops fail a batch with more"
+    index = json.loads((tmp_path / "samples/step_000002/index.json").read_text())
+    previews = [entry for entry in index if entry["kind"] == "preview"]
+    assert [(entry["training_score"], entry["score"]) for entry in previews] == [(0.0, None), (2.0, None)]
+    assert "val/reward/unscored" not in running.folder.metrics()[-1]
+
+
 @pytest.mark.parametrize("group", ["pipeline", "val_kwargs.pipeline"])
 def test_an_evaluation_of_latents_has_scores_and_no_pictures(tmp_path: Path, group: str) -> None:
     trainer(tmp_path, f"actor_rollout_ref.rollout.{group}.output_type=latent").fit(None)
@@ -196,6 +251,20 @@ def test_adapters_are_saved_at_their_own_cadence_and_the_newest_are_kept(tmp_pat
     saved = events(tmp_path, "adapter")
     assert [event["step"] for event in saved] == [1, 2, 3, 4]
     assert (Path(saved[-1]["path"]) / "lora" / "weights").is_file()
+
+
+def test_a_resumed_run_keeps_the_adapters_that_it_saves(tmp_path: Path) -> None:
+    """Its earlier attempt has left adapters of later steps, which are not newer."""
+    settings = ("trainer.max_adapters_to_keep=2", "trainer.max_actor_ckpt_to_keep=9", "data.val_files=null")
+    trainer(tmp_path, *ADAPTERS, "trainer.save_freq=1", *settings).fit(None)
+    for step in (2, 3, 4):  # the attempt was killed before it saved these
+        shutil.rmtree(checkpoints.path_of(tmp_path / "checkpoints", step))
+    resumed = trainer(tmp_path, *ADAPTERS, *settings, "trainer.total_training_steps=2")
+    resumed.fit(checkpoints.path_of(tmp_path / "checkpoints", 1))
+    assert checkpoints.steps(tmp_path / "adapters") == [2, 3, 4]
+    assert (Path(events(tmp_path, "adapter")[-1]["path"]) / "lora" / "weights").is_file()
+    trainer(tmp_path, *ADAPTERS, *settings).fit(checkpoints.path_of(tmp_path / "checkpoints", 2))
+    assert checkpoints.steps(tmp_path / "adapters") == [3, 4]
 
 
 def test_a_step_counts_its_samples_and_no_more_time_than_passes(tmp_path: Path) -> None:

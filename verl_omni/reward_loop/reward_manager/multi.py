@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
 from verl import DataProto
 
 from verl_omni.reward_loop.part_settings import part_problems, pools_of, weight_problem
-from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, group_of
+from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, group_of, plain_settings
 from verl_omni.reward_loop.scorer_parts import Part, load_part
 from verl_omni.reward_loop.scorer_pools import PooledScorer, PooledScorerError, PoolLost, find_processes
 from verl_omni.reward_loop.scorer_results import (
@@ -45,12 +46,12 @@ class MultiVisualRewardManager(VisualRewardManager):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        functions = config.reward.get("reward_functions")
+        functions = plain_settings(config.reward.get("reward_functions"))
         if not functions:
             raise ValueError("reward.reward_functions must be non-empty for MultiVisualRewardManager")
         if problems := [line for key, settings in functions.items() for line in part_problems(key, settings)]:
             raise ValueError("\n".join(problems))
-        self.parts = [load_part(key, dict(settings)) for key, settings in functions.items()]
+        self.parts = [load_part(key, settings) for key, settings in functions.items()]
         self._pool_sizes = {key: pool.processes for key, pool in pools_of(functions).items()}
         self._pooled: dict[str, PooledScorer] = {}
         if problem := weight_problem(functions):
@@ -94,7 +95,7 @@ class MultiVisualRewardManager(VisualRewardManager):
         if failure is not None and math.isnan(combined):
             return unscored(failure, extra)
         result = {"reward_score": combined, "reward_extra_info": {**extra, f"reward/{COMBINED}": combined}}
-        return result if failure is None else {**result, FAILURE: failure}
+        return result if failure is None else {**result, FAILURE: replace(failure, has_reward=True)}
 
     async def _score_part(self, part: Part, sample: dict[str, Any], group: Group | None) -> dict[str, Any]:
         if self.deaths is not None and (problem := self.deaths.problem(part.key)):
@@ -106,6 +107,9 @@ class MultiVisualRewardManager(VisualRewardManager):
         try:
             if part.scorer is None:
                 return await self._pooled_scorer(part.key).score(sample, group)
+            if part.scorer.may_change_samples:  # the next part scores the same sample
+                image = sample["solution_image"].clone()
+                sample = {**sample, "solution_image": image, "extra_info": dict(sample["extra_info"])}
             queue = self.queue(part.key, part.scorer.function, part.scorer.settings)
             return part_result(await queue.score(sample, group))
         except Exception as error:

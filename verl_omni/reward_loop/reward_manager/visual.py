@@ -111,7 +111,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         return resolve(self.config.reward.get("scorer") or data_source, self._kwargs())
 
     def _kwargs(self) -> dict[str, Any]:
-        return dict(self.config.reward.get("scorer_kwargs") or {})  # the reference's section has none
+        return plain_settings(self.config.reward.get("scorer_kwargs"))  # the reference's section has none
 
     def arguments(self, data: DataProto) -> dict[str, Any]:
         """Arguments of every scorer for a sample. The data set's row is not changed."""
@@ -175,6 +175,12 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
     def assemble_rm_scores(cls, data: DataProto, scores: list[float]) -> torch.Tensor:
         """One score per sample, float32 [B, 1]."""
         return torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
+
+
+def plain_settings(section: Any) -> dict[str, Any]:
+    """A section of the settings as dicts and lists, which scorers expect; empty for None."""
+    plain: dict[str, Any] = OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else section
+    return dict(plain or {})
 
 
 def group_of(data: DataProto) -> Group | None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_omni.reward_loop.scorer_results import TooManyUnscored
 from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.generation import sample_generation, shown_samples
 from verl_omni.trainer.generation.engines import Engines
@@ -86,19 +85,16 @@ class Evaluation:
             self._engines.publish(step)
 
     def _beside(self, previews: Sequence[TrainingPreview], step: int) -> list[ShownSample]:
-        """The previews next to samples of these weights; none where those could not be scored."""
+        """The previews next to samples of these weights, some of which may have no score."""
         rows = [preview.row for preview in previews]
         seed = self._config.actor_rollout_ref.rollout.val_kwargs.seed
-        try:
-            samples = shown_samples.evaluation_samples(rows, self._generate(rows, seed, step), seed)
-        except TooManyUnscored:  # a preview never stops a run
-            return []
+        samples = shown_samples.evaluation_samples(rows, self._generate(rows, seed, step, only_shown=True), seed)
         return [
             shown_samples.join_pictures(preview, sample) for preview, sample in zip(previews, samples, strict=False)
         ]
 
-    def _generate(self, rows: list[Any], seed: int, step: int) -> ScoredSamples:
-        batch = sample_generation.evaluation_requests(rows, seed=seed, version=step)
+    def _generate(self, rows: list[Any], seed: int, step: int, *, only_shown: bool = False) -> ScoredSamples:
+        batch = sample_generation.evaluation_requests(rows, seed=seed, version=step, only_shown=only_shown)
 
         def generate() -> ScoredSamples:
             return self._generator.generate(batch)

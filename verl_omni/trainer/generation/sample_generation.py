@@ -59,13 +59,16 @@ def evaluation_seeds(rows: Sequence[Mapping[str, Any]], seed: int) -> list[int]:
     return [seed + index if row.get("seed") is None else int(row["seed"]) for index, row in enumerate(rows)]
 
 
-def evaluation_requests(rows: Sequence[Mapping[str, Any]], *, seed: int, version: int | None = None) -> SampleRequests:
+def evaluation_requests(
+    rows: Sequence[Mapping[str, Any]], *, seed: int, version: int | None = None, only_shown: bool = False
+) -> SampleRequests:
     """The requests of an evaluation: each prompt once, with its `evaluation_seeds`; error messages show `version`."""
     seeds = evaluation_seeds(rows, seed)
     return SampleRequests(
         [SampleRequest(row, f"val-{index}", seeds[index]) for index, row in enumerate(rows)],
         version,
         is_evaluation=True,
+        is_only_shown=only_shown,
     )
 
 
@@ -83,7 +86,8 @@ def generate_scored(
         TooManyUnscored: more of them could not be scored than `reward.max_failed_share` allows.
     """
     began = time.perf_counter()
-    allowed = failures_allowed(len(batch.requests), float(config.reward.max_failed_share))
+    count = len(batch.requests)
+    allowed = count if batch.is_only_shown else failures_allowed(count, float(config.reward.max_failed_share))
     prompts = verl_batches.requests_to_verl(batch, failures_allowed=allowed, score_later=score is not None)
     output = agent_loop.generate_sequences(prompts)
     scoring_seconds = verl_batches.scoring_seconds(output)
@@ -142,8 +146,8 @@ def _check_failures(samples: ScoredSamples, allowed: int) -> None:
     counted = [failure for failure in samples.failures if failure.required]
     if len(counted) > allowed:
         raise TooManyUnscored(too_many_text(counted[0].text, len(counted), allowed))
-    if samples.scores.isnan().all():
-        count = len(samples.scores)
+    count = len(samples.scores)
+    if allowed < count and samples.scores.isnan().all():
         raise TooManyUnscored(too_many_text(samples.failures[0].text, count, count - 1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def _failures(scores: torch.Tensor, samples: Sequence[Sample], prompts: Sequence
     for score, sample, prompt in zip(scores.tolist(), samples, prompts, strict=True):
         if (known := failure_of(score, sample.failure)) is not None:
             text = f"prompt {short_prompt(prompt)}: {known.text}"
-            failures.append(ScoringFailure(text, known.required))
+            failures.append(replace(known, text=text))
     return failures
 
 

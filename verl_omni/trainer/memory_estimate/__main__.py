@@ -129,7 +129,7 @@ def _verdict(
     capacity: int | None,
     concerns: Callable[[str], bool] = lambda _: True,
 ) -> dict[str, Any]:
-    """Whether a device, or a host without accelerators, holds all phases, and what to change if not.
+    """Whether a device, or a host without accelerators, holds all phases, and what to change, or not needed.
 
     Args:
         sizes_of: bytes of each phase.
@@ -141,15 +141,19 @@ def _verdict(
     sizes = sizes_of(found)
     verdict = None if capacity is None else fits(max(sizes.values()), capacity)
     advised: tuple[advice.Advice, ...] = ()
-    if capacity is not None and not verdict:
-        advised = advice.advise(
-            config,
-            sizes,
-            lambda other: sizes_of(estimate(other)),
-            lambda size: fits(size, capacity),
-            concerns,
-            found.divisible,
-        )
+    not_needed: tuple[advice.NotNeeded, ...] = ()
+    if capacity is not None:
+
+        def phases_of(other: DictConfig) -> dict[str, int]:
+            return sizes_of(estimate(other))
+
+        def is_enough(size: int) -> bool:
+            return fits(size, capacity)
+
+        if verdict:
+            not_needed = advice.not_needed(config, phases_of, is_enough, concerns)
+        else:
+            advised = advice.advise(config, sizes, phases_of, is_enough, concerns, found.divisible)
     return {
         "capacity": capacity,
         "peak": max(sizes.values()),
@@ -157,6 +161,7 @@ def _verdict(
         "advice": [
             {**asdict(entry.change), "phase": entry.phase, "peak": entry.peak, "fits": entry.fits} for entry in advised
         ],
+        "not_needed": [{**asdict(entry.change), "peak": entry.peak} for entry in not_needed],
     }
 
 

@@ -1,4 +1,7 @@
-"""Advice for a job that does not fit: which settings to change, each tried on the estimate."""
+"""Advice on the memory of a job: which settings to change if it does not fit, and which it does not need if it does.
+
+Each is tried on the estimate.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,14 @@ class Advice:
     fits: bool
 
 
+@dataclass(frozen=True, slots=True)
+class NotNeeded:
+    """A change that takes more memory and less time, after which the job still fits, and the peak with it, in bytes."""
+
+    change: Change
+    peak: int
+
+
 def of_rollout(setting: str) -> bool:
     """Whether a setting may lower the peak of a pool that has only engines."""
     return setting.startswith(f"{ROLLOUT}.")
@@ -100,6 +111,41 @@ def advise(
             advised.append(Advice(change, phase, peak, fits(peak)))
     needed = _needed(job, advised, phases_of, fits)
     return tuple(advised if len(needed) == len(advised) else _replay(job, needed, first, phases_of, fits))
+
+
+def not_needed(
+    config: DictConfig,
+    phases_of: Callable[[DictConfig], Mapping[str, int]],
+    fits: Callable[[int], bool],
+    concerns: Callable[[str], bool] = lambda _: True,
+) -> tuple[NotNeeded, ...]:
+    """What a job that fits could switch off, one after the other; arguments as of `advise`."""
+    found = []
+    for change in _savings(config):
+        if concerns(change.setting):
+            changed = _with(config, [change])
+            peak = max(phases_of(changed).values())
+            if fits(peak):
+                config = changed
+                found.append(NotNeeded(change, peak))
+    return tuple(found)
+
+
+def _savings(config: DictConfig) -> Iterator[Change]:
+    """Settings that save memory and cost time, to switch off; the one that costs most first."""
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    rollout = config.actor_rollout_ref.rollout
+    if not _on_accelerators(rollout):
+        return
+    for name in ("optimizer_offload", "param_offload"):
+        if fsdp[name]:
+            yield Change(f"{ACTOR}.fsdp_config.{name}", False, "copies to host memory in each step")
+    asleep = rollout.free_cache_engine and rollout.enable_sleep_mode
+    if rollout.nnodes == 0 and asleep and not scorer_devices.needs_engines_asleep(config):
+        yield Change(f"{ROLLOUT}.free_cache_engine", False, "the engine sleeps and wakes in each step")
+    if rollout.offload_text_encoders:
+        costs = "text encoders move to the accelerator for prompts that the cache does not have"
+        yield Change(f"{ROLLOUT}.offload_text_encoders", False, costs)
 
 
 def _needed(

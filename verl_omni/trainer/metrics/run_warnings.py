@@ -20,6 +20,11 @@ CONSTANT_REWARD = "RewardConstant"
 ONE_SIDED = "ClippingOneSided"
 ONE_SIDED_BY = 0.2  # difference of the shares of positive and negative advantages; of 100 rows each, 3 standard errors
 NOT_SCORED = "SamplesNotScored"
+# By whether the sample has a reward without the score.
+CONSEQUENCES = {
+    False: "A sample without a score is not trained on; reward/unscored counts them",
+    True: "Such a sample has its reward without this score; means of the scorer are over the others",
+}
 NOT_FINITE = "MetricNotFinite"
 
 
@@ -108,7 +113,7 @@ class RunWarnings:
 
     def observe(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Take the metrics of a step, of which each number counts once."""
-        self._observe(step, metrics, self.folder.event)
+        self._observe(step, {**metrics, "step": step}, self.folder.event)
 
     def _observe(self, step: int, metrics: Mapping[str, float | None], event: Callable[..., None]) -> None:
         self._collapse, collapsed = collapse.observe(self._collapse, metrics)
@@ -137,10 +142,11 @@ class RunWarnings:
         self, step: int, failures: Sequence[ScoringFailure], extras: Mapping[str, Sequence[Any]]
     ) -> None:
         """Take what scorers returned for the samples of a step, or of an evaluation after it."""
-        if failures and NOT_SCORED not in self._named:
-            self._named.add(NOT_SCORED)
-            text = f"{failures[0].text}. A sample without a score is not trained on; reward/unscored counts them"
-            self.folder.event("warning", reason=NOT_SCORED, message=text, step=step)
+        for has_reward, consequence in CONSEQUENCES.items():
+            first = next((failure for failure in failures if failure.has_reward == has_reward), None)
+            if first is not None and consequence not in self._named:
+                self._named.add(consequence)
+                self.folder.event("warning", reason=NOT_SCORED, message=f"{first.text}. {consequence}", step=step)
         for name, count in step_metrics.not_finite(extras).items():
             if name not in self._named:
                 self._named.add(name)

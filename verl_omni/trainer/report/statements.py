@@ -15,7 +15,8 @@ EXPLANATIONS = {
     "PolicyDiverged": "The updates of this run move its policy too far, so that later samples may be worse than those "
     "of the base model.",
     "RewardOveroptimized": "The trained reward rises while a held-out scorer falls: the model exploits the reward.",
-    "SamplesNotScored": "A scorer gave no score for some samples. They are not trained on, and in no mean.",
+    "SamplesNotScored": "A scorer gave no score for some samples, which are in no mean of it. Samples without a reward "
+    "are not trained on.",
     "RewardConstant": "The reward of this run told no two samples of a prompt apart, so the model learned nothing.",
     "SamplesDegraded": "The training images of this run became much darker, flatter, noisier or more alike than in its "
     "first steps. If the reward does not ask for that, the policy exploits its scorer.",

@@ -145,6 +145,8 @@ def abandon(folder: Path, step: int) -> None:
 def complete(folder: Path, step: int, *, keep: int, run: int) -> Path:
     """Make what was written since `begin` the checkpoint of `step`; then delete the oldest ones of this run.
 
+    Those of later steps, which the run was resumed before, do not count: each is replaced when its step is repeated.
+
     Raises:
         OSError: nothing was written, or it cannot be flushed to disk.
     """
@@ -158,8 +160,8 @@ def complete(folder: Path, step: int, *, keep: int, run: int) -> Path:
     os.replace(aside, final)
     _sync(folder)
     shutil.rmtree(replaced, ignore_errors=True)
-    steps = sorted(manifest.step for manifest in _manifests(folder) if manifest.run == run)
-    for old in steps[:-keep] if keep > 0 else []:
+    own = [manifest.step for manifest in _manifests(folder) if manifest.run == run and manifest.step <= step]
+    for old in sorted(own)[:-keep] if keep > 0 else []:
         shutil.rmtree(path_of(folder, old))
     return final
 

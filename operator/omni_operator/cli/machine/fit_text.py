@@ -109,6 +109,7 @@ def _verdict(found: Mapping[str, Any], subject: str, reserve: float, whole: str 
 
 def _advice(found: Mapping[str, Any]) -> Iterator[str]:
     if found["fits"] is not False:
+        yield from _not_needed(found["not_needed"])
         return
     advice = found["advice"]
     if not advice:
@@ -124,6 +125,17 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
         before = change["peak"]
     if not advice[-1]["fits"]:
         yield "even then it does not fit"
+
+
+def _not_needed(changes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Settings that save memory which the job does not need, each with the peak without it and those before it."""
+    if not changes:
+        return
+    yield "not needed to fit, and slower:"
+    for change in changes:
+        setting = change["setting"]
+        text = f"{field_of(setting) or setting}: true"
+        yield f"  {text:64} without it {_gib(change['peak'])} GiB ({change['costs']})"
 
 
 def change_text(setting: str, value: Any) -> str:

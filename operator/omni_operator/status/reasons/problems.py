@@ -294,8 +294,8 @@ WARNINGS = {
     ),
     "SamplesNotScored": Reason(
         shown=("warning",),
-        meaning="A scorer gave no score for some samples. They are not trained on; `status.progress.unscoredSamples` "
-        "counts them. The message has the first error.",
+        meaning="A scorer gave no score for some samples. Those without a reward are not trained on; "
+        "`status.progress.unscoredSamples` counts them. The message has the first error.",
         look=STATUS,
         action="Read why in the message. With more than `spec.reward.maxFailedShare` of a step, the run stops.",
     ),

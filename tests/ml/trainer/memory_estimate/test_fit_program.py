@@ -52,6 +52,30 @@ def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
     assert advice.advise(config, before, phases_of, lambda _: True) == ()
 
 
+def test_offloading_and_sleep_that_a_job_does_not_need_are_named() -> None:
+    offload = [f"{ACTOR}.fsdp_config.{name}" for name in ("optimizer_offload", "param_offload")]
+    sleep = "actor_rollout_ref.rollout.free_cache_engine"
+    encoders = "actor_rollout_ref.rollout.offload_text_encoders"
+    on = [*offload, sleep, "actor_rollout_ref.rollout.enable_sleep_mode", encoders]
+    cache = "actor_rollout_ref.rollout.prompt_cache_dir=/cache"
+    backend = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.distributed_executor_backend"
+    config = smallest_job.load(*(f"{name}=true" for name in on), cache, f"{backend}=mp")
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        return {"update": 50 + 10 * sum(not OmegaConf.select(changed, name) for name in (*offload, sleep, encoders))}
+
+    def named(fits: Any, concerns: Any = lambda _: True) -> list[tuple[str, int]]:
+        found = advice.not_needed(config, phases_of, fits, concerns)
+        assert all(entry.change.value is False for entry in found)
+        return [(entry.change.setting, entry.peak) for entry in found]
+
+    assert named(lambda _: True) == [(offload[0], 60), (offload[1], 70), (sleep, 80), (encoders, 90)]
+    assert named(lambda peak: peak < 70) == [(offload[0], 60)], "the others are needed then"
+    assert named(lambda _: True, advice.of_rollout) == [(sleep, 60), (encoders, 70)]
+    on_the_cpu = smallest_job.load(*(f"{name}=true" for name in on), cache, f"{backend}=uni")
+    assert advice.not_needed(on_the_cpu, phases_of, lambda _: True) == (), "nothing is offloaded or sleeps there"
+
+
 @pytest.mark.parametrize("update", [80, 99])
 def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
     config = smallest_job.load(f"{MICRO}=8", f"{BATCH}=32")

@@ -172,6 +172,18 @@ def test_a_field_that_is_not_finite_is_named_once(tmp_path: Path) -> None:
     assert warning["message"].startswith("the scorers' field loss is not a finite number for 1 samples")
 
 
+def test_a_scorer_outside_of_the_reward_hides_no_failure_of_the_reward(tmp_path: Path) -> None:
+    warnings = RunWarnings(RunFolder(tmp_path))
+    outside = ScoringFailure("reward 'taste' failed: no model", required=False, has_reward=True)
+    inside = ScoringFailure("reward 'judge' failed: no rating")
+    for step, failures in ((0, [outside]), (1, [outside, inside]), (2, [inside])):
+        warnings.observe_scores(step, failures, {})
+    first, second = events(tmp_path, "warning")
+    assert (first["step"], second["step"]) == (0, 1)
+    assert first["message"].startswith(outside.text) and "not trained on" not in first["message"]
+    assert second["message"].startswith(inside.text) and "reward/unscored" in second["message"]
+
+
 def test_samples_without_a_score_are_shown_without_one(tmp_path: Path) -> None:
     image = torch.zeros(3, 2, 2, dtype=torch.uint8)
     RunFolder(tmp_path).samples(1, [ShownSample("a", 1, None, image)], fps=8)
