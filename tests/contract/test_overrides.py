@@ -125,6 +125,9 @@ CHECKS = re.compile(
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [[], NFT], ids=["flow_grpo", "diffusion_nft"])
 @example(mark="", name=f"{ROLLOUT}.algo.clean_latents", value="")
+@example(mark="", name=f"{ROLLOUT}.val_kwargs.algo.clean_latents", value="")  # not of evaluations
+@example(mark="", name=f"{ROLLOUT}.val_kwargs.pipeline.aspect_ratio", value="null")  # of the reference, where null
+@example(mark="", name=f"{ROLLOUT}.val_kwargs.pipeline.aspect_ratio", value="")
 @example(mark="+", name=f"{ROLLOUT}.pipeline.pixel_dtype", value="{a:1}")
 @example(mark="", name=f"{ACTOR}.kl_loss_coef", value="-1")  # not read by DiffusionNFT
 @example(mark="", name=f"{ENGINE}.vae_use_tilling", value="null")
@@ -243,6 +246,7 @@ def test_an_override_that_does_not_go_with_fields_is_refused_as_by_the_trainer(
         (RANKS, [f"{FSDP}.fsdp_size=-1"]),
         (RANKS, [f"{FSDP}.fsdp_size=8"]),  # of more ranks than there are: all
         ([], ["trainer.resume_from_path=null", f"{ROLLOUT}.calculate_log_probs=false"]),
+        ([], ["trainer.resume_from_path="]),
         ([*NFT, "spec.model.lora.enabled=false"], [f"{ACTOR}.diffusion_loss.ref_kl_coef=1e-4"]),
         (NFT, [f"{ROLLOUT}.calculate_log_probs=true"]),
         (NFT, [f"{ACTOR}.use_kl_loss=true"]),

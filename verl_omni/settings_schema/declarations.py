@@ -82,14 +82,15 @@ SEED = Limit(
     f"must be from 0 to {_SEED_END - 1} (2^32 - 1), because a CPU uses 32 bits of a seed",
     lambda value: 0 <= value < _SEED_END,
 )
+OF_TRAINING = ("clean_latents", "init_same_noise")  # settings of samples that evaluations do not have
 LARGEST_RANK = Limit(
     f"must be at most {MOST_RANK}", lambda value: value <= MOST_RANK, "the engine has no larger adapters"
 )
 
 
 def of_evaluations(name: str) -> str | None:
-    """The setting of evaluations that is named like one of training samples; None: it is of no sample."""
-    is_of_samples = name.startswith((f"{PIPELINE}.", f"{ALGO}."))
+    """The setting of evaluations that is named like one of training samples; None: evaluations have none."""
+    is_of_samples = name.startswith((f"{PIPELINE}.", f"{ALGO}.")) and name.rpartition(".")[2] not in OF_TRAINING
     return name.replace(ROLLOUT, EVALUATIONS, 1) if is_of_samples else None
 
 

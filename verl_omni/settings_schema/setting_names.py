@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Iterator
 
-from verl_omni.settings_schema.declarations import EVALUATIONS, OPEN_GROUPS, of_evaluations
+from verl_omni.settings_schema.declarations import EVALUATIONS, OF_TRAINING, OPEN_GROUPS, of_evaluations
 from verl_omni.settings_schema.reference_settings import copied_group
 
-OF_TRAINING = ("clean_latents", "init_same_noise")  # settings of samples that evaluations do not have
 OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}  # of Hydra, with a value
 
 
@@ -58,8 +57,7 @@ def describe_unknown_of_evaluations(name: str, known: Collection[str]) -> str | 
 def _names_of_evaluations(known: Iterable[str]) -> Iterator[str]:
     """Their settings, whose groups are empty by default: those of training samples."""
     for setting in known:
-        last = setting.rpartition(".")[2]
-        if (name := of_evaluations(setting)) and last not in OF_TRAINING and last[0] != "_":
+        if (name := of_evaluations(setting)) and not name.rpartition(".")[2].startswith("_"):
             yield name
 
 

@@ -54,9 +54,11 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
         inner = (describe_unsupported(f"{ENGINE}.{setting}", "null", loss) for setting in _names_in(value))
         return next((text for text in inner if text), None)
     known = layout(loss or default_algorithm()).names
+    if find_rule(name) is not None:
+        return _describe_value(name, value, loss)
     if text := describe_unknown_of_evaluations(name, known):
         return f"{name}: {text}"
-    if name in known or name in SETTINGS or find_rule(name) is not None:
+    if name in known or name in SETTINGS:
         return _describe_value(name, value, loss)
     if _is_open(name) or name in names_of_algorithms():
         return None  # the trainer names a setting that this algorithm does not read

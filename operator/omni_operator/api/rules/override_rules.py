@@ -79,7 +79,7 @@ def _as_in_the_trainer(
 
 
 def _resumed(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    if given.get(RESUMED) is not None:
+    if given.get(RESUMED):  # empty is as null
         yield RESUMED, "is not read: a job starts from checkpoints in its run folder (spec.checkpoint.resume)"
 
 
