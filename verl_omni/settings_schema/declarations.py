@@ -95,7 +95,7 @@ def of_evaluations(name: str) -> str | None:
 
 
 def _of_evaluations(settings: Iterable[Setting]) -> Iterator[Setting]:
-    """Those of evaluations, which have no fields in a job; null is as in training."""
+    """Settings of evaluations, which have no fields in a job; null is as in training."""
     for setting in settings:
         if name := of_evaluations(setting.name):
             both = ("both",) if setting.name == f"{PIPELINE}.output_type" else ()  # latents and pixels

@@ -44,7 +44,7 @@ def describe_unknown_of_evaluations(name: str, known: Collection[str]) -> str | 
     """Message about a name below `rollout.val_kwargs` that no evaluation has; None: it is of another kind, or has one.
 
     Args:
-        known: names of settings and groups, those of training samples included.
+        known: names of settings and groups, also of training samples.
     """
     names = list(_names_of_evaluations(known))
     if not name.startswith((f"{EVALUATIONS}.pipeline.", f"{EVALUATIONS}.algo.")) or name in names:
@@ -55,7 +55,7 @@ def describe_unknown_of_evaluations(name: str, known: Collection[str]) -> str | 
 
 
 def _names_of_evaluations(known: Iterable[str]) -> Iterator[str]:
-    """Their settings, whose groups are empty by default: those of training samples."""
+    """Names of evaluations' settings: their groups are empty by default, so the names of training samples count."""
     for setting in known:
         if (name := of_evaluations(setting)) and not name.rpartition(".")[2].startswith("_"):
             yield name

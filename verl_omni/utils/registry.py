@@ -53,7 +53,7 @@ def merged(kind: str, described: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
 
     Args:
         kind: noun for an entry, for messages.
-        described: entries by the name of what describes them, a module or a folder.
+        described: entries by the name of the module or folder that describes them.
 
     Raises:
         ValueError: two have an entry of the same name.

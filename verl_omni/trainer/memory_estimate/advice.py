@@ -120,15 +120,15 @@ def not_needed(
     concerns: Callable[[str], bool] = lambda _: True,
 ) -> tuple[NotNeeded, ...]:
     """What a job that fits could switch off, one after the other; arguments as of `advise`."""
-    found = []
+    switched_off = []
     for change in _savings(config):
         if concerns(change.setting):
             changed = _with(config, [change])
             peak = max(phases_of(changed).values())
             if fits(peak):
                 config = changed
-                found.append(NotNeeded(change, peak))
-    return tuple(found)
+                switched_off.append(NotNeeded(change, peak))
+    return tuple(switched_off)
 
 
 def _savings(config: DictConfig) -> Iterator[Change]:

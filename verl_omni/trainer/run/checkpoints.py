@@ -145,7 +145,7 @@ def abandon(folder: Path, step: int) -> None:
 def complete(folder: Path, step: int, *, keep: int, run: int) -> Path:
     """Make what was written since `begin` the checkpoint of `step`; then delete the oldest ones of this run.
 
-    Those of later steps, which the run was resumed before, do not count: each is replaced when its step is repeated.
+    Checkpoints of later steps do not count: an earlier attempt left them, and repeating a step replaces its own.
 
     Raises:
         OSError: nothing was written, or it cannot be flushed to disk.

@@ -54,11 +54,10 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
         inner = (describe_unsupported(f"{ENGINE}.{setting}", "null", loss) for setting in _names_in(value))
         return next((text for text in inner if text), None)
     known = layout(loss or default_algorithm()).names
-    if find_rule(name) is not None:
-        return _describe_value(name, value, loss)
-    if text := describe_unknown_of_evaluations(name, known):
+    has_rule = find_rule(name) is not None  # such as for a name of the reference that only null may have
+    if not has_rule and (text := describe_unknown_of_evaluations(name, known)):
         return f"{name}: {text}"
-    if name in known or name in SETTINGS:
+    if has_rule or name in known or name in SETTINGS:
         return _describe_value(name, value, loss)
     if _is_open(name) or name in names_of_algorithms():
         return None  # the trainer names a setting that this algorithm does not read
