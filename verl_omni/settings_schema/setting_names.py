@@ -46,8 +46,10 @@ def describe_unknown_of_evaluations(name: str, known: Collection[str]) -> str | 
     Args:
         known: names of settings and groups, also of training samples.
     """
+    if not name.startswith((f"{EVALUATIONS}.pipeline.", f"{EVALUATIONS}.algo.")):
+        return None
     names = list(_names_of_evaluations(known))
-    if not name.startswith((f"{EVALUATIONS}.pipeline.", f"{EVALUATIONS}.algo.")) or name in names:
+    if name in names:
         return None
     if name.rpartition(".")[2] in OF_TRAINING:
         return "unknown setting: it is of training samples only"
