@@ -434,3 +434,9 @@ def test_a_settings_file_without_settings_is_not_called_a_job(write_job: WriteJo
     refused = drl("validate", write_job(), "--cluster", "--settings", settings)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr == f"{settings}: expected one mapping of settings, found 0 documents\n"
+
+
+def test_validate_notes_a_judge_that_no_scorer_asks() -> None:
+    for options in ((), ("--cluster", "--image", "i")):
+        noted = drl("validate", EXAMPLE, *options, "--set", "spec.reward.model={base: a/b}")
+        assert (noted.exit_code, "spec.reward.model is a judge that no scorer asks" in noted.stderr) == (0, True)
