@@ -19,22 +19,31 @@ from datasets import Dataset, Features, Json, Value, concatenate_datasets, load_
 
 from verl_omni.trainer.data import prompt_files
 
+FOLDER = "__folder__"  # column that `read` may add: relative paths of a row's images start from it
 
-def read(files: Sequence[str], prompt_key: str = "prompt") -> Dataset:
+
+def read(files: Sequence[str], prompt_key: str = "prompt", image_key: str | None = None) -> Dataset:
     """The rows of files, in their order; a column that a row's file does not have is None.
 
     Args:
         prompt_key: column of the prompts of text files.
+        image_key: column of images. If a file has it, and the files are in several folders, the column `FOLDER` has
+            the folder of each row's file.
 
     Raises:
         InvalidPromptFile: a file of JSON cannot be used.
         ArrowException, DatasetsError, ValueError: a Parquet file cannot be read, or has other types than the rest.
     """
     parts: list[Dataset] = []
+    several = image_key is not None and len({Path(file).parent for file in files}) > 1
     for parquet, group in groupby(files, key=lambda file: Path(file).suffix == prompt_files.PARQUET):
         paths = list(group)
-        parts += map(_parquet_table, paths) if parquet else [_json_table(paths, prompt_key)]
-    return concatenate_datasets(_aligned(parts))
+        if parquet:
+            parts += [_parquet_table(path, with_folder=several) for path in paths]
+        else:
+            parts.append(_json_table(paths, prompt_key, with_folder=several))
+    rows = concatenate_datasets(_aligned(parts))
+    return rows.remove_columns(FOLDER) if several and image_key not in rows.column_names else rows
 
 
 def column(rows: Dataset, name: str) -> list[Any]:
@@ -74,23 +83,25 @@ def _converted(part: Dataset, name: str, common: Any | None) -> Dataset:
     return concatenate_datasets([other_columns, converted], axis=1) if other_columns.column_names else converted
 
 
-def _parquet_table(file: str) -> Dataset:
+def _parquet_table(file: str, *, with_folder: bool) -> Dataset:
     """Rows of a Parquet file, from the cache of `datasets` if this very file is in it."""
     stat = Path(file).stat()
     # Part of the name in the cache, which otherwise has path and time of the change, as copies of other files can.
     content = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_ctime_ns}"
-    return load_dataset("parquet", data_files=glob.escape(file), description=content)["train"]
+    rows = load_dataset("parquet", data_files=glob.escape(file), description=content)["train"]
+    return rows.add_column(FOLDER, [str(Path(file).parent)] * len(rows)) if with_folder else rows
 
 
-def _json_table(files: Iterable[str], prompt_key: str) -> Dataset:
+def _json_table(files: Iterable[str], prompt_key: str, *, with_folder: bool) -> Dataset:
     """Rows of files of JSON or text; values of several types in a column stay what they are."""
     columns: dict[str, list[Any]] = {}
     number = 0
     for file in files:
+        more = {FOLDER: str(Path(file).parent)} if with_folder else {}
         for location, row in prompt_files.rows(Path(file), prompt_key):
             if not isinstance(row, Mapping):
                 raise prompt_files.InvalidPromptFile(f"{location}: {prompt_files.row_problem(row, '')}")
-            for name, value in row.items():
+            for name, value in {**row, **more}.items():
                 values = columns.setdefault(name, [])
                 values += [None] * (number - len(values))
                 values.append(value)
