@@ -15,6 +15,7 @@ from verl import DataProto
 
 from verl_omni.trainer.data.preference_columns import find_columns, unread_columns
 from verl_omni.trainer.data.prompt_images import ImageNotFound, as_rgb, open_image
+from verl_omni.trainer.data.prompt_tables import FOLDER
 from verl_omni.utils.columns import objects
 from verl_omni.utils.messages import prompt_text
 from verl_omni.workers.algorithms.base import draw_seeds
@@ -24,12 +25,12 @@ class PreferencePairs:
     """Pairs of images of a data set, as requests of updates.
 
     `preference_columns.LAYOUTS` lists the supported columns. An image is bytes, the path of a file relative to the
-    folder of the data set's first file, or, as in Parquet files of Hugging Face's `datasets`, a mapping with `bytes`
-    or `path`. It is scaled and cropped to the size of samples. Rows that prefer neither image are dropped.
+    folder of the row's file, or, as in Parquet files of Hugging Face's `datasets`, a mapping with `bytes` or `path`. It
+    is scaled and cropped to the size of samples. Rows that prefer neither image are dropped.
 
     Args:
         dataset: rows that also have the columns of `trainer.data.DiffusionRLDataset`.
-        folder: base of relative paths.
+        folder: of the data set's files, if they are in one.
         height, width: size of samples in pixels.
 
     Attributes:
@@ -53,8 +54,9 @@ class PreferencePairs:
             if isinstance(dataset.dataframe.features[name], ImageFeature):  # whose rows would be decoded images
                 dataset.dataframe = dataset.dataframe.cast_column(name, ImageFeature(decode=False))
         kept = []
-        for number, row in enumerate(dataset.dataframe.select_columns(list(self._columns.names))):
-            if problem := self._columns.problem(row, folder) or self._unreadable(row):
+        read = [name for name in (*self._columns.names, FOLDER) if name in names]
+        for number, row in enumerate(dataset.dataframe.select_columns(read)):
+            if problem := self._columns.problem(row, self._folder_of(row)) or self._unreadable(row):
                 raise ValueError(f"row {number} of data.train_files: {problem}")
             if self._columns.order(row) is not None:
                 kept.append(number)
@@ -97,20 +99,23 @@ class PreferencePairs:
         order = self._columns.order(pair)
         assert order is not None  # other rows are not in the data set
         try:
-            return torch.stack([self._read(pair[name]) for name in order])
+            return torch.stack([self._read(pair[name], self._folder_of(pair)) for name in order])
         except ImageNotFound as error:  # the start looked at the beginnings of files only
             raise ImageNotFound(f"row {self._numbers[row]} of data.train_files: {error}") from error
 
-    def _read(self, value: Any) -> Tensor:
+    def _folder_of(self, row: Mapping[str, Any]) -> Path:
+        return Path(row.get(FOLDER) or self._folder)
+
+    def _read(self, value: Any, folder: Path) -> Tensor:
         """Pixels, uint8 [3, H, W], upright as viewers show it to those who prefer it."""
-        image = ImageOps.fit(as_rgb(open_image(value, self._folder)), self._size, Image.Resampling.LANCZOS)
+        image = ImageOps.fit(as_rgb(open_image(value, folder)), self._size, Image.Resampling.LANCZOS)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def _unreadable(self, row: Mapping[str, Any]) -> str | None:
         """Why an image of a row cannot be read, as far as the beginning of its file shows; None if they can."""
         for name in self._columns.images:
             try:
-                open_image(row[name], self._folder).close()
+                open_image(row[name], self._folder_of(row)).close()
             except ImageNotFound as error:
                 return f"{name}: {error}"
         return None

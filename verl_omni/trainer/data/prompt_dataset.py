@@ -44,7 +44,7 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
 
     @override
     def _read_files_and_tokenize(self) -> None:
-        self.dataframe = prompt_tables.read(self.data_files, self.prompt_key, self.image_key)
+        self.dataframe = prompt_tables.read(self.data_files, self.prompt_key)
         if 0 < self.max_samples < len(self.dataframe):
             self.dataframe = self.dataframe.select(range(self.max_samples))
         self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)

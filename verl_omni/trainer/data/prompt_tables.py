@@ -22,28 +22,27 @@ from verl_omni.trainer.data import prompt_files
 FOLDER = "__folder__"  # column that `read` may add: relative paths of a row's images start from it
 
 
-def read(files: Sequence[str], prompt_key: str = "prompt", image_key: str | None = None) -> Dataset:
+def read(files: Sequence[str], prompt_key: str = "prompt") -> Dataset:
     """The rows of files, in their order; a column that a row's file does not have is None.
+
+    If the files are in several folders, the column `FOLDER` has the folder of each row's file.
 
     Args:
         prompt_key: column of the prompts of text files.
-        image_key: column of images. If a file has it, and the files are in several folders, the column `FOLDER` has
-            the folder of each row's file.
 
     Raises:
         InvalidPromptFile: a file of JSON cannot be used.
         ArrowException, DatasetsError, ValueError: a Parquet file cannot be read, or has other types than the rest.
     """
     parts: list[Dataset] = []
-    several = image_key is not None and len({Path(file).parent for file in files}) > 1
+    several = len({Path(file).parent for file in files}) > 1
     for parquet, group in groupby(files, key=lambda file: Path(file).suffix == prompt_files.PARQUET):
         paths = list(group)
         if parquet:
             parts += [_parquet_table(path, with_folder=several) for path in paths]
         else:
             parts.append(_json_table(paths, prompt_key, with_folder=several))
-    rows = concatenate_datasets(_aligned(parts))
-    return rows.remove_columns(FOLDER) if several and image_key not in rows.column_names else rows
+    return concatenate_datasets(_aligned(parts))
 
 
 def column(rows: Dataset, name: str) -> list[Any]:

@@ -94,6 +94,22 @@ def test_images_may_be_in_the_data_set(tmp_path: Path, feature: datasets.Image |
     assert colors(PreferencePairs(rows, tmp_path, height=8, width=8), [0]) == [[list(RED), list(BLUE)]]
 
 
+def test_images_are_in_the_folder_of_their_rows_file(tmp_path: Path) -> None:
+    """Two folders may have images of the same name."""
+    paths = []
+    for name, better, worse in (("one", RED, BLUE), ("other", BLUE, RED)):
+        folder = tmp_path / name
+        folder.mkdir()
+        Image.new("RGB", (8, 8), better).save(folder / "a.png")
+        Image.new("RGB", (8, 8), worse).save(folder / "b.png")
+        dataset(folder, [{"prompt": name, "chosen": "a.png", "rejected": "b.png"}])
+        prompt_files.check_file(folder / "pairs.jsonl", "prompt", pairs=True)
+        paths.append(str(folder / "pairs.jsonl"))
+    rows = prompt_dataset.load(paths, smallest_job.load(f"data.cache_dir='{tmp_path}'").data, None)
+    pairs = PreferencePairs(rows, tmp_path / "one", height=8, width=8)
+    assert colors(pairs, [0, 1]) == [[list(RED), list(BLUE)], [list(BLUE), list(RED)]]
+
+
 def test_images_of_datasets_may_be_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("RGB", (8, 8), RED).save(tmp_path / "red.png")
     columns = datasets.Features(
@@ -140,7 +156,7 @@ def test_a_pair_of_an_image_with_itself_is_refused(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "chosen": "red.png", "rejected": name} for name in ("blue.png", "red.png")]
     dataset(tmp_path, rows)
     with pytest.raises(prompt_files.InvalidPromptFile, match=r"pairs\.jsonl:2: chosen and rejected are the same image"):
-        prompt_files.check_file(tmp_path / "pairs.jsonl", "prompt", pairs=tmp_path)
+        prompt_files.check_file(tmp_path / "pairs.jsonl", "prompt", pairs=True)
     same = [{"prompt": "a", "jpg_0": encoded(RED), "jpg_1": encoded(RED), "label_0": label} for label in (0.5, 1.0)]
     with pytest.raises(ValueError, match=r"row 1 of data\.train_files: jpg_0 and jpg_1 are the same image"):
         PreferencePairs(parquet(tmp_path, same), tmp_path, height=8, width=8)
@@ -187,7 +203,7 @@ def parquet(folder: Path, rows: list[dict[str, Any]]) -> Any:
     """The rows in a Parquet file, checked as before a start, and as the trainer reads them."""
     path = folder / "pairs.parquet"
     pd.DataFrame(rows).to_parquet(path)
-    prompt_files.check_file(path, "prompt", pairs=folder)
+    prompt_files.check_file(path, "prompt", pairs=True)
     return read(path)
 
 
@@ -256,4 +272,4 @@ def test_pairs_that_cannot_be_used_are_refused_before_the_start(
     if not any(isinstance(value, bytes) for value in row.values()):
         (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", **row}))
         with pytest.raises(prompt_files.InvalidPromptFile, match=words.replace("row 0", "jsonl:1")):
-            prompt_files.check_file(tmp_path / "pairs.jsonl", "prompt", pairs=tmp_path)
+            prompt_files.check_file(tmp_path / "pairs.jsonl", "prompt", pairs=True)

@@ -124,14 +124,6 @@ def test_an_image_is_in_the_folder_of_its_rows_file(model: Path, folder: Path, s
     assert not any(prompt_tables.FOLDER in {**row, **row["extra_info"]} for row in rows), "scorers do not get it"
 
 
-def test_files_in_several_folders_without_images_have_no_further_column(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "train.jsonl").write_text('{"prompt": "a dog"}\n')
-    paths = [str(tmp_path / name / "train.jsonl") for name in ("a", "b")]
-    assert prompt_tables.read(paths, "prompt", "images").column_names == ["prompt"]
-
-
 def test_an_image_that_is_damaged_behind_its_beginning_is_named_when_it_is_used(model: Path, folder: Path) -> None:
     whole = (folder / "red.png").read_bytes()
     (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
