@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_operator.api.names import ROLLOUT_GROUP
-from omni_operator.status.decisions.queue_requests import follow_pods, restore_numbers
+from omni_operator.status.decisions.queue_requests import restore_numbers
+from omni_operator.status.decisions.scaling import follow_pods
 from omni_operator.status.decisions.situation import ReserveQuota, ScaleGroup
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
 from omni_operator.status.observed.observation import (
