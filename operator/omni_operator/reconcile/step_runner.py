@@ -7,13 +7,21 @@ longer each time, and finds out who it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from omni_operator.cluster.cache.object_cache import ObjectCache
-from omni_operator.cluster.errors import AlreadyExists, Forbidden, KindAbsent, Refused
+from omni_operator.cluster.errors import (
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    KindAbsent,
+    NotFound,
+    NotGoneYet,
+    Refused,
+)
 from omni_operator.cluster.field_managers import find_author
 from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster, GroupChange
@@ -27,7 +35,10 @@ from omni_operator.reconcile.spec_cache import ValidSpec
 from omni_operator.reconcile.subject import Subject
 from omni_operator.status.decisions.situation import (
     AskForPods,
+    BetweenAttempts,
     CreateAttempt,
+    Creating,
+    Decision,
     DeleteRayJob,
     DeleteSelf,
     EnsureShared,
@@ -36,6 +47,7 @@ from omni_operator.status.decisions.situation import (
     RequestCheckpoint,
     ReserveQuota,
     ScaleGroup,
+    Situation,
     Step,
 )
 from omni_operator.status.observed.observation import Refusal, TrainerReport
@@ -61,6 +73,21 @@ class ReportSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of the steps of a pass. After a refusal or a conflict, the steps that follow are not tried.
+
+    Attributes:
+        situation: the decided one, or that an earlier job's object has the name of one that was to be created.
+        refusal: the request that the API server refuses.
+        conflict: whether an object had changed since it was observed.
+    """
+
+    situation: Situation
+    refusal: Refusal | None = None
+    conflict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StepRunner:
     """Carries out the steps of all jobs, and caches the API server's answers.
 
@@ -74,19 +101,13 @@ class StepRunner:
     memory: PassMemory
     written: Callable[[Kind, Body], None]
 
-    async def run(self, job: Subject, steps: Iterable[Step]) -> Refusal | None:
-        """Carry out the steps; none while a refused request waits to be repeated.
-
-        Returns:
-            The request that the API server refuses; the steps after it were not tried.
-
-        Raises:
-            Conflict, NotFound: an object had changed since it was observed.
-        """
+    async def apply_steps(self, job: Subject, decision: Decision) -> Applied:
+        """Carry out the steps; none while a refused request waits to be repeated."""
         refused = job.memory.refused
+        situation = decision.situation
         if refusal := refused.standing(job.now):
-            return refusal
-        for step in steps:
+            return Applied(situation, refusal)
+        for step in decision.steps:
             change = change_of(step)
             if change and job.memory.corrections.pause_end(change, job.now):
                 continue
@@ -95,9 +116,14 @@ class StepRunner:
                     await self._run(step, change, job)
             except (Refused, KindAbsent) as error:
                 log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
-                return refused.begin_pause(error, job.now)
+                return Applied(situation, refused.begin_pause(error, job.now))
+            except (Conflict, NotFound) as error:
+                log.info("%s/%s: conflict: %s", *job.key, error)
+                if isinstance(error, NotGoneYet) and isinstance(situation, Creating):
+                    situation = BetweenAttempts(str(error))
+                return Applied(situation, conflict=True)
         refused.clear()
-        return None
+        return Applied(situation)
 
     async def _run(self, step: Step, change: Change | None, job: Subject) -> None:
         namespace, _ = job.key
