@@ -25,6 +25,7 @@ from omni_operator.cluster.errors import (
 from omni_operator.cluster.field_managers import find_author
 from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster, GroupChange
+from omni_operator.plan import render_budget
 from omni_operator.reconcile.corrections import AT_ONCE, Change, change_of, describe
 from omni_operator.reconcile.owned_objects import create_owned, ensure_owned
 from omni_operator.reconcile.pass_memory import PassMemory
@@ -145,8 +146,9 @@ class StepRunner:
         match step:
             case EnsureShared(required=required):
                 await self._ensure_shared(job, spec, required=required)
-            case ProtectPods():
-                await self._protect(job, spec.budget(step.cluster, step.trainers))
+            case ProtectPods(cluster=cluster, trainers=trainers):
+                budget = render_budget(spec.job, cluster.attempt, cluster.name, cluster.uid, trainers)
+                await self._protect(job, budget)
             case CreateAttempt(number=number):
                 answer = await create_owned(self.cluster, RAYJOBS, spec.attempt(number))
                 self.cache.put(RAYJOBS, answer)
