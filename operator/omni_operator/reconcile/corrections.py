@@ -96,7 +96,7 @@ def change_of(step: Step) -> Change | None:
     """What a step changes of a worker group; None for other steps."""
     match step:
         case ScaleGroup():
-            return Change((step.cluster.uid, step.group, "replicas"), step.new)
+            return Change((step.cluster.uid, step.change.group, "replicas"), step.change.new)
         case ReserveQuota():
             return Change((step.rayjob.uid, step.request.group, "replicas"), step.new)
         case ReplacePods():

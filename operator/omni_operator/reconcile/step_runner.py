@@ -24,7 +24,7 @@ from omni_operator.cluster.errors import (
 )
 from omni_operator.cluster.field_managers import find_author
 from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
-from omni_operator.cluster.protocol import Cluster, GroupChange
+from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan import render_budget
 from omni_operator.reconcile.corrections import AT_ONCE, Change, change_of, describe
 from omni_operator.reconcile.owned_objects import create_owned, ensure_owned
@@ -217,10 +217,10 @@ class StepRunner:
             case ReserveQuota(request=request):
                 group = request.group
                 answer = await reserve_quota(self.cluster, namespace, step)
-            case ScaleGroup(group=group):
-                scaled = GroupChange(step.index, group, step.old, step.new, step.removed, step.limits)
-                answer = await self.cluster.scale_group(kind, namespace, name, step.cluster.uid, scaled)
-                what = "minReplicas or maxReplicas" if step.limits else what
+            case ScaleGroup(cluster=cluster, change=scaled):
+                group = scaled.group
+                answer = await self.cluster.scale_group(kind, namespace, name, cluster.uid, scaled)
+                what = "minReplicas or maxReplicas" if scaled.limits else what
             case _:
                 group = step.group.name
                 rendered = spec.group(group, step.cluster.attempt)

@@ -19,7 +19,7 @@ from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolF
 from omni_operator.status.observed.observation import Attempt, ObservedPod, PodGroup
 from omni_operator.status.observed.queue_history import QueueHistory
 
-from .situation import ReserveQuota, ScaleGroup
+from .situation import GroupChange, ReserveQuota, ScaleGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ def scale(
         removed = leaving_pods(attempt.group_pods[group.name], wanted) if fewer else ()
         # Limits that another program has set may not allow the number.
         changed = None if kept else limits
-        changes.append(ScaleGroup(cluster, group.name, group.index, group.replicas, wanted, removed, changed))
+        change = GroupChange(group.index, group.name, group.replicas, wanted, removed, changed)
+        changes.append(ScaleGroup(cluster, change))
     return tuple(changes)
 
 
@@ -93,7 +94,7 @@ def follow_pods(
     if rayjob is None or cluster is None or cluster.deleting:
         return changes
     wanted = {group.name: group.replicas for group in cluster.groups if group.gated}
-    wanted |= {change.group: change.new for change in changes}
+    wanted |= {scaled.change.group: scaled.change.new for scaled in changes}
     scaled = {pool.group for pool in facts.pools if pool.live}
     more: list[ReserveQuota] = []
     fewer: list[ReserveQuota] = []
