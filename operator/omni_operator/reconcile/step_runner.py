@@ -26,7 +26,7 @@ from omni_operator.cluster.field_managers import find_author
 from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan import render_budget
-from omni_operator.reconcile.corrections import AT_ONCE, Change, change_of, describe
+from omni_operator.reconcile.corrections import AT_ONCE, Change, describe
 from omni_operator.reconcile.owned_objects import create_owned, ensure_owned
 from omni_operator.reconcile.pass_memory import PassMemory
 from omni_operator.reconcile.pod_replacement import replace_pods
@@ -45,6 +45,7 @@ from omni_operator.status.decisions.situation import (
     EnsureShared,
     ProtectPods,
     ReplacementStep,
+    ReplacePods,
     RequestCheckpoint,
     ReserveQuota,
     ScaleGroup,
@@ -57,6 +58,7 @@ SHARED = Change(("shared objects",))
 # Fields that say who changed a worker group.
 GROUPS = ("f:spec", "f:workerGroupSpecs")
 RAYJOB_GROUPS = ("f:spec", "f:rayClusterSpec", "f:workerGroupSpecs")
+GroupStep = ScaleGroup | ReserveQuota | ReplacementStep
 log = logging.getLogger(__name__)
 
 
@@ -109,12 +111,9 @@ class StepRunner:
         if refusal := refused.standing(job.now):
             return Applied(situation, refusal)
         for step in decision.steps:
-            change = change_of(step)
-            if change and job.memory.corrections.pause_end(change, job.now):
-                continue
             try:
                 with refused.counting_errors():
-                    await self._run(step, change, job)
+                    await self._run(step, job)
             except (Refused, KindAbsent) as error:
                 log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
                 return Applied(situation, refused.begin_pause(error, job.now))
@@ -126,7 +125,7 @@ class StepRunner:
         refused.clear()
         return Applied(situation)
 
-    async def _run(self, step: Step, change: Change | None, job: Subject) -> None:
+    async def _run(self, step: Step, job: Subject) -> None:
         namespace, _ = job.key
         spec = job.spec
         match step:
@@ -157,8 +156,7 @@ class StepRunner:
                 if asked := await ask_for_pods(self.cluster, namespace, step, job.now):
                     self.cache.put(RAYJOBS, asked)
             case _:
-                assert change is not None
-                await self._change_group(step, change, job, spec)
+                await self._change_group(step, job, spec)
 
     async def _ensure_shared(self, job: Subject, spec: ValidSpec, *, required: bool) -> None:
         """Create shared objects that are missing, and correct those that differ. PodMonitors are optional.
@@ -204,10 +202,11 @@ class StepRunner:
         except (Refused, KindAbsent) as error:
             log.warning("%s/%s: no PodDisruptionBudget: %s", *job.key, error)
 
-    async def _change_group(
-        self, step: ScaleGroup | ReserveQuota | ReplacementStep, change: Change, job: Subject, spec: ValidSpec
-    ) -> None:
+    async def _change_group(self, step: GroupStep, job: Subject, spec: ValidSpec) -> None:
         """Change a worker group of a RayCluster, or its number of pods in the RayJob, by which Kueue reserves quota."""
+        change = change_of(step)
+        if job.memory.corrections.pause_end(change, job.now):
+            return
         namespace, _ = job.key
         kind = RAYJOBS if isinstance(step, ReserveQuota) else RAYCLUSTERS
         name = step.rayjob.name if isinstance(step, ReserveQuota) else step.cluster.name
@@ -247,3 +246,16 @@ class StepRunner:
         job.memory.corrections.record(change, job.now, text)
         if end := job.memory.corrections.pause_end(change, job.now):
             log.warning("%s/%s: %s: until %s", *job.key, text, end)
+
+
+def change_of(step: GroupStep) -> Change:
+    """What a step changes of a worker group."""
+    match step:
+        case ScaleGroup(cluster=cluster, change=scaled):
+            return Change((cluster.uid, scaled.group, "replicas"), scaled.new)
+        case ReserveQuota(rayjob=rayjob, request=request):
+            return Change((rayjob.uid, request.group, "replicas"), step.new)
+        case ReplacePods(cluster=cluster, group=group):
+            return Change((cluster.uid, group.name, "pods"), step.removed)
+        case _:
+            return Change((step.cluster.uid, step.group.name, type(step).__name__))

@@ -157,13 +157,13 @@ class ObjectCache:
         name = body["metadata"]["name"]
         if key in self._deleted:
             self._deleted[key][uid] = version_of(body["metadata"])
-        if key is None:
+        entry = self._jobs.get(key) if key else None
+        if entry is None:
             return None
         if kind == JOBS:
-            return key if self.remove_job(key, uid) else None
-        entry = self._jobs.get(key)
-        child = entry.children.get((kind, name)) if entry else None
-        if entry is None or child is None or child.uid != uid:
+            return entry.key if self.remove_job(entry.key, uid) else None
+        child = entry.children.get((kind, name))
+        if child is None or child.uid != uid:
             return None
         if kind == PODS and "status" in body:
             _add_evidence(entry, replace(child, seen=object_parser.parse_pod(body)))
@@ -171,8 +171,8 @@ class ObjectCache:
         if kind not in ATTEMPT_KINDS:
             entry.shared = next(self._changes)
         if entry.body is None and not entry.children:
-            del self._jobs[key]
-        return key
+            del self._jobs[entry.key]
+        return entry.key
 
     def remove_job(self, key: Key, uid: str) -> bool:
         """Remove the job with this uid; its children stay until they are deleted. Return whether it was cached."""
