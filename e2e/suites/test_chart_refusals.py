@@ -137,6 +137,42 @@ def test_an_upgrade_keeps_given_values_and_takes_new_defaults(
     assert settings()["OMNI_OPERATOR_PASSES"] == "3"
 
 
+def test_an_upgrade_to_a_namespace_that_is_not_there_takes_rights_away_unless_it_is_atomic(
+    program: Path, empty: ControlPlane, api: Api
+) -> None:
+    """Helm changes the ClusterRole before it finds that a Role cannot be created."""
+    install(program, empty.kubeconfig, "--create-namespace")
+    role = f"{KINDS['clusterroles']}/{NAME}-{SYSTEM}"
+    rules = api.get(role)["rules"]
+
+    def upgrade(*options: str) -> str:
+        command = ("upgrade", "omni", str(helm.CHART), "--reset-then-reuse-values")
+        return run_helm(program, empty.kubeconfig, *command, *options)
+
+    misspelt = "--set=watch.namespaces={default,nowhere}"
+    with pytest.raises(CommandFailed, match='namespaces "nowhere" not found'):
+        upgrade(misspelt)
+    assert api.get(role)["rules"] != rules
+    run_helm(program, empty.kubeconfig, "rollback", "omni", "1")
+    with pytest.raises(CommandFailed, match="has been rolled back due to atomic being set"):
+        upgrade(misspelt, "--atomic")
+    assert api.get(role)["rules"] == rules
+
+
+def test_a_watched_namespace_that_was_deleted_is_taken_from_the_list(
+    program: Path, empty: ControlPlane, api: Api
+) -> None:
+    create_namespace(empty, api, "gone")
+    install(program, empty.kubeconfig, "--create-namespace", "--set=watch.namespaces={default,gone}")
+    api.delete("/api/v1/namespaces/gone")
+    deadlines.wait_until("the namespace to be gone", deadlines.API_READY, lambda: api.gone("/api/v1/namespaces/gone"))
+    upgrade = ("upgrade", "omni", str(helm.CHART), "--reset-then-reuse-values")
+    with pytest.raises(CommandFailed, match='namespaces "gone" not found'):
+        run_helm(program, empty.kubeconfig, *upgrade)
+    run_helm(program, empty.kubeconfig, *upgrade, "--set=watch.namespaces={default}", "--atomic")
+    assert api.get(f"/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles/{NAME}")["rules"]
+
+
 EVERYTHING = {
     **helm.POD_VALUES,
     "networkPolicy": {"enabled": True},

@@ -18,6 +18,7 @@ from e2e.operator_rights import CLUSTER, LEASE, OWN, WATCHED, grant
 
 pytestmark = pytest.mark.cluster
 QUICK = {"RETRY_SECONDS": "0.1"}
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 WATCHED_SECONDS = 20
 WRITES = 10  # of one operator in that time: five at once, then after 1, 2, 4 and 8 s
 
@@ -167,6 +168,28 @@ def test_kuberay_can_be_installed_after_the_operator(tmp_path: Path) -> None:
             job.await_condition("Ready", "True")
             (workers,) = job.await_attempt(1)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
             assert "seed: 17" in workers["template"]["metadata"]["annotations"]["diffusionrl.io/job.yaml"]
+
+
+def test_a_definition_of_jobs_that_is_deleted_and_comes_back_ends_no_process(tmp_path: Path) -> None:
+    """kopf ends when the kind of its watch is gone; the same process observes everything again."""
+    with control_plane({}, parent=tmp_path) as plane, plane.api() as api:
+        install(plane)
+        with operator(plane, tmp_path, **QUICK) as running:
+            deleted = JobOnPlane(api, "default", "deleted")
+            deleted.start()
+            api.delete(f"{CRDS}/diffusionrljobs.diffusionrl.io")
+            deadlines.wait_until(
+                "the operator to wait for the definition",
+                2 * JOB_SEEN,
+                lambda: "DiffusionRLJobs are not served" in running.log.read_text(encoding="utf-8"),
+            )
+            assert [running.page(path).status_code for path in ("/healthz", "/readyz")] == [200, 503]
+            install(plane)
+            job = JobOnPlane(api, "default")
+            job.start()
+            job.end(1)
+            job.await_condition("Succeeded", "True")
+            assert running.ready()
 
 
 def test_the_permissions_exclude_secrets_and_exec() -> None:

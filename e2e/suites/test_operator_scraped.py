@@ -122,5 +122,5 @@ def test_dashboards_and_alert_rules_on_a_real_prometheus(
             assert server.query('diffusionrl_operator_leader{namespace="omni-system",pod="operator-0"}')
             assert not server.query('{exported_namespace!=""}'), "the job's namespace keeps its name"
             server.wait_until("the rules to be evaluated", lambda: set(server.rules().values()) == {"ok"})
-            assert len(server.rules()) == 6
+            assert len(server.rules()) == 7
             assert not server.query('ALERTS{alertstate="firing"}'), "nothing is wrong with this job"

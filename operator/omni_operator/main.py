@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import resource
+import signal
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError
@@ -29,6 +30,8 @@ def main() -> int:
     try:
         while asyncio.run(operate(os.environ)):
             log.info("Omni Operator restarts its watches")
+    except asyncio.CancelledError:
+        log.info("Omni Operator is stopped")
     except (NoCredentials, SettingsError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not configured yet
         return 2
@@ -43,6 +46,10 @@ def raise_file_limit() -> None:
 
 async def operate(environ: Mapping[str, str]) -> bool:
     """Run with credentials and settings from the environment. Return whether to restart."""
+    task = asyncio.current_task()
+    assert task is not None
+    # Until kopf runs, which has its own handler: the first process of a container ignores a signal without one.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     credentials = await load_credentials(environ)
     settings = from_environ(environ, credentials.loaded.namespace, os.getpid())
     kopf.configure(log_format=kopf.LogFormat[settings.log_format.upper()], verbose=settings.verbose)

@@ -86,18 +86,19 @@ class CacheCleanup:
                 await self.prune(kind)
 
     async def prune(self, kind: Kind) -> None:
-        """Remove cached objects of a kind that the API server no longer has."""
-        try:
-            for namespace in self.settings.namespaces or (None,):
+        """Remove cached objects of a kind that the API server no longer has. A failed list is repeated next time."""
+        for namespace in self.settings.namespaces or (None,):
+            try:
                 listing = await self.cluster.list_metadata(kind, namespace, selector_of(kind))
-                alive = {str(meta["uid"]) for meta in listing.items}
-                for key in self.cache.remove_missing(kind, alive, listing.version, namespace):
-                    log.info("%s/%s: the watch missed a deletion of %s; reconciling", *key, kind.plural)
-                    self.wake(key)
-        except KindAbsent:
-            return  # nothing of it is cached either
-        except ClusterError as error:
-            log.warning("%s: list failed, retry at the next interval: %s", kind.plural, error)
+            except KindAbsent:
+                return  # nothing of it is cached either
+            except ClusterError as error:
+                log.warning("%s: list failed, retry at the next interval: %s", kind.plural, error)
+                continue
+            alive = {str(meta["uid"]) for meta in listing.items}
+            for key in self.cache.remove_missing(kind, alive, listing.version, namespace):
+                log.info("%s/%s: the watch missed a deletion of %s; reconciling", *key, kind.plural)
+                self.wake(key)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -215,21 +216,28 @@ def register_start_and_stop(
 async def _operate(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], restart: asyncio.Event) -> None:
     """Run kopf until a signal or `restart` ends it.
 
-    kopf also ends when a watch fails for a reason that it does not know. Then everything is observed again.
+    kopf also ends when a watch fails for a reason that it does not know, such as a definition that is deleted. Then
+    everything is observed again. Its cleanup handlers run before it raises the error, and end the process's tasks, this
+    one too: so the error is taken from kopf's tasks.
     """
+    others = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=registry,
+        settings=new_kopf_settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        stop_flag=restart,
+    )
     try:
-        await kopf.operator(
-            registry=registry,
-            settings=new_kopf_settings(),
-            standalone=True,
-            clusterwide=not namespaces,
-            namespaces=namespaces,
-            stop_flag=restart,
-        )
-    except Exception:
-        log.exception("the watch of jobs failed; observing everything again in %.0f s", RESTART_PAUSE)
-        await asyncio.sleep(RESTART_PAUSE)
-        restart.set()
+        with suppress(Exception):
+            await kopf.run_tasks(tasks, ignored=others)
+    finally:
+        ended = (task for task in tasks if task.done() and not task.cancelled())
+        if error := next(filter(None, (task.exception() for task in ended)), None):
+            log.error("the watch of jobs failed: %s; observing everything again in %.0f s", error, RESTART_PAUSE)
+            await asyncio.sleep(RESTART_PAUSE)
+            restart.set()
 
 
 async def _run_all(main: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:

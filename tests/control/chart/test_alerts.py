@@ -28,6 +28,7 @@ PAGE = ROOT / "docs" / "operate" / "operator.md"
 UNIT_TESTS = Path(__file__).with_name("alerts.test.yaml")
 WANTED = {
     "AttemptsExhausted",
+    "OperatorNotLeading",
     "OperatorWatchStale",
     "ProgressStalled",
     "RewardCollapsed",
@@ -94,7 +95,7 @@ def test_every_alert_has_a_unit_test_in_which_it_fires() -> None:
 @pytest.mark.cluster
 def test_prometheus_accepts_the_rules_and_they_fire_when_they_should(promtool: Path, tmp_path: Path) -> None:
     code, output = run(promtool, "check", "rules", RULES)
-    assert (code, "6 rules found" in output) == (0, True), output
+    assert (code, "7 rules found" in output) == (0, True), output
     code, output = run(promtool, "test", "rules", UNIT_TESTS)
     assert code == 0, output
     # The tests do notice a wrong rule.

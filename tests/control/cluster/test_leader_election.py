@@ -95,6 +95,24 @@ class World:
         return self.lease()["spec"].get("holderIdentity")
 
 
+async def test_an_api_server_that_is_too_slow_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    world = World("a")
+    (a,) = world.replicas
+    read = world.cluster.read
+
+    async def never(kind: Kind, *where: str) -> Body | None:
+        raise TimeoutError
+
+    world.cluster.read = never
+    await a.step()
+    world.cluster.read = read
+    assert not a.election.leads
+    assert caplog.messages == [
+        "Lease system/omni: not acquired, retrying: no answer in time; if the API server stays this slow, raise "
+        "LEASE_SECONDS (10 now)"
+    ]
+
+
 async def test_the_first_leads_and_the_second_takes_over_when_the_first_is_dead() -> None:
     world = World("a", "b")
     a, b = world.replicas

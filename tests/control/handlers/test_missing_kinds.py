@@ -1,4 +1,4 @@
-"""Kinds that are installed after the operator."""
+"""Background tasks: kinds that are installed after the operator, and deletions that watches missed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from ruamel.yaml import YAML
 
 from e2e.fake_cluster import FakeCluster
 from omni_operator.api.crd import definition
-from omni_operator.cluster.errors import Unavailable
-from omni_operator.cluster.kinds import JOBS, LEASES, POD_MONITORS, RAYCLUSTERS, RAYJOBS, Kind
+from omni_operator.cluster.cache.object_cache import ObjectCache
+from omni_operator.cluster.errors import Forbidden, Unavailable
+from omni_operator.cluster.kinds import JOBS, LEASES, POD_MONITORS, RAYCLUSTERS, RAYJOBS, Key, Kind
+from omni_operator.cluster.protocol import Listing
 from omni_operator.cluster.server_clock import utc_now
 from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.handlers import background
-from omni_operator.handlers.background import LeaseHeartbeat, MissingKinds
+from omni_operator.handlers.background import CacheCleanup, LeaseHeartbeat, MissingKinds
 from omni_operator.settings import Settings
 
 
@@ -92,3 +94,20 @@ async def test_a_failed_first_heartbeat_is_repeated_soon(cluster: FakeCluster) -
         await asyncio.sleep(0)
     beating.cancel()
     assert cluster.log == [("apply", "leases")] * 3
+
+
+async def test_a_namespace_that_cannot_be_listed_keeps_no_missed_deletion_of_another_one(cluster: FakeCluster) -> None:
+    cache = ObjectCache()
+    meta = {"namespace": "b", "name": "red", "uid": "u", "resourceVersion": "1", "generation": 1}
+    cache.put(JOBS, {"metadata": meta, "spec": {}})
+    woken: list[Key] = []
+    listed = cluster.list_metadata
+
+    async def denied_in_a(kind: Kind, namespace: str | None, selector: str) -> Listing:
+        if namespace == "a":
+            raise Forbidden("no right there")
+        return await listed(kind, namespace, selector)
+
+    cluster.list_metadata = denied_in_a
+    await CacheCleanup(cluster, cache, Settings(namespaces=("a", "b")), woken.append).prune(JOBS)
+    assert (woken, list(cache.jobs())) == ([("b", "red")], [])

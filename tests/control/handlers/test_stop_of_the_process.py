@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +63,41 @@ async def test_the_lease_is_released_while_kopf_still_waits(credentials: Credent
     assert not operating.done()
     operating.cancel()
     await asyncio.gather(operating, return_exceptions=True)
+
+
+@pytest.mark.slow
+async def test_a_signal_ends_a_process_that_waits_for_the_definition_of_jobs(
+    credentials: Credentials, tmp_path: Path
+) -> None:
+    """Not by the signal's default, which does nothing to the first process of a container."""
+    kubeconfig = tmp_path / "kubeconfig"
+    names = {"cluster": "c", "user": "u"}
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": names}],
+        "clusters": [{"name": "c", "cluster": {"server": credentials.loaded.configuration.host}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    kubeconfig.write_text(json.dumps(config), encoding="utf-8")
+    ports = {f"OMNI_OPERATOR_{name}_PORT": "0" for name in ("HTTP", "REPORTS")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "omni_operator.main",
+        env={**os.environ, "KUBECONFIG": str(kubeconfig), "OMNI_OPERATOR_IMAGE": "rollout:1", **ports},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr
+    try:
+        async with asyncio.timeout(120):
+            while b"DiffusionRLJobs are not served" not in await process.stderr.readline():
+                assert not process.stderr.at_eof()
+            process.terminate()
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def test_a_joined_task_ends_with_whoever_joined_it_and_its_error_is_raised() -> None:

@@ -166,7 +166,7 @@ class LeaderElection:
             self._seen = None
             return SOON
         except (ClusterError, TimeoutError) as error:
-            log.warning("Lease %s/%s: not acquired, retrying: %s", self.namespace, self.name, error or "timeout")
+            log.warning("Lease %s/%s: not acquired, retrying: %s", self.namespace, self.name, self._cause(error))
             return RETRY_SECONDS
         self._renewed(answer, begun)
         self.leads = True
@@ -204,7 +204,7 @@ class LeaderElection:
             await self._look_again()
             return False
         except (ClusterError, TimeoutError) as error:
-            log.warning("Lease %s/%s: not renewed, retrying: %s", self.namespace, self.name, error or "timeout")
+            log.warning("Lease %s/%s: not renewed, retrying: %s", self.namespace, self.name, self._cause(error))
             await self._wait(min(max(left, 0.0), RETRY_SECONDS))
             return False
         self._renewed(answer, begun)
@@ -217,7 +217,7 @@ class LeaderElection:
                 if await self._read() is None:
                     self._seen = None
         except (ClusterError, TimeoutError) as error:
-            log.warning("Lease %s/%s: not read, retrying: %s", self.namespace, self.name, error or "timeout")
+            log.warning("Lease %s/%s: not read, retrying: %s", self.namespace, self.name, self._cause(error))
             await self._wait(RETRY_SECONDS)
 
     async def _lose(self) -> None:
@@ -247,7 +247,7 @@ class LeaderElection:
                 await self.cluster.patch(LEASES, self._seen, free)
             log.info("Lease %s/%s: released", self.namespace, self.name)
         except (ClusterError, TimeoutError) as error:
-            log.warning("Lease %s/%s: not released: %s", self.namespace, self.name, error or "timeout")
+            log.warning("Lease %s/%s: not released: %s", self.namespace, self.name, self._cause(error))
 
     async def _read(self) -> Body | None:
         newest = self._newest  # the watch may deliver later ones before the answer arrives
@@ -274,6 +274,11 @@ class LeaderElection:
     def _renewed(self, answer: Body, begun: float) -> None:
         self._see(answer)
         self.fence.open_until(begun + self.times.writes)
+
+    def _cause(self, error: ClusterError | TimeoutError) -> str:
+        """Why a request of the Lease failed; a TimeoutError has no text."""
+        slow = f"no answer in time; if the API server stays this slow, raise LEASE_SECONDS ({self.times.duration} now)"
+        return str(error) or slow
 
     async def _announce(self, lease: Body, before: str) -> None:
         told = f"; before: {before}" if before else ""
