@@ -1,7 +1,5 @@
 """Modules of users register algorithms, losses, advantages, model families and rewards (`verl_omni.extensions`)."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Losses and estimators of advantages registered by the reference's decorators, in the reference's form."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

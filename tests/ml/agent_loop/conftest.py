@@ -1,7 +1,5 @@
 """Fixtures of the agent-loop tests: settings of the example model, fake engine, fake reward worker."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The agent loop without an engine: seeds, fan-out, padding, collation."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scoring after a batch is generated: a scorer gets the same as when samples are scored one by one meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Generator
 from functools import partial

@@ -1,7 +1,5 @@
 """Agent-loop workers and the router of a judge on a Ray cluster of two nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

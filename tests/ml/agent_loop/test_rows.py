@@ -1,7 +1,5 @@
 """Rows that run at the same time: what one raises ends all, and is named."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

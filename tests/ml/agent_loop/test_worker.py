@@ -1,7 +1,5 @@
 """Agent-loop worker with a fake engine: requests, loops, results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Importance weights of the rollout correction: against float64, and against verl."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

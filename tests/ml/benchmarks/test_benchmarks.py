@@ -1,7 +1,5 @@
 """The pages of benchmarks and of `drl fit` match their raw data, and the calculations of the programs are correct."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections import Counter

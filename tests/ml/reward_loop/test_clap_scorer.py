@@ -1,7 +1,5 @@
 """The scorer of audio, against its formula in float64: a tiny CLAP model with random weights, made here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

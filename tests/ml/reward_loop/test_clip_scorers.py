@@ -1,7 +1,5 @@
 """The scorers with a CLIP model, against their formulas in float64: a tiny model with random weights, made here."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The scorer geneval: its conditions on known boxes, its detector and colors on tiny random models made here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

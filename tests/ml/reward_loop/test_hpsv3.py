@@ -1,7 +1,5 @@
 """The scorer hpsv3, against the scores of the package hpsv3 for the same tiny random model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is read in the answers of judges: never a score that the judge did not give."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The scorers that ask a vision-language judge, against a stand-in that answers as an OpenAI-compatible server does."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

@@ -1,7 +1,5 @@
 """The scorers `http` and `http_batch` with servers that speak pickle."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

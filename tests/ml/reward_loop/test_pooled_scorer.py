@@ -1,7 +1,5 @@
 """The connection of a reward worker to the processes of a scorer's pool, with stand-ins of the processes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from types import SimpleNamespace

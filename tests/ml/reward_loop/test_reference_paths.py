@@ -1,7 +1,5 @@
 """Scorers at the reference's import paths, as a user's own reward function calls them."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The managers that verl's reward workers load, without Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import logging

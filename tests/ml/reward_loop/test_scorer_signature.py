@@ -1,7 +1,5 @@
 """Settings of scorers, found in functions and in source that is not run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The scorer videoalign, against the scores of its authors' code for the same tiny random model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

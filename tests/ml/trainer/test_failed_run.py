@@ -1,7 +1,5 @@
 """How a run that fails ends: the terminal, and the event that the status and the Kubernetes event are made from."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

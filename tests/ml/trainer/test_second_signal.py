@@ -1,7 +1,5 @@
 """The second Ctrl-C of the training program: it ends at once, and its last line says what is lost."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weight transfer over real sockets and shared memory, with failures of either end; no file or segment may remain."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import threading

@@ -3,8 +3,6 @@
 On a host that needs `step_execution`. The tests run in this order: they end one engine, then the other, then the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

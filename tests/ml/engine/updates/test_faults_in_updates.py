@@ -2,8 +2,6 @@
 nothing, and the old weights are still served.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A class of the user's for the data set is refused before anything starts if it cannot be one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of prompts are checked row by row before anything starts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Input images of prompts: messages have them, and what a model cannot edit is refused before training."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

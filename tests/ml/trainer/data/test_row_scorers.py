@@ -1,7 +1,5 @@
 """Without a reward function, every row must name its scorer; pairs of a data set are trained on without one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Generation of batches ahead of the trainer: schedule, overlap, failures, settings."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """`drl fit`: the program, and the changes of settings that it advises."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A reward that is exploited: it rises while a held-out scorer falls; the warning, and the end of the run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

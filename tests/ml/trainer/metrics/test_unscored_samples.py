@@ -1,7 +1,5 @@
 """Samples that no scorer could score: left out of training and of all means, counted, and limited to a share."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results that leave for a repository of the Hugging Face hub: the real client, against a small hub on the loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

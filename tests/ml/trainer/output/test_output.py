@@ -1,7 +1,5 @@
 """Results that leave for a store, and inputs that come from one: a real S3 server that checks signatures."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

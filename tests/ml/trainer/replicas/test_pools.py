@@ -1,7 +1,5 @@
 """Settings of standalone replicas, and the manager of their weight updates with actors that fail."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace

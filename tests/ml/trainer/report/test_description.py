@@ -1,7 +1,5 @@
 """The table that describes a run: model, algorithm, reward, learning rate, seeds, machine, version, duration."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

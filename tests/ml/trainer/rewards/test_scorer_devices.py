@@ -1,7 +1,5 @@
 """A scorer with a device: its reward workers reserve accelerators in Ray, or share the trainer's, or are refused."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pools of scorers on a real Ray: where their processes run, in which environment, and what their ends cost."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Where a run starts, for each `trainer.resume_mode`."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Settings of the engine in `rollout.engine_kwargs.vllm_omni`: names, types, and what other settings rule out."""
 
-from __future__ import annotations
-
 import ast
 from importlib.metadata import distribution
 from pathlib import Path

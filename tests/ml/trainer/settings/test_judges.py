@@ -1,7 +1,5 @@
 """The judge that a run serves itself: what is refused, where it runs, when it scores."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import distribution
 from pathlib import Path

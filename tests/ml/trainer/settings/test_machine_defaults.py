@@ -1,7 +1,5 @@
 """Settings whose defaults come from the machine or the model's family."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import operator

@@ -1,7 +1,5 @@
 """Numbers of workers and of requests in flight that a run derives from its size."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

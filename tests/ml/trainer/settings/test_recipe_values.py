@@ -4,8 +4,6 @@ The values are from docs/figures/reference-settings.tsv, up to three of a settin
 abbreviated were completed. `<path>` stands for a path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings of the reference: each is used, accepted without effect, or refused with a reason; nothing is ignored."""
 
-from __future__ import annotations
-
 import pytest
 from omegaconf import OmegaConf
 

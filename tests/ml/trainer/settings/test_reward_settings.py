@@ -1,7 +1,5 @@
 """Rewards that would fail, or would silently drop a setting, are refused before anything starts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Length of a run: steps, or epochs of the data set, whichever ends first."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

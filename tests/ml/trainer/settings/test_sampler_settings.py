@@ -1,7 +1,5 @@
 """What a model cannot sample is refused before the start: sizes, lengths of prompts, schedulers, shifts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

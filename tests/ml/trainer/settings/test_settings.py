@@ -1,7 +1,5 @@
 """Overrides are applied to the defaults as Hydra applies them, although the defaults are read only once."""
 
-from __future__ import annotations
-
 import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf

@@ -1,7 +1,5 @@
 """Values that a setting cannot have are refused with what to write, whatever would have read them first."""
 
-from __future__ import annotations
-
 import pytest
 from omegaconf import OmegaConf
 

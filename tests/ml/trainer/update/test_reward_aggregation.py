@@ -1,7 +1,5 @@
 """Scores of several scorers, normalized before they are added."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

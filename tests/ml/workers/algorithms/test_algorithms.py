@@ -1,7 +1,5 @@
 """Training algorithms: settings, conflicts between settings, and training batches."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import fields

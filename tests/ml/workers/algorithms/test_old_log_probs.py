@@ -3,8 +3,6 @@
 Recomputed log-probabilities, importance weights, `timestep_fraction`; the recomputed means of GRPO-Guard and Flow-DPPO.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

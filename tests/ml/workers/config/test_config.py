@@ -1,7 +1,5 @@
 """Typed settings: errors of refused values, modules that are imported, and what is read from the model's folder."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 The sections are from docs/figures/reference-settings.tsv: all defaults, and every value that a recipe sets.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """A server without Ray whose engine is a fake that records its calls in order."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

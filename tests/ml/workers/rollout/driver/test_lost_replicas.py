@@ -1,7 +1,5 @@
 """Clients of a pool of rollout servers: lost replicas, replicas that join, and routers that are gone."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 from types import SimpleNamespace

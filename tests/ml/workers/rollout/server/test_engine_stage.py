@@ -1,7 +1,5 @@
 """The configuration that vLLM-Omni makes of a server's settings before it starts its workers."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """HTTP app of a server, with a fake engine."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Conversion of requests for the engine, and of the engine's outputs for the agent loop."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 from typing import Any

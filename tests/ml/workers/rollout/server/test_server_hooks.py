@@ -1,7 +1,5 @@
 """Hooks that verl's server and replica call while they start."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket
