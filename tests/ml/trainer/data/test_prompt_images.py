@@ -106,7 +106,7 @@ def test_an_image_is_in_front_of_the_text_and_scorers_get_it(model: Path, folder
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "text"),
     [
         ({"prompt": "a dog"}, r"row 1 .*has 0 images, and the model takes 1 in each prompt"),
         ({"prompt": "a dog", "images": ["red.png", "red.png"]}, "has 2 images, and the model takes 1"),
@@ -124,8 +124,8 @@ def test_an_image_is_in_front_of_the_text_and_scorers_get_it(model: Path, folder
         ),
     ],
 )
-def test_a_row_that_the_model_cannot_edit_is_refused(model: Path, folder: Path, row: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_row_that_the_model_cannot_edit_is_refused(model: Path, folder: Path, row: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
         load(model, folder, [{"prompt": "a circle", "images": ["red.png"]}, row])
 
 

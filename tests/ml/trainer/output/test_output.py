@@ -171,7 +171,7 @@ def test_only_what_was_replaced_in_the_store_is_downloaded_again(
 
 
 @pytest.mark.parametrize(
-    ("name", "secret", "said"), [("", "wrong", "SIGNATURE_DOES_NOT_MATCH"), ("no-such-bucket", None, "NO_SUCH_BUCKET")]
+    ("name", "secret", "code"), [("", "wrong", "SIGNATURE_DOES_NOT_MATCH"), ("no-such-bucket", None, "NO_SUCH_BUCKET")]
 )
 def test_a_store_that_refuses_ends_the_run_before_it_trains(
     server: ObjectStore,
@@ -180,7 +180,7 @@ def test_a_store_that_refuses_ends_the_run_before_it_trains(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     secret: str | None,
-    said: str,
+    code: str,
 ) -> None:
     monkeypatch.setattr(uploads, "CHECK_SECONDS", 0.1)
     if secret:
@@ -191,7 +191,7 @@ def test_a_store_that_refuses_ends_the_run_before_it_trains(
     assert trained == []
     (error,) = events(tmp_path / "run", "error")
     assert error["reason"] == "OutputNotSent"
-    assert said in error["message"]
+    assert code in error["message"]
     assert f"they are in {tmp_path / 'run'}" in error["message"]
 
 

@@ -115,10 +115,10 @@ def command_line() -> argparse.Namespace:
     return args
 
 
-def prepared(given: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+def prepared(engine_settings: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
     rollout_server = diffusion_server(**settings)
     rollout_server.config.engine_kwargs = {
-        "vllm_omni": {**rollout_server.config.engine_kwargs["vllm_omni"], **(given or {})}
+        "vllm_omni": {**rollout_server.config.engine_kwargs["vllm_omni"], **(engine_settings or {})}
     }
     arguments: dict[str, Any] = rollout_server._mode.engine_args(
         command_line(), rollout_server.config, rollout_server.model_config
@@ -176,12 +176,12 @@ def test_ids_for_other_encoders_are_refused_unless_a_family_of_a_user_may_read_t
     assert mode.engine_request(request, {}, None, None, [])["prompt"][f"{side}extra_prompt_ids"] == {"t5": [2]}
 
 
-@pytest.mark.parametrize("given", ["extra_prompt_ids", "negative_extra_prompt_ids", "negative_prompt_ids"])
-def test_a_language_model_refuses_what_it_does_not_read(given: str) -> None:
+@pytest.mark.parametrize("field", ["extra_prompt_ids", "negative_extra_prompt_ids", "negative_prompt_ids"])
+def test_a_language_model_refuses_what_it_does_not_read(field: str) -> None:
     from verl_omni.workers.rollout.vllm_rollout.language_model.token_requests import token_prompt
 
     with pytest.raises(ValueError, match="prompt_ids are not read: a language model"):
-        token_prompt(RolloutRequest(prompt_ids=[1], **{given: [2]}))
+        token_prompt(RolloutRequest(prompt_ids=[1], **{field: [2]}))
 
 
 class Started(Exception):
