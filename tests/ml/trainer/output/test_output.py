@@ -195,6 +195,14 @@ def test_a_store_that_refuses_ends_the_run_before_it_trains(
     assert f"they are in {tmp_path / 'run'}" in error["message"]
 
 
+def output_to(
+    server: ObjectStore, bucket: Path, folder: RunFolder, deadline_s: float, writer: Recorder
+) -> uploads.Output:
+    """The results of a run on their way to a store, without a report."""
+    destination = StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint)))
+    return uploads.Output(destination, folder, deadline_s, writer=writer, pause=0.01, write_report=lambda path: None)
+
+
 def test_a_store_that_comes_back_before_the_deadline_gets_everything(
     server: ObjectStore, bucket: Path, tmp_path: Path
 ) -> None:
@@ -210,14 +218,7 @@ def test_a_store_that_comes_back_before_the_deadline_gets_everything(
             asked.set()
 
     writer = Announcing()
-    output = uploads.Output(
-        StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))),
-        folder,
-        60,
-        writer=writer,
-        pause=0.01,
-        write_report=lambda path: None,
-    )
+    output = output_to(server, bucket, folder, deadline_s=60, writer=writer)
     output.add(2, save_adapter(folder, 2))
     assert asked.wait(30)
     away.rename(bucket)
@@ -232,15 +233,7 @@ def test_what_waits_while_a_store_is_down_is_given_up_but_for_the_newest(
 ) -> None:
     bucket.rename(bucket.with_name(f"{bucket.name}-gone"))
     folder = RunFolder(tmp_path / "run")
-    sent = Recorder()
-    output = uploads.Output(
-        StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))),
-        folder,
-        0.2,
-        writer=sent,
-        pause=0.01,
-        write_report=lambda path: None,
-    )
+    output = output_to(server, bucket, folder, deadline_s=0.2, writer=Recorder())
     for step in range(1, 6):
         output.add(step, save_adapter(folder, step))
     output.wait()
