@@ -242,8 +242,8 @@ SIZE = 0.3  # of all steps of the batch
 def moved_means(
     objective: GuardObjective | DPPOObjective, data: dict[str, Tensor], old: list[tuple[Tensor, ...]]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each step: how much nearer its latent is to the mean now, how far that has moved (both squared), and the
-    standard deviation; in float64 after the model's own velocities.
+    """How much nearer the latent of a step is to its mean now, how far the mean has moved (both squared), and the
+    standard deviation, step by step; in float64 after the model's own velocities.
 
     Args:
         old: mean, standard deviation and log-probability of each step before the update.
