@@ -37,6 +37,8 @@ from training_sections import peers_table
 EXAMPLE = ROOT / "examples" / "colors-grpo.yaml"
 EXAMPLE_PIXELS = 64  # its scorer takes no other size
 STEP = re.compile(r"^step +(\d+)\b")
+# What `drl run` prints before and after the imports of the training stack.
+IMPORTS = ("starting Ray, importing", "starting the rollout engine")
 MODES = {"one": {"OMP_NUM_THREADS": "1"}, "default": {}, "memory": {}}
 LONGEST_RUN = 3600.0  # seconds
 PROCESS_SECONDS = 0.25  # between two counts of processes
@@ -50,6 +52,8 @@ class Marks:
     """Since the command."""
     cpu_seconds: list[float] = field(default_factory=list)
     """CPU time of all processes until the end of each step."""
+    imports: list[float] = field(default_factory=list)
+    """When imports began and ended, since the command; empty for a program that does not print it."""
 
 
 def read_example(pixels: int, prompts: int, steps: int, folder: Path) -> PeerJob:
@@ -160,6 +164,8 @@ def measure(command: Sequence[str], mode: str, job: PeerJob) -> dict[str, Any]:
             if peak:
                 counter.start()
             for line in process.stdout or ():
+                if line.startswith(IMPORTS):
+                    marks.imports.append(time.monotonic() - began)
                 if STEP.match(line):
                     marks.seconds.append(time.monotonic() - began)
                     marks.cpu_seconds.append(cpu_seconds(root))
@@ -187,6 +193,7 @@ def measure(command: Sequence[str], mode: str, job: PeerJob) -> dict[str, Any]:
         "first_step_seconds": marks.seconds[0],
         "first_step_cpu_seconds": marks.cpu_seconds[0],
         "whole_seconds": marks.seconds[-1],
+        **({"import_seconds": marks.imports[1] - marks.imports[0]} if marks.imports else {}),
     }
 
 

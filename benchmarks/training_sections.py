@@ -180,6 +180,7 @@ PEER_ROWS = (
     ("slowest step over the median", "slowest_over_median", "one", 1),
     ("CPU seconds a step", "cpu_seconds_a_step", "one", 1),
     ("seconds to the end of the first step", "first_step_seconds", "default", 1),
+    ("of which the training stack is imported, on one core", "import_seconds", "default", 1),
     ("CPU seconds to the end of the first step", "first_step_cpu_seconds", "one", 1),
     ("seconds to the end of the last step", "whole_seconds", "default", 1),
     ("peak memory, GiB", "peak_bytes", "memory", GIB),
@@ -200,7 +201,7 @@ PEER_TARGETS = (
 
 def peer_values(rows: Rows, program: str, metric: str, mode: str) -> list[float]:
     """What the runs of a program in a mode measured."""
-    return [row[metric] for row in rows if (row["program"], row["mode"]) == (program, mode)]
+    return [row[metric] for row in rows if (row["program"], row["mode"]) == (program, mode) and metric in row]
 
 
 def missed_peers(data: Data) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -32,6 +33,8 @@ FITTED = [
     "sd35-ocr-1gpu",
     "qwen-image-ocr-grpo",
 ]
+# Tutorials with a table of phases: GiB of an accelerator and of the host.
+TUTORIALS = {"sd35-ocr-1gpu": "sd35.md", "qwen-image-ocr-grpo": "qwen-image.md", "wan22-5b-dance-grpo": "wan22.md"}
 RELEASED = [path for path in EXAMPLES if "/" in load_job(path).job.spec.model.base]  # repositories of the hub
 
 
@@ -104,6 +107,19 @@ def test_an_example_with_a_released_model_fits(name: str) -> None:
     assert estimate["fits"] and estimate["host_fits"]
     judge = load_job(Path(job)).job.spec.reward.model
     assert estimate["not_estimated"] == (["spec.reward.model"] if judge else [])
+    if name in TUTORIALS:
+        assert_the_table_is_right((ROOT / "docs" / "start" / TUTORIALS[name]).read_text(encoding="utf-8"), estimate)
+
+
+def assert_the_table_is_right(page: str, estimate: dict[str, Any]) -> None:
+    """The page's estimate, rounded as the page has it."""
+    rows = re.findall(r"^\| (generation|update|weight sync) \| ([\d.]+) \| ([\d.]*) ?\|$", page, re.MULTILINE)
+    assert len(rows) == 3
+    for phase, *cells in rows:
+        for where, cell in zip(("device", "host"), cells, strict=True):
+            sizes = [found["bytes"] / 2**30 for found in estimate[where] if found["name"] == phase]
+            shown = f"{sizes[0]:.{len(cell.partition('.')[2])}f}" if cell else ""
+            assert cell == shown, (phase, where)
 
 
 def test_reserved_settings_exist_in_the_trainer() -> None:

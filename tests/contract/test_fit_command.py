@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _fit_in_this_process: N
     return path
 
 
+def documented_names() -> set[str]:
+    """Names of the JSON that the page lists."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "fit.md").read_text(encoding="utf-8")
+    section = page.partition("\n## JSON\n")[2].partition("\n## ")[0]
+    return {name.partition(".")[0] for name in re.findall(r"`([a-z_.]+)`", section)}
+
+
 @pytest.mark.slow  # a real model's shapes: a quarter of a minute
 def test_a_public_model_is_estimated_from_its_id(job: Path) -> None:
     large = CliRunner().invoke(app, ["fit", str(job), "--device", "h200-141g", "--json"])
@@ -44,6 +52,8 @@ def test_a_public_model_is_estimated_from_its_id(job: Path) -> None:
     generation = next(phase for phase in estimate["device"] if phase["name"] == "generation")["parts"]
     assert 2.6e9 < generation["engine transformer"] < 3.2e9 and 2.6e9 < generation["weights"] < 3.2e9
     assert 11e9 < generation["text encoders"] < 12e9
+    assert estimate.keys() | {"pools", "phase"} <= documented_names()
+    assert {name for entry in estimate["not_needed"] for name in entry} == {"setting", "value", "costs", "peak"}
 
 
 @pytest.mark.slow
@@ -72,6 +82,7 @@ def test_two_pools_are_estimated_each_for_its_device(job: Path, tmp_path: Path) 
     assert {"weights", "optimizer", "activations"} <= names["trainer"] - names["rollout"]
     assert {"engine transformer", "text encoders", "VAE", "weight buffer"} <= names["rollout"] - names["trainer"]
     assert estimate["moved"]["weights to all replicas"] == 2 * estimate["moved"]["weights to each replica"] > 0
+    assert {*estimate, *trainer, *rollout} <= documented_names()
     text = CliRunner().invoke(app, ["fit", str(job), *devices, *assignments]).stdout
     assert "rollout: each of 4 accelerators" in text and "a-job: the rollout pool fits on l40s-48g" in text
     cpu = {"model.base": "./model", "rollout.placement": "Separate", "trainer.accelerator.vendor": "CPU"}

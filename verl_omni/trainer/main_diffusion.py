@@ -291,7 +291,8 @@ def train_on(
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
     from verl_omni.trainer.data import prompt_dataset, prompt_warnings
-    from verl_omni.trainer.settings import async_settings
+    from verl_omni.trainer.memory_estimate import needless
+    from verl_omni.trainer.settings import async_settings, judge_settings
 
     if risks := configuration.describe_risks(run.config):
         run.folder.event("warning", reason="RecipeRisk", message=risks)
@@ -307,6 +308,12 @@ def train_on(
         run.folder.event("warning", reason="SettingsWithoutEffect", message=text)
     stack = startup.start_actors(run.config, cluster, report_phase)
     resources.callback(stack.stop)
+    if stack.device_memory is not None and not judge_settings.shared(run.config):  # whose memory is not estimated
+
+        def report_needless(text: str) -> None:
+            run.folder.event("warning", reason="RecipeRisk", message=text)
+
+        resources.callback(needless.search(run.config, stack.device_memory, report_needless))
     from verl_omni.trainer.run.step_checkpoints import RunRequests
     from verl_omni.trainer.run.trackers import open_trackers
 

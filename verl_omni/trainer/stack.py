@@ -30,6 +30,7 @@ class Stack:
     weights: Any  # CheckpointEngineManager or ReplicaUpdates
     ray: Cluster
     deadline: float  # timeout in seconds for a replica to answer
+    device_memory: int | None = None  # bytes of the trainer's smallest accelerator; None: it runs on CPUs
     pool: ReplicaPool[ReplicaUpdates] | None = None  # standalone replicas
     judges: ReplicaPool[JudgeMembers] | None = None  # judge on dedicated accelerators
     before_ray_ends: list[Callable[[], None]] = field(default_factory=list)  # end threads, when no engine is left

@@ -319,8 +319,8 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
             for_servers,
             worker_group=None if settings.rollout.nnodes else workers,
         )
-        (device,) = set(workers.init_model())
-        report_phase(f"waiting for the rollout engine; the policy is trained on {workers.world_size} x {device}")
+        devices, memory = zip(*workers.init_model(), strict=True)
+        report_phase(f"waiting for the rollout engine; the policy is trained on {workers.world_size} x {devices[0]}")
         servers = servers_up.result()
         rewards = rewards_up.result()
     report_phase("starting the agent loop")
@@ -335,6 +335,7 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         weights,
         cluster,
         deadline=settings.rollout.deadline_seconds,
+        device_memory=None if None in memory else min(memory),
         pool=_replica_pool(settings.rollout, servers, weights, agent_loop) if settings.rollout.nnodes else None,
         judges=rewards.judge_pool,
     )

@@ -63,8 +63,12 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         self._encoder: Any = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def init_model(self) -> str:
-        """Load the model and the weight sender. Returns the type of the training device: `cuda`, `npu` or `cpu`."""
+    def init_model(self) -> tuple[str, int | None]:
+        """Load the model and the weight sender.
+
+        Returns:
+            Type of the training device, `cuda`, `npu` or `cpu`, and bytes of its memory; None on a CPU.
+        """
         from verl.workers.rollout.base import get_rollout_class
 
         from verl_omni.workers.actor.actor import DiffusionActor
@@ -80,7 +84,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
                 config=rollout, model_config=model, device_mesh=None
             )
         self.rollout_config = rollout
-        return self.actor.device.type
+        device = self.actor.device.type
+        return device, None if device == "cpu" else torch.get_device_module(device).mem_get_info()[1]
 
     def _mesh(self) -> Any:
         """Device mesh of all ranks; None for a single process, which needs no process group."""

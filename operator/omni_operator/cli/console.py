@@ -24,6 +24,8 @@ FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Paths that may not be used, or that no file system has. pathlib's questions raise these instead of answering no.
+UNUSABLE_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 # Without this, pydantic looks for plug-ins in all installed distributions: a tenth of the time of a short command.
 NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed

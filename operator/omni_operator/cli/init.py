@@ -42,7 +42,11 @@ def _rewards() -> list[str]:
 def init(
     family: Annotated[
         str,
-        typer.Argument(help=f"Model family: {', '.join(sorted(FAMILIES))}.", autocompletion=lambda: sorted(FAMILIES)),
+        typer.Argument(
+            help=f"Model family: {', '.join(sorted(FAMILIES))}.",
+            metavar="FAMILY",
+            autocompletion=lambda: sorted(FAMILIES),
+        ),
     ],
     reward: Annotated[
         str | None,

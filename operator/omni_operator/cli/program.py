@@ -80,7 +80,7 @@ class Commands(Mapping[str, Any]):
 
 
 class Program(TyperGroup):
-    """Runs commands; explains a wrong value of an option, a full disk and a working directory that is gone."""
+    """Runs commands; explains a wrong value of an option, a path without rights, a full disk and a missing folder."""
 
     def __init__(self, *, commands: Mapping[str, Any], **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -123,6 +123,8 @@ def _explained() -> Iterator[None]:
             error.message = describe_value(detail)
         raise
     except OSError as error:
+        if error.errno in console.UNUSABLE_PATH and error.filename is not None:
+            console.refuse(f"cannot use {error.filename}: {error.strerror}")
         if error.errno not in console.NO_ROOM:
             raise
         file = "" if error.filename is None else f" to {error.filename}"

@@ -81,7 +81,7 @@ def _check(path: Path, assignments: Sequence[str], view: ClusterView | None) -> 
         return Verdict(source_name(path), None, error.problems)
     job = loaded.job
     problems = tuple(view.problems(loaded) if view else _local_problems(loaded, path))
-    risks = (f"{format_path(risk.at)} {risk.text}" for risk in plan.find_risks(job))
+    risks = (f"{format_path(risk.at)} {risk.text}" for risk in (*plan.find_unused(job), *plan.find_risks(job)))
     notes = (*console.notes_on_file(loaded), *(view.notes(loaded) if view else risks))
     return Verdict(source_name(path), job.metadata.name, problems, notes, has_image=job.spec.runtime.image is not None)
 

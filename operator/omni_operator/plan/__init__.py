@@ -25,7 +25,7 @@ _NAMES = {
     "overrides": "render_command render_overrides render_settings",
     "pods.disruptions": "render_budget",
     "pods.workers": "render_group",
-    "recipe_lint": "find_risks",
+    "recipe_lint": "find_risks find_unused",
     "refusals": "describe_refusals find_refusals find_warnings",
     "run_layout": "RunLayout local_layout map_paths pod_layout resolve_paths",
     "yaml_writer": "dump_yaml",

@@ -1,4 +1,4 @@
-"""PURE: warnings about the recipe of a job, as the trainer prints them."""
+"""PURE: warnings about a job: of its recipe, as the trainer prints them, and of a judge that no scorer asks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,23 @@ from verl_omni.workers.algorithms import recipe_lint
 
 from .overrides import render_overrides
 from .run_layout import local_layout
+
+JUDGE_UNUSED = (
+    "is a judge that no scorer asks, and it takes accelerators: remove it, or add a scorer that asks a judge, such as "
+    "genrm_ocr, without base_url"
+)
+
+
+def find_unused(job: DiffusionRLJob) -> list[Violation]:
+    """A judge that takes accelerators and is never asked; a function of the user's may ask it."""
+    reward = job.spec.reward
+    algorithm = job.spec.algorithm
+    own_manager = any(text.lstrip("+").startswith("reward.reward_manager.") for text in algorithm.overrides)
+    if reward.model is None or own_manager or algorithm.entrypoint != ENTRYPOINT:
+        return []
+    if any(scorer.function or (scorer.asks_judge and not scorer.settings.get("base_url")) for scorer in reward.scorers):
+        return []
+    return [Violation(("spec", "reward", "model"), JUDGE_UNUSED)]
 
 
 def find_risks(job: DiffusionRLJob) -> list[Violation]:

@@ -30,7 +30,7 @@ from .pods.storage import (
 )
 from .pools import KUEUE_QUEUE, Pool, pools_of
 from .queues import ELASTIC_JOB
-from .recipe_lint import find_risks
+from .recipe_lint import find_risks, find_unused
 
 OUR_VOLUMES = {RUNS, MODELS, OUTPUT, SHARED_MEMORY}  # the operator mounts these itself
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
@@ -179,7 +179,7 @@ def find_warnings(job: DiffusionRLJob) -> list[Violation]:
         warnings.append(Violation(("spec", "checkpoint", "claimName"), RESULTS_LOST))
     if job.spec.trainer.accelerator.vendor is None:
         warnings.append(Violation(("spec", "trainer", "accelerator", "vendor"), NO_VENDOR))
-    return [*warnings, *find_risks(job)]
+    return [*warnings, *find_unused(job), *find_risks(job)]
 
 
 def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:

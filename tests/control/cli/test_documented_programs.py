@@ -212,6 +212,15 @@ def test_every_command_is_run_or_listed_with_what_it_needs() -> None:
     assert [path for path in tests if not (ROOT / path).exists()] == []
 
 
+def test_each_pattern_of_a_download_has_its_own_option() -> None:
+    """`hf download` takes a second pattern for the name of a file, which does not exist, and ignores the option."""
+    two = re.compile(r"""--(?:in|ex)clude\s+(["'])[^"']*\1\s+["']""")
+    files = [*PAGES, *(ROOT / "examples").rglob("*.yaml"), *(ROOT / "verl_omni").rglob("*.py")]
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    assert [name for name, text in texts.items() if two.search(text)] == []
+    assert two.search("--exclude 'a*' 'b*'") and not two.search("--exclude 'a*' --exclude 'b*'")
+
+
 def test_no_command_hides_in_a_block_of_text() -> None:
     programs = {Path(command.words[0]).name for command in documented()}
     hidden = [

@@ -426,3 +426,17 @@ def test_validate_takes_the_job_among_other_objects_and_names_them(write_job: Wr
     done = drl("validate", job)
     assert done.exit_code == 0 and f"{job}: a-job is valid" in done.stdout
     assert done.stderr == f"note: {job}: not read, because drl takes the job alone: ConfigMap rewards (line 1)\n"
+
+
+def test_a_settings_file_without_settings_is_not_called_a_job(write_job: WriteJob, tmp_path: Path) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("# image: example.com/omni-rollout:1.0\n", encoding="utf-8")
+    refused = drl("validate", write_job(), "--cluster", "--settings", settings)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr == f"{settings}: expected one mapping of settings, found 0 documents\n"
+
+
+def test_validate_notes_a_judge_that_no_scorer_asks() -> None:
+    for options in ((), ("--cluster", "--image", "i")):
+        noted = drl("validate", EXAMPLE, *options, "--set", "spec.reward.model={base: a/b}")
+        assert (noted.exit_code, "spec.reward.model is a judge that no scorer asks" in noted.stderr) == (0, True)

@@ -130,6 +130,14 @@ def test_a_function_that_the_trainer_would_refuse_is_found_without_running_its_f
         assert reward_problems(f"{job}  {custom_reward}\n") == []
 
 
+def test_the_folder_of_a_judge_must_exist(tmp_path: Path) -> None:
+    judge = f"reward:\n    model: {{base: {tmp_path}/judge}}"
+    job = GOOD.replace("reward:", judge, 1)
+    assert reward_problems(job) == [f"spec.reward.model.base: no folder {tmp_path}/judge"]
+    (tmp_path / "judge").mkdir()
+    assert reward_problems(job) == []
+
+
 def reward_problems(text: str) -> list[str]:
     """What is wrong with the scorers of a job on this machine."""
     problems = file_problems(read_job(text, "job.yaml").job, Document.parse(text, "job.yaml"))

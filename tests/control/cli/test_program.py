@@ -1,4 +1,4 @@
-"""What may go wrong in every command: a wrong value of an option, a working directory that is gone."""
+"""What may go wrong in every command: a wrong value of an option, a path that cannot be used, a missing folder."""
 
 from __future__ import annotations
 
@@ -46,6 +46,23 @@ def test_a_command_for_a_cluster_names_the_log_of_a_run_on_this_machine(
     assert "cannot use the kubeconfig" in refused[0].stderr
     assert "read runs/mine/train.log, or run drl report mine" in refused[0].stderr
     assert "on this machine" not in refused[1].stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "NAME"),
+        ("report", "a", "--runs", "NAME"),
+        ("init", "sd35", "--out", "NAME"),
+        ("model", "tiny", "sd3", "NAME"),
+        ("why", "a", "--kubeconfig", "NAME"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_one_line(arguments: tuple[str, ...]) -> None:
+    name = "n" * 300
+    refused = CliRunner().invoke(app, [name if word == "NAME" else word for word in arguments])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"cannot use {name}") and refused.stderr.endswith(": File name too long\n")
 
 
 def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,9 @@ def test_json_has_a_line_for_each_change(server: FakeServer, monkeypatch: pytest
         "Failed",
     )
     assert (watched.exit_code, watched.stderr) == (1, "blue is Failed; run drl why blue\n")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    listed = page.partition("\n- `watch`: one object per line:")[2].partition("\n- ")[0]
+    assert [name for line in lines for name in line if name != "kind" and f"`{name}`" not in listed] == []
 
 
 def test_events_that_may_not_be_read_are_named_once(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,29 @@ def test_lost_results_and_a_missing_vendor_are_warnings(assignments: list[str], 
     assert plan.find_refusals(job, SETTINGS) == []
 
 
+SERVED = "{name: genrm_ocr}"
+ELSEWHERE = "{name: genrm_ocr, settings: {base_url: 'http://j/v1', model: m}}"
+OWN_MANAGER = "spec.algorithm.overrides=[reward.reward_manager.module.path=mine.py]"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "unused"),
+    [
+        (["spec.reward.model={base: a/b}"], True),
+        (["spec.reward.model={base: a/b}", f"spec.reward.scorers=[{ELSEWHERE}]"], True),
+        (["spec.reward.model={base: a/b}", f"spec.reward.scorers=[{ELSEWHERE}, {{name: unified_reward}}]"], False),
+        (["spec.reward.model={base: a/b}", f"spec.reward.scorers=[{SERVED}]"], False),
+        (["spec.reward.model={base: a/b}", "spec.reward.scorers=[{name: f, function: {path: pkg://f}}]"], False),
+        (["spec.reward.model={base: a/b}", OWN_MANAGER], False),
+        (["spec.reward.model={base: a/b}", "spec.algorithm.entrypoint=[mine]"], False),
+        ([f"spec.reward.scorers=[{ELSEWHERE}]"], False),
+    ],
+)
+def test_a_judge_that_no_scorer_asks_is_a_warning(assignments: list[str], unused: bool) -> None:
+    at = ("spec", "reward", "model")
+    assert (at in {warning.at for warning in plan.find_warnings(make_job(*assignments))}) is unused
+
+
 def test_the_smallest_job_is_not_refused() -> None:
     assert plan.find_refusals(make_job(), SETTINGS) == []
 

@@ -1,5 +1,6 @@
 """Text encoders of a rollout pipeline on a second device; run by `test_on_a_device.py`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.ml.second_device.device import given_back
+from tests.ml.second_device.device import allocated, given_back
 from verl_omni.pipelines.prompt_encoding import PromptEncoding
 
 WIDTH = 3
@@ -59,8 +60,19 @@ def devices(module: nn.Module) -> set[str]:
     return {tensor.device.type for tensor in (*module.parameters(), *module.buffers())}
 
 
-def encode(pipeline: Any, prompts: list[list[int]], seen: list[set[str]]) -> Tensor:
+def encoder_bytes(pipeline: Any) -> int:
+    """What the text encoders take, shared weights once."""
+    encoders = (pipeline.text_encoder, pipeline.text_encoder_2)
+    return sum(tensor.nbytes for encoder in encoders for tensor in (*encoder.parameters(), *encoder.buffers()))
+
+
+def encode(
+    pipeline: Any, prompts: list[list[int]], seen: list[set[str]], memory: Callable[[], None] = lambda: None
+) -> Tensor:
+    """Embeddings; `seen` gets the encoders' devices, and `memory` is called, while prompts are encoded."""
+
     def run(distinct: list[list[int]]) -> tuple[Tensor]:
+        memory()
         seen.append(devices(pipeline.text_encoder) | devices(pipeline.text_encoder_2))
         x = torch.tensor(distinct, dtype=torch.float32).to(pipeline.device)
         return (pipeline.text_encoder_2(pipeline.text_encoder(x)),)
@@ -92,6 +104,22 @@ def test_offloaded_encoders_are_on_the_device_only_to_encode_what_is_not_cached(
     assert second.type == "cuda" or given_back == ["cache"], "the memory of the copies is given back once"
     again = encode(pipeline, [[4, 5, 6], [1, 2, 3]], seen)
     assert len(seen) == 2 and again.device == second and torch.equal(again.cpu(), encoded.cpu()[[1, 0]])
+
+
+def test_offloaded_encoders_take_memory_of_the_device_only_while_they_encode(
+    second: torch.device, tmp_path: Path
+) -> None:
+    before = allocated()
+    plain = made(tmp_path, second, prompt_cache_dir=None)
+    everything = allocated() - before
+    before = allocated()
+    pipeline = made(tmp_path, second, offload_text_encoders=True)
+    rest = allocated() - before
+    assert everything - rest >= encoder_bytes(plain) > 0  # CUDA's allocator rounds up
+    encoding = list[int]()
+    encode(pipeline, [[1, 2, 3]], [], lambda: encoding.append(allocated() - before))
+    assert encoding == [everything]
+    assert allocated() - before == rest
 
 
 def test_encoders_return_to_cpu_memory_after_an_error(second: torch.device, tmp_path: Path) -> None:

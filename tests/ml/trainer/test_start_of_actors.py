@@ -37,7 +37,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def group(**arguments: Any) -> Any:
         started_with["ports"] = arguments["master_port_range"]
-        return SimpleNamespace(init_model=lambda: ["cpu"], world_size=1)
+        return SimpleNamespace(init_model=lambda: [("cpu", None)], world_size=1)
 
     def client(**_: Any) -> Any:
         raise Reached

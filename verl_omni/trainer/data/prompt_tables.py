@@ -7,8 +7,8 @@ columns there are, and reads rows from its cache again if a file has the name an
 import contextlib
 import glob
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import pyarrow as pa
 from datasets import Dataset, Features, Json, Value, concatenate_datasets, load_dataset
 
 from verl_omni.trainer.data import prompt_files
+
+ROWS_AT_ONCE = 1 << 16  # of JSON: as Python's objects they take several times the memory of a table
 
 
 def read(files: Sequence[str], prompt_key: str = "prompt") -> Dataset:
@@ -44,14 +46,23 @@ def _aligned(parts: Sequence[Dataset]) -> list[Dataset]:
     """The parts, with columns of the same types: one with the values of all, otherwise JSON."""
     aligned = list(parts)
     for name in dict.fromkeys(name for part in parts for name in part.column_names):
-        types = [part.features[name] for part in parts if name in part.column_names]
-        types = [kind for kind in types if kind != Value("null")]
-        if all(kind == types[0] for kind in types):
+        types = _types(parts, name)
+        if _same(types):
             continue
         common = None if any(_has(kind, Json) for kind in types) else _common_type(types)
         with contextlib.suppress(TypeError):  # values that JSON does not have: joining the parts names the column
             aligned = [_converted(part, name, common) if name in part.column_names else part for part in aligned]
     return aligned
+
+
+def _types(parts: Iterable[Dataset], name: str) -> list[Any]:
+    """The types of a column in the parts that have values of it."""
+    types = [part.features[name] for part in parts if name in part.column_names]
+    return [kind for kind in types if kind != Value("null")]
+
+
+def _same(types: Sequence[Any]) -> bool:
+    return all(kind == types[0] for kind in types)
 
 
 def _common_type(types: Iterable[Any]) -> Any | None:
@@ -82,21 +93,36 @@ def _parquet_table(file: str) -> Dataset:
 
 def _json_table(files: Iterable[str], prompt_key: str) -> Dataset:
     """Rows of files of JSON or text; values of several types in a column stay what they are."""
-    columns: dict[str, list[Any]] = {}
-    number = 0
+    rows = _json_rows(files, prompt_key)
+    parts: list[Dataset] = []
+    while some := list(islice(rows, ROWS_AT_ONCE)):
+        names = dict.fromkeys(name for row in some for name in row)
+        columns = [_column(name, [row.get(name) for row in some]) for name in names]
+        parts += [concatenate_datasets(columns, axis=1)] if columns else []
+    return _joined(parts) if parts else Dataset.from_dict({})
+
+
+def _json_rows(files: Iterable[str], prompt_key: str) -> Iterator[Mapping[str, Any]]:
     for file in files:
         for location, row in prompt_files.rows(Path(file), prompt_key):
             if not isinstance(row, Mapping):
                 raise prompt_files.InvalidPromptFile(f"{location}: {prompt_files.row_problem(row, '')}")
-            for name, value in row.items():
-                values = columns.setdefault(name, [])
-                values += [None] * (number - len(values))
-                values.append(value)
-            number += 1
-    for values in columns.values():
-        values += [None] * (number - len(values))
-    tables = [_column(name, columns.pop(name)) for name in list(columns)]  # no longer than needed in both forms
-    return concatenate_datasets(tables, axis=1) if tables else Dataset.from_dict({})
+            yield row
+
+
+def _joined(parts: Sequence[Dataset]) -> Dataset:
+    """The rows of all parts; a column that has other types in another part is made again from all of its values."""
+    names = list(dict.fromkeys(name for part in parts for name in part.column_names))
+    several = [name for name in names if not _same(_types(parts, name))]
+    if any(set(part.column_names) <= set(several) for part in parts):
+        several = names  # what is left of a part would have no columns, and so no rows
+    again = []
+    for name in several:
+        values = (column(part, name) if name in part.column_names else [None] * len(part) for part in parts)
+        again.append(_column(name, list(chain.from_iterable(values))))
+    kept = [part.select_columns([name for name in part.column_names if name not in several]) for part in parts]
+    joined = [concatenate_datasets(kept)] if len(several) < len(names) else []
+    return concatenate_datasets([*joined, *again], axis=1).select_columns(names)
 
 
 def _column(name: str, values: list[Any]) -> Dataset:

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = load_settings(chosen.overrides, Path(folder), accelerator=not chosen.cpu)
             capacity = (chosen.capacity, chosen.rollout_capacity)
             document = describe(config, *capacity, accelerator=not chosen.cpu)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return USAGE_ERROR
     print(json.dumps(document))

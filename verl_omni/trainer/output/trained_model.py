@@ -14,7 +14,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 class NoTrainedModel(ValueError):
-    """A checkpoint without the weights that were asked for; the message says what to do."""
+    """The weights that were asked for cannot be written; the message says what to do."""
 
 
 def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: str) -> list[Path]:
@@ -30,7 +30,7 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
 
     Raises:
         FileNotFoundError: there is no such checkpoint, or no such model.
-        NoTrainedModel: the checkpoint is of an adapter or of another model, or has no average.
+        NoTrainedModel: the checkpoint is of an adapter or of another model, or has no average; or `out` is the model.
     """
     import torch
     from diffusers import AutoModel
@@ -41,6 +41,8 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
     from verl_omni.workers.actor.experts import HIGH_NOISE, LOW_NOISE
 
     checkpoints.step_of(checkpoint)
+    if out.resolve() == model.resolve():
+        raise NoTrainedModel(f"{out} is the model that the run started from, and would be lost; write another --out")
     model = plain_folder(model)
     weights = training_state.read_weights(checkpoint / "state", average=average)
     if not weights:

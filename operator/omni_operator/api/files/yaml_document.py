@@ -87,7 +87,8 @@ class Document:
             description = f"{len(objects)} documents" if len(objects) != 1 else "a list or a single value"
             if kind is not None and len(objects) > 1:
                 description = ", ".join(map(_describe, jobs or objects)) + ("; write each to a file" if jobs else "")
-            raise JobError([Problem(source, f"expected one job, found {description}")])
+            expected = "one job" if kind is not None else "one mapping of settings"
+            raise JobError([Problem(source, f"expected {expected}, found {description}")])
         return cls(source, jobs[0], others=tuple(_describe(tree) for tree in objects if tree is not jobs[0]))
 
     def assign(self, assignment: str) -> None:

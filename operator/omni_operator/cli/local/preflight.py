@@ -45,7 +45,7 @@ def file_problems(job: DiffusionRLJob, document: Document) -> Iterator[Problem]:
     Args:
         job: with absolute paths.
     """
-    for at, text in (*_program(job), *_model(job), *_sizes(job), *_prompts(job), *_functions(job)):
+    for at, text in (*_program(job), *_model(job), *_judge(job), *_sizes(job), *_prompts(job), *_functions(job)):
         yield Problem(document.where(at), text, format_path(at))
 
 
@@ -162,6 +162,12 @@ def _model(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
             f"`drl model tiny {lent_folder()} {word}` (random weights) or "
             f"`drl model shapes {word}` (trained, takes minutes)",
         )
+
+
+def _judge(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
+    judge = job.spec.reward.model
+    if judge and judge.base_is_folder and not Path(judge.base).is_dir():
+        yield ("spec", "reward", "model", "base"), f"no folder {console.short_path(Path(judge.base))}"
 
 
 def _sizes(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:

@@ -18,6 +18,7 @@ from omni_operator.cli import console
 from omni_operator.plan.hidden_values import hide_values
 from omni_operator.staged_files import staged
 from verl_omni.settings_schema.declarations import FIELDS
+from verl_omni.settings_schema.resuming import may_differ
 
 from .json_lines import MalformedLine, read_records
 from .processes import find_users
@@ -28,49 +29,8 @@ LOG = "train.log"
 PROGRESS = "progress.jsonl"
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
-_ROLLOUT = "actor_rollout_ref.rollout"
-_ACTOR = "actor_rollout_ref.actor"
-# Settings that may differ when a run resumes: how long it is, what it keeps and shows, and where and how fast it
-# computes. Such as less memory, after it ran out: not what is learned.
-MAY_DIFFER = frozenset(
-    {
-        "trainer.total_training_steps",
-        "trainer.test_freq",
-        "trainer.save_freq",
-        "trainer.max_actor_ckpt_to_keep",
-        "trainer.adapter_save_freq",
-        "trainer.max_adapters_to_keep",
-        "trainer.resume_mode",
-        "trainer.logger",
-        "trainer.log_val_generations",
-        "trainer.project_name",
-        "trainer.output.url",
-        "trainer.output.deadline_s",
-        "trainer.store.endpoint",
-        "trainer.store.region",
-        "trainer.nnodes",
-        "trainer.n_gpus_per_node",
-        "reward.num_workers",
-        "reward.batch_size",
-        "reward.deadline_seconds",
-        "reward.max_failed_share",
-        "reward.early_stopping_patience",
-        "actor_rollout_ref.model.enable_gradient_checkpointing",
-        f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
-        f"{_ACTOR}.fsdp_config.optimizer_offload",
-        f"{_ACTOR}.fsdp_config.param_offload",
-        f"{_ROLLOUT}.agent.num_workers",
-        f"{_ROLLOUT}.enable_sleep_mode",
-        f"{_ROLLOUT}.free_cache_engine",
-        f"{_ROLLOUT}.max_concurrent_requests",
-        f"{_ROLLOUT}.max_num_seqs",
-        f"{_ROLLOUT}.offload_text_encoders",
-        f"{_ROLLOUT}.prompt_cache_dir",
-        f"{_ROLLOUT}.tensor_model_parallel_size",
-    }
-)
 FIELDS_THAT_MAY_DIFFER = (
-    *(FIELDS[name] for name in sorted(MAY_DIFFER & FIELDS.keys())),
+    *(field for name, field in sorted(FIELDS.items()) if may_differ(name)),
     "spec.checkpoint",
     "spec.observability",
     "spec.output",
@@ -231,7 +191,7 @@ def _write_paths(document: Document, job: DiffusionRLJob) -> None:
 
 
 def _computed(overrides: Sequence[str]) -> list[str]:
-    return [line for line in overrides if line.lstrip("+").partition("=")[0] not in MAY_DIFFER]
+    return [line for line in overrides if not may_differ(line.lstrip("+").partition("=")[0])]
 
 
 def _values(job: DiffusionRLJob) -> dict[str, Any]:

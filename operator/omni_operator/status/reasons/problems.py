@@ -334,9 +334,11 @@ WARNINGS = {
     ),
     "RecipeRisk": Reason(
         shown=("warning",),
-        meaning="Settings that published runs report as harmful, or do not use; each with its reason and source.",
+        meaning="Settings that published runs report as harmful, or do not use; each with its reason and source. Or "
+        "offloading and sleep that the accelerators' memory makes needless.",
         look="drl validate JOB.yaml",
-        action="Change them, or ignore the message if they are meant. `drl validate` names them before a run.",
+        action="Change them, or ignore the message if they are meant. Before a run, `drl validate` names the first "
+        "kind, and `drl fit` the second.",
     ),
     "PromptsTruncated": Reason(
         shown=("warning",),

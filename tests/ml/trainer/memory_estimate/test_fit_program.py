@@ -196,6 +196,7 @@ def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
             "copy the *.json files of the model to a folder",
         ),
         (["actor_rollout_ref.model.path=Qwen/Qwen-Image"], "data.train_files: must be given"),
+        ([f"actor_rollout_ref.model.path={'n' * 300}", *REQUIRED], "File name too long"),
         (["nonsense=1", *REQUIRED], "nonsense: unknown setting"),
     ],
 )

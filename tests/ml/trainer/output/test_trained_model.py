@@ -98,5 +98,6 @@ def test_what_has_no_trained_model_is_refused(
     assert "does not exist; write --model" in error(unnamed, "--model", str(tmp_path))
     MAKERS["qwen_image"](tmp_path / "other", 0)
     assert "was not trained from" in error(unnamed, "--model", str(tmp_path / "other"))
+    assert "would be lost; write another --out" in error(unnamed, "--model", str(tmp_path / "other" / ".." / "out"))
     assert "no checkpoint" in error(tmp_path / "step_000009")
     assert not (tmp_path / "out").exists()

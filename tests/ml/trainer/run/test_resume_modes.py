@@ -9,6 +9,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from tests.ml.trainer import recorded_runs
+from verl_omni.settings_schema import layout, resuming
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.run import checkpoint_origin, checkpoints
 from verl_omni.trainer.run.checkpoint_saver import CheckpointSaver
@@ -106,6 +107,9 @@ def test_a_run_that_continues_with_other_settings_of_what_is_learned_says_so(tmp
         ("actor_rollout_ref", "rollout.val_kwargs.pipeline.guidance_scale", 4.0),
         ("actor_rollout_ref", "actor.shuffle", True),
         ("actor_rollout_ref", "rollout.rollout_adapter", "old"),
+        ("actor_rollout_ref", "actor.fsdp_config.mixed_precision.param_dtype", "bfloat16"),
+        ("actor_rollout_ref", "rollout.engine_kwargs.vllm_omni.quantization", "fp8"),
+        ("trainer", "v1.separate_async.parameter_sync_step", 2),
     ],
 )
 def test_what_else_decides_what_is_learned_is_said_too(tmp_path: Path, section: str, name: str, value: Any) -> None:
@@ -115,6 +119,20 @@ def test_what_else_decides_what_is_learned_is_said_too(tmp_path: Path, section: 
     _, events = started(tmp_path, "auto", **{section: OmegaConf.to_container(changed)})
     (warning,) = [event for event in events if event["event"] == "warning"]
     assert f"{section}.{name} was None, is {value}" in warning["message"]
+
+
+def test_a_setting_that_the_version_of_the_checkpoint_did_not_have_differs_unless_it_has_its_default() -> None:
+    def changes(clip: float) -> str:
+        now = OmegaConf.create({"actor_rollout_ref": {"actor": {"grad_clip": clip}}})
+        return describe_changes(OmegaConf.create({}), now, {}, {})
+
+    assert changes(1.0) == ""
+    assert changes(0.5) == "actor_rollout_ref.actor.grad_clip was None, is 0.5"
+
+
+def test_the_settings_that_may_differ_exist() -> None:
+    named = {*resuming.MAY_DIFFER, *resuming.LEARNED_BY_TRAINER}
+    assert named <= layout.names_of_algorithms()
 
 
 def settings(rate: float, file: Path) -> DictConfig:
