@@ -22,7 +22,8 @@ from omni_operator.cluster.errors import (
     NotFound,
 )
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Kind, kind_of
-from omni_operator.cluster.protocol import GroupChange, Identity, Listing
+from omni_operator.cluster.protocol import Identity, Listing
+from omni_operator.status.decisions.situation import GroupChange
 from omni_operator.status.observed.timestamps import format_timestamp
 
 Place = tuple[Kind, str, str]

@@ -54,8 +54,9 @@ def write(folder: Path, row: dict[str, Any] | None = None) -> Path:
     values = {f"{layer}.lora_A.weight": torch.ones(2, 64), f"{layer}.lora_B.weight": torch.ones(64, 2)}
     save_file(values, folder / "sft" / "pytorch_lora_weights.safetensors")
     parquet.write_table(Table.from_pylist([row or PAIR]), folder / "train.parquet")
-    (folder / "w.png").touch()
-    (folder / "more.jsonl").write_text(json.dumps({"caption": "a", "chosen": "w.png", "rejected": "w.png"}))
+    for name in ("w.png", "l.png"):
+        (folder / name).touch()
+    (folder / "more.jsonl").write_text(json.dumps({"caption": "a", "chosen": "w.png", "rejected": "l.png"}))
     (folder / "heldout.txt").write_text("red\n")
     (folder / "job.yaml").write_text(JOB)
     return folder / "job.yaml"

@@ -25,6 +25,7 @@ from typing import Any
 
 from verl_omni.agent_loop.rows import SampleFailed, SampleLost
 from verl_omni.reward_loop.scorer_results import ScorerFailed
+from verl_omni.trainer.data.prompt_images import ImageNotFound
 from verl_omni.trainer.generation.engines import Engines
 from verl_omni.trainer.generation.evaluation import Evaluation
 from verl_omni.trainer.generation.training_batches import TrainingBatches
@@ -58,6 +59,7 @@ class TrainingLoop:
             Interrupted: the user stopped the run; a checkpoint of the last complete step has been saved.
             TooFewReplicas: too few replicas are left; such a checkpoint has been saved too.
             SampleFailed, ScorerFailed: samples cannot be generated or scored; likewise.
+            ImageNotFound: an image of a row is damaged, or has gone; likewise.
             StaleSample, StaleReplica, LogProbMismatch: samples and weights have different versions.
         """
         first = self.checkpoints.resume(checkpoint, self.workers)
@@ -118,7 +120,7 @@ class TrainingLoop:
 
 
 def _leaves_the_ranks(error: BaseException) -> bool:
-    """Whether the ranks are as after the last complete step, and answer: what failed are replicas, or samples."""
+    """Whether the ranks are as after the last complete step, and answer: replicas, samples or rows failed."""
     if isinstance(error, SampleLost):
         return False
-    return isinstance(error, (SampleFailed, ScorerFailed)) or is_loss_of_replicas(error)
+    return isinstance(error, (SampleFailed, ScorerFailed, ImageNotFound)) or is_loss_of_replicas(error)

@@ -15,6 +15,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 
 from omni_operator.api.names import FIELD_MANAGER
+from omni_operator.status.decisions.situation import GroupChange
 
 from .authenticated_client import AuthenticatedClient
 from .credentials import Credentials, Loaded
@@ -22,7 +23,7 @@ from .errors import Conflict, DefinitionOutdated, KindAbsent, NotFound, Refused,
 from .kinds import LEASES, RAYJOBS, TOKEN_REVIEWS, Body, Kind, Meta, kind_of, version_of
 from .leader.write_fence import no_fence
 from .nested_json import load_json
-from .protocol import GroupChange, Identity, Listing
+from .protocol import Identity, Listing
 from .server_clock import ServerClock
 
 # With the character set, because the package makes JSON of a body of the bare type.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from omni_operator.status.decisions.situation import GroupChange
+
 from .kinds import Body, Kind, Meta
 
 
@@ -28,24 +30,6 @@ class Listing:
 
     items: list[Meta]
     version: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupChange:
-    """A new number of pods for the worker group `group`, at a place in the spec of a RayCluster or RayJob.
-
-    Attributes:
-        old: the present number; 0: any.
-        removed: names of the pods to delete; KubeRay chooses others that are needed for the new number.
-        limits: minReplicas and maxReplicas; None: they stay.
-    """
-
-    index: int
-    group: str
-    old: int
-    new: int
-    removed: tuple[str, ...] = ()
-    limits: tuple[int, int] | None = None
 
 
 class Cluster(Protocol):

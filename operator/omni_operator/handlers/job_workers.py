@@ -22,7 +22,7 @@ from datetime import datetime
 
 from omni_operator.cluster.errors import ClusterError, Unavailable
 from omni_operator.cluster.kinds import Key
-from omni_operator.reconcile.reconciler import ReconcileResult
+from omni_operator.reconcile.subject import ReconcileResult
 
 BACKOFF_FIRST = 1.0
 BACKOFF_MOST = 300.0

@@ -9,7 +9,8 @@ from datetime import datetime
 
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import Key
-from omni_operator.reconcile.reconciler import Reconciler, ReconcileResult
+from omni_operator.reconcile.reconciler import Reconciler
+from omni_operator.reconcile.subject import ReconcileResult
 from omni_operator.reports.endpoint import ReportStore
 from omni_operator.settings import Settings
 

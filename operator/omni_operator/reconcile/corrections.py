@@ -11,15 +11,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from omni_operator.cluster.field_managers import describe_author
-from omni_operator.status.decisions.situation import (
-    FinishReplacement,
-    GiveUpTemplate,
-    ReplacePods,
-    ReserveQuota,
-    ScaleGroup,
-    StartReplacement,
-    Step,
-)
 
 AT_ONCE = 5  # in a row; the first time that something is written counts too
 FIRST_PAUSE = timedelta(seconds=1)
@@ -90,21 +81,6 @@ class Corrections:
         """When a pause ends, and when a row is forgotten."""
         for row in self._rows.values():
             yield from (at for at in (row.pause_end, row.row_end) if now < at)
-
-
-def change_of(step: Step) -> Change | None:
-    """What a step changes of a worker group; None for other steps."""
-    match step:
-        case ScaleGroup():
-            return Change((step.cluster.uid, step.group, "replicas"), step.new)
-        case ReserveQuota():
-            return Change((step.rayjob.uid, step.request.group, "replicas"), step.new)
-        case ReplacePods():
-            return Change((step.cluster.uid, step.group.name, "pods"), step.removed)
-        case StartReplacement() | FinishReplacement() | GiveUpTemplate():
-            return Change((step.cluster.uid, step.group.name, type(step).__name__))
-        case _:
-            return None
 
 
 def describe(what: str, author: str) -> str:

@@ -26,11 +26,11 @@ from omni_operator.api.names import (
 from omni_operator.cluster.cache.object_parser import parse_rayjob
 from omni_operator.cluster.errors import KindAbsent, Refused, Unavailable
 from omni_operator.cluster.kinds import RAYJOBS, WORKLOADS, Body
-from omni_operator.cluster.protocol import Cluster, GroupChange
+from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan.digest import digest_checked
 from omni_operator.plan.overrides import ROLLOUT_NODES
 from omni_operator.reconcile.subject import Subject
-from omni_operator.status.decisions.situation import AskForPods, Decision, ReserveQuota
+from omni_operator.status.decisions.situation import AskForPods, Decision, GroupChange, ReserveQuota
 from omni_operator.status.decisions.verdict import InProgress, Stage
 from omni_operator.status.observed.observation import ObservedRayJob
 from omni_operator.status.observed.timestamps import EARLIEST, format_timestamp

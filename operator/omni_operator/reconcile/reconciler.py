@@ -1,9 +1,9 @@
 """Reconciler: one pass over a job.
 
-    observe                decide           apply                  write
-    cache, reports   -->   next steps  -->  requests to the   -->  the status, if it changed,
-    (without requests)     (PURE)           API server             and its events
-
+    observe                decide              apply                   write
+    cache, reports   -->   next steps    -->   requests to the   -->   the status, if it changed,
+    (without requests)     (decision.py,       API server              and its events
+                           PURE)               (step_runner.py)        (job_status.py, status_writer.py)
 
 Every trigger leads here: a change of the job or of a child, a report, a timer, a resync. A pass depends only on the
 observed objects and the written status, so it can be repeated, interrupted anywhere, or continued by another process.
@@ -16,65 +16,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from omni_operator.api.status import Status
-from omni_operator.cluster.cache.job_parser import parse_job_facts, parse_metadata_facts, parse_status
+from omni_operator.cluster.cache.job_parser import parse_job_facts, parse_status
 from omni_operator.cluster.cache.object_cache import ObjectCache
-from omni_operator.cluster.errors import ClusterError, Conflict, NotFound, NotGoneYet, Refused
+from omni_operator.cluster.errors import ClusterError, Refused
 from omni_operator.cluster.event_writer import EventWriter
-from omni_operator.cluster.kinds import JOBS, Body, Key, Kind
+from omni_operator.cluster.kinds import Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan import ClusterSettings
-from omni_operator.plan.digest import compute_digest
-from omni_operator.reconcile.corrections import Change, describe
 from omni_operator.reconcile.lost_children import recover_lost
 from omni_operator.reconcile.pass_errors import PassErrors
 from omni_operator.reconcile.pass_memory import JobMemory, PassMemory
 from omni_operator.reconcile.queued_attempt import explain_queue
 from omni_operator.reconcile.spec_cache import SpecCache, ValidSpec
-from omni_operator.reconcile.status_writer import APART, is_as_decided, next_write_time, write_status
+from omni_operator.reconcile.status_writer import StatusWriter, is_as_decided
 from omni_operator.reconcile.step_runner import ReportSource, StepRunner
-from omni_operator.reconcile.subject import Subject
+from omni_operator.reconcile.subject import ReconcileResult, Subject
 from omni_operator.status.decisions.decision import decide
-from omni_operator.status.decisions.situation import BetweenAttempts, Creating
 from omni_operator.status.decisions.snapshot import Snapshot
 from omni_operator.status.decisions.timeouts import Timeouts
 from omni_operator.status.observed.job_facts import without_pods
 from omni_operator.status.observed.running_pods import compare_with_attempt
-from omni_operator.status.report.events import find_events
-from omni_operator.status.report.job_status import (
-    derive_status,
-    derive_unknown_status,
-    find_deadlines,
-    with_state,
-)
+from omni_operator.status.report.job_status import derive_status, derive_unknown_status, find_deadlines
 
 # pauses after conflicts in a row, doubled
 SOON = timedelta(seconds=1)
 LATEST = timedelta(minutes=1)
-STATUS = Change(("status",))
-STATUS_CHANGED = (
-    f"{describe('the status', '')}, as a second release of the operator does if it watches this namespace with other "
-    "settings"
-)
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReconcileResult:
-    """Result of a pass.
-
-    Attributes:
-        wake: time of the next pass, after this one unless it wrote the status; None: the next resync.
-        result: for metrics: `ok`, `wrote`, `refused`, `conflict` or `gone`.
-    """
-
-    wake: datetime | None = None
-    result: str = "ok"
-
-    @property
-    def gone(self) -> bool:
-        """Whether the job does not exist any more."""
-        return self.result == "gone"
 
 
 @dataclass(slots=True)
@@ -99,10 +66,15 @@ class Reconciler:
     written: Callable[[Kind, Body], None] = lambda kind, body: None
     _specs: SpecCache = field(default_factory=SpecCache)
     _memory: PassMemory = field(default_factory=PassMemory)
+    _runner: StepRunner = field(init=False)
+    _writer: StatusWriter = field(init=False)
+    _errors: PassErrors = field(init=False)
 
-    @property
-    def _events(self) -> EventWriter:
-        return EventWriter(self.cluster, self.instance)
+    def __post_init__(self) -> None:
+        events = EventWriter(self.cluster, self.instance)
+        self._runner = StepRunner(self.cluster, self.cache, self.reports, self._memory, self.written)
+        self._writer = StatusWriter(self.cluster, self.cache, events, self.failed, self.written)
+        self._errors = PassErrors(self.cluster, self.cache, events)
 
     async def reconcile(self, key: Key) -> ReconcileResult:
         """Make one pass.
@@ -112,21 +84,26 @@ class Reconciler:
         """
         with self.cache.pass_over(key):
             body = self.cache.job(key)
-            return self._forget(key) if body is None else await self._reconcile_job(key, body)
+            result = ReconcileResult(result="gone") if body is None else await self._reconcile_job(key, body)
+        if result.gone:
+            self._memory.forget(key)
+            self._specs.forget(key)
+            self.reports.forget(key)
+        return result
 
     async def _reconcile_job(self, key: Key, body: Body) -> ReconcileResult:
+        """Make a pass over an existing job, and remember whether it failed or ended with a conflict."""
         now = self.clock()
         meta = body["metadata"]
         self._memory.begin_pass(now)
         memory = self._memory.of(key, str(meta["uid"]), int(meta.get("generation") or 0))
-        errors = PassErrors(self.cluster, self.cache, self._events)
         try:
             result = await self._reconcile(key, body, memory, now)
         except Exception as error:
             if isinstance(error, Refused) or not isinstance(error, ClusterError):
-                await errors.show(key, body, error, now)
+                await self._errors.show(key, body, error, now)
             raise
-        await errors.clear(key, body)
+        await self._errors.clear(key, body)
         if result.result != "refused":
             memory.refused.forget_errors()
         if result.result != "conflict":
@@ -139,6 +116,7 @@ class Reconciler:
         return replace(result, wake=now + wait)
 
     async def _reconcile(self, key: Key, body: Body, memory: JobMemory, now: datetime) -> ReconcileResult:
+        """Read the job, unless it is being deleted or managed by others, and make the pass over it."""
         if body["metadata"].get("deletionTimestamp"):
             # Kubernetes deletes its objects by their owner references. What the spec and the status say is not read:
             # nothing in them can prevent the deletion.
@@ -146,19 +124,12 @@ class Reconciler:
         spec = self._specs.get(key, body, self.settings)
         if spec.job is not None and spec.job.spec.managed_by != "diffusionrl.io/operator":
             return ReconcileResult()
-        facts = parse_job_facts(body, spec.job) if spec.job else parse_metadata_facts(body)
+        facts = parse_job_facts(body, spec.job)
         facts = facts if isinstance(spec, ValidSpec) else without_pods(facts)
         job = Subject(key, body, spec, facts, parse_status(body), memory, now)
         if spec.job and not job.status.finished and (unknown := await self._recover(job)):
             return unknown
         return await self._pass(job)
-
-    def _forget(self, key: Key) -> ReconcileResult:
-        """Drop what is stored of a job that does not exist any more."""
-        self._memory.forget(key)
-        self._specs.forget(key)
-        self.reports.forget(key)
-        return ReconcileResult(result="gone")
 
     async def _recover(self, job: Subject) -> ReconcileResult | None:
         """Look up objects that the watches have lost. The pass's result if it stays unknown which objects exist."""
@@ -170,25 +141,16 @@ class Reconciler:
             log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
             refused.begin_pause(error, job.now)
         refusal = refused.standing(job.now)
-        await self._write(job, derive_unknown_status(self._observe(job), refusal, job.changed_by_others))
+        await self._writer.write(job, derive_unknown_status(self._observe(job), refusal))
         wakes = [refused.until] if refusal else job.memory.corrections.times(job.now)
         return ReconcileResult(wake=min(filter(None, wakes)), result="refused" if refusal else "conflict")
 
     async def _pass(self, job: Subject) -> ReconcileResult:
         """Observe, decide, apply, observe what that has changed, and write."""
         before = self._observe(job)
-        decision = await explain_queue(self.cluster, job, before.attempt.rayjob, decide(before))
-        situation = decision.situation
-        refusal = None
-        conflict = False
-        steps = StepRunner(self.cluster, self.cache, self.reports, self._memory, self.written)
-        try:
-            refusal = await steps.run(job, decision.steps)
-        except (Conflict, NotFound) as error:
-            log.info("%s/%s: conflict: %s", *job.key, error)
-            conflict = True
-            if isinstance(error, NotGoneYet) and isinstance(situation, Creating):
-                situation = BetweenAttempts(str(error))
+        decision = decide(before)
+        decision = await explain_queue(self.cluster, job, before.attempt.rayjob, decision)
+        applied = await self._runner.apply_steps(job, decision)
         current = self.cache.job(job.key)
         if current is None:
             return ReconcileResult(result="gone")
@@ -196,18 +158,13 @@ class Reconciler:
             return ReconcileResult(result="conflict")
         job = replace(job, body=current)
         after = self._observe(job)
-        derived = derive_status(after, situation, refusal, job.changed_by_others)
-        deadlines = find_deadlines(replace(after, status=derived), situation)
-        written = await self._write(job, derived, replaced=after.attempt.replaces_rollouts)
-        wakes = [
-            decision.wake,
-            job.memory.refused.until if refusal else None,
-            *job.memory.corrections.times(job.now),
-            *deadlines,
-        ]
+        derived = derive_status(after, applied.situation, applied.refusal)
+        deadlines = find_deadlines(replace(after, status=derived), applied.situation)
+        written = await self._writer.write(job, derived, replaced=after.attempt.replaces_rollouts)
         # What was due by now, this pass has done or could not do: only a written status is followed by a pass at once.
-        wakes = [written.wake, *(at for at in wakes if at and at > job.now)]
-        result = "conflict" if conflict else "refused" if refusal else written.result
+        times = (decision.wake, job.memory.refused.until, *job.memory.corrections.times(job.now), *deadlines)
+        wakes = [written.wake, *(at for at in times if at and at > job.now)]
+        result = "conflict" if applied.conflict else "refused" if applied.refusal else written.result
         return ReconcileResult(wake=min(filter(None, wakes), default=None), result=result)
 
     def _observe(self, job: Subject) -> Snapshot:
@@ -225,45 +182,7 @@ class Reconciler:
             now=job.now,
             timeouts=self.timeouts,
             listening=self._memory.listening,
-            refused_spec=job.refused_spec,
+            changed_by_others=job.memory.corrections.changed_by_others(job.now),
+            refused_spec="" if job.status.finished else job.spec.refused or "",
             unreadable_spec="" if job.spec.job else job.spec.refused or "",
         )
-
-    async def _write(self, job: Subject, derived: Status, *, replaced: bool = False) -> ReconcileResult:
-        """Write the status if it is due, then create events for what changed; `replaced` as in `find_events`."""
-        memory = job.memory
-        derived = with_state(derived)
-        due = next_write_time(job.status, derived, memory.written, job.now)
-        if due and memory.altered and memory.written:
-            due = max(due, memory.written + APART)
-        overwritten = bool(due and memory.stored) and memory.stored != compute_digest(job.status.body())
-        if due and overwritten:
-            due = max(due, memory.corrections.pause_end(STATUS, job.now) or due)
-        if due is None or due > job.now:
-            return ReconcileResult(wake=due)
-        with memory.refused.counting_errors():
-            answer, written = await write_status(self.cluster, job.body, derived.body())
-        if answer is None:
-            # Deleted, and the watch is late. Garbage collection deletes what this pass created: its owner is gone.
-            self.cache.remove(JOBS, job.body)
-            return self._forget(job.key)
-        self.cache.put(JOBS, answer)
-        if not written:
-            return ReconcileResult(result="conflict")
-        self.written(JOBS, answer)
-        memory.written = job.now
-        stored = parse_status(answer)
-        # By an admission webhook, which would do so each time.
-        memory.altered = stored != derived
-        memory.stored = compute_digest(stored.body())
-        if overwritten:
-            memory.corrections.record(STATUS, job.now, STATUS_CHANGED)
-            log.warning("%s/%s: %s", *job.key, STATUS_CHANGED)
-        known = {failure.attempt for failure in job.status.failures}
-        for failure in derived.failures:
-            if failure.attempt not in known:
-                self.failed(failure.reason)
-        for event in find_events(job.status, derived, replaced=replaced):
-            await self._events.create(job.body, event, job.now)
-        # The next pass follows at once: after a failure it creates the next attempt without waiting for the watch.
-        return ReconcileResult(wake=job.now + SOON if memory.altered else job.now, result="wrote")

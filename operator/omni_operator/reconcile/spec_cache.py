@@ -26,11 +26,10 @@ from omni_operator.plan import (
     digest_attempt,
     digest_spec,
     render_attempt,
-    render_budget,
     render_group,
     render_job_objects,
 )
-from omni_operator.status.observed.observation import ObservedRayCluster, ObservedRayJob
+from omni_operator.status.observed.observation import ObservedRayJob
 
 if TYPE_CHECKING:
     from omni_operator.api.base import FieldPath
@@ -62,10 +61,6 @@ class ValidSpec:
         body = render_attempt(self.job, number, self._settings)
         self._digests[number] = body["metadata"]["annotations"][RENDERED_ANNOTATION]
         return body
-
-    def budget(self, cluster: ObservedRayCluster, trainers: int) -> Body | None:
-        """The PodDisruptionBudget of an attempt with so many trainer pods; None if the job has none."""
-        return render_budget(self.job, cluster.attempt, cluster.name, cluster.uid, trainers)
 
     def group(self, name: str, number: int) -> Body:
         """A worker group of an attempt."""

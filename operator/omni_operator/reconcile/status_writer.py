@@ -1,4 +1,4 @@
-"""Writes of a job's status: when one is due, and the write itself.
+"""Writes of a job's status: when one is due, the write itself, and the events about what has changed.
 
 A write is repeated at once while only the rest of the job changes, as its labels.
 """
@@ -6,18 +6,87 @@ A write is repeated at once while only the rest of the job changes, as its label
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from omni_operator.api.status import Status, Usage
+from omni_operator.cluster.cache.job_parser import parse_status
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import Conflict, Forbidden, NotFound
-from omni_operator.cluster.kinds import JOBS, Body
+from omni_operator.cluster.event_writer import EventWriter
+from omni_operator.cluster.kinds import JOBS, Body, Kind
 from omni_operator.cluster.protocol import Cluster
+from omni_operator.plan.digest import compute_digest
+from omni_operator.reconcile.corrections import Change, describe
+from omni_operator.reconcile.subject import ReconcileResult, Subject
 from omni_operator.status.observed.timestamps import EARLIEST, parse_timestamp
+from omni_operator.status.report.events import find_events
 
 TRIES = 6  # who edits labels in a loop wins a few races, and must not keep the status from being written
 APART = timedelta(seconds=15)
 HEARTBEATS_APART = timedelta(minutes=5)  # less than the silence after which a job is stalled
+NEXT_PASS = timedelta(seconds=1)  # pause after a write that an admission webhook has altered
+STATUS = Change(("status",))
+STATUS_CHANGED = (
+    f"{describe('the status', '')}, as a second release of the operator does if it watches this namespace with other "
+    "settings"
+)
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusWriter:
+    """Writes the statuses of all jobs.
+
+    Attributes:
+        failed: called with the reason of every failed attempt.
+        written: called with every job whose status was written, as the API server returned it.
+    """
+
+    cluster: Cluster
+    cache: ObjectCache
+    events: EventWriter
+    failed: Callable[[str], None]
+    written: Callable[[Kind, Body], None]
+
+    async def write(self, job: Subject, derived: Status, *, replaced: bool = False) -> ReconcileResult:
+        """Write the status if it is due, then create events for what changed; `replaced` as in `find_events`."""
+        memory = job.memory
+        due = next_write_time(job.status, derived, memory.written, job.now)
+        if due and memory.altered and memory.written:
+            due = max(due, memory.written + APART)
+        overwritten = bool(due and memory.stored) and memory.stored != compute_digest(job.status.body())
+        if due and overwritten:
+            due = max(due, memory.corrections.pause_end(STATUS, job.now) or due)
+        if due is None or due > job.now:
+            return ReconcileResult(wake=due)
+        with memory.refused.counting_errors():
+            answer, written = await write_status(self.cluster, job.body, derived.body())
+        if answer is None:
+            # Deleted, and the watch is late. Garbage collection deletes what this pass created: its owner is gone.
+            self.cache.remove_job(job.key, job.facts.uid)
+            return ReconcileResult(result="gone")
+        self.cache.put(JOBS, answer)
+        if not written:
+            return ReconcileResult(result="conflict")
+        self.written(JOBS, answer)
+        memory.written = job.now
+        stored = parse_status(answer)
+        # By an admission webhook, which would do so each time.
+        memory.altered = stored != derived
+        memory.stored = compute_digest(stored.body())
+        if overwritten:
+            memory.corrections.record(STATUS, job.now, STATUS_CHANGED)
+            log.warning("%s/%s: %s", *job.key, STATUS_CHANGED)
+        known = {failure.attempt for failure in job.status.failures}
+        for failure in derived.failures:
+            if failure.attempt not in known:
+                self.failed(failure.reason)
+        for event in find_events(job.status, derived, replaced=replaced):
+            await self.events.create(job.body, event, job.now)
+        # The next pass follows at once: after a failure it creates the next attempt without waiting for the watch.
+        return ReconcileResult(wake=job.now + NEXT_PASS if memory.altered else job.now, result="wrote")
 
 
 def next_write_time(previous: Status, derived: Status, last: datetime | None, now: datetime) -> datetime | None:

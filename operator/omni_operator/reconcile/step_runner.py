@@ -7,17 +7,26 @@ longer each time, and finds out who it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from omni_operator.cluster.cache.object_cache import ObjectCache
-from omni_operator.cluster.errors import AlreadyExists, Forbidden, KindAbsent, Refused
+from omni_operator.cluster.errors import (
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    KindAbsent,
+    NotFound,
+    NotGoneYet,
+    Refused,
+)
 from omni_operator.cluster.field_managers import find_author
 from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
-from omni_operator.cluster.protocol import Cluster, GroupChange
-from omni_operator.reconcile.corrections import AT_ONCE, Change, change_of, describe
+from omni_operator.cluster.protocol import Cluster
+from omni_operator.plan import render_budget
+from omni_operator.reconcile.corrections import AT_ONCE, Change, describe
 from omni_operator.reconcile.owned_objects import create_owned, ensure_owned
 from omni_operator.reconcile.pass_memory import PassMemory
 from omni_operator.reconcile.pod_replacement import replace_pods
@@ -27,15 +36,20 @@ from omni_operator.reconcile.spec_cache import ValidSpec
 from omni_operator.reconcile.subject import Subject
 from omni_operator.status.decisions.situation import (
     AskForPods,
+    BetweenAttempts,
     CreateAttempt,
+    Creating,
+    Decision,
     DeleteRayJob,
     DeleteSelf,
     EnsureShared,
     ProtectPods,
     ReplacementStep,
+    ReplacePods,
     RequestCheckpoint,
     ReserveQuota,
     ScaleGroup,
+    Situation,
     Step,
 )
 from omni_operator.status.observed.observation import Refusal, TrainerReport
@@ -44,6 +58,7 @@ SHARED = Change(("shared objects",))
 # Fields that say who changed a worker group.
 GROUPS = ("f:spec", "f:workerGroupSpecs")
 RAYJOB_GROUPS = ("f:spec", "f:rayClusterSpec", "f:workerGroupSpecs")
+GroupStep = ScaleGroup | ReserveQuota | ReplacementStep
 log = logging.getLogger(__name__)
 
 
@@ -61,6 +76,21 @@ class ReportSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of the steps of a pass. After a refusal or a conflict, the steps that follow are not tried.
+
+    Attributes:
+        situation: the decided one, or that an earlier job's object has the name of one that was to be created.
+        refusal: the request that the API server refuses.
+        conflict: whether an object had changed since it was observed.
+    """
+
+    situation: Situation
+    refusal: Refusal | None = None
+    conflict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StepRunner:
     """Carries out the steps of all jobs, and caches the API server's answers.
 
@@ -74,32 +104,28 @@ class StepRunner:
     memory: PassMemory
     written: Callable[[Kind, Body], None]
 
-    async def run(self, job: Subject, steps: Iterable[Step]) -> Refusal | None:
-        """Carry out the steps; none while a refused request waits to be repeated.
-
-        Returns:
-            The request that the API server refuses; the steps after it were not tried.
-
-        Raises:
-            Conflict, NotFound: an object had changed since it was observed.
-        """
+    async def apply_steps(self, job: Subject, decision: Decision) -> Applied:
+        """Carry out the steps; none while a refused request waits to be repeated."""
         refused = job.memory.refused
+        situation = decision.situation
         if refusal := refused.standing(job.now):
-            return refusal
-        for step in steps:
-            change = change_of(step)
-            if change and job.memory.corrections.pause_end(change, job.now):
-                continue
+            return Applied(situation, refusal)
+        for step in decision.steps:
             try:
                 with refused.counting_errors():
-                    await self._run(step, change, job)
+                    await self._run(step, job)
             except (Refused, KindAbsent) as error:
                 log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
-                return refused.begin_pause(error, job.now)
+                return Applied(situation, refused.begin_pause(error, job.now))
+            except (Conflict, NotFound) as error:
+                log.info("%s/%s: conflict: %s", *job.key, error)
+                if isinstance(error, NotGoneYet) and isinstance(situation, Creating):
+                    situation = BetweenAttempts(str(error))
+                return Applied(situation, conflict=True)
         refused.clear()
-        return None
+        return Applied(situation)
 
-    async def _run(self, step: Step, change: Change | None, job: Subject) -> None:
+    async def _run(self, step: Step, job: Subject) -> None:
         namespace, _ = job.key
         spec = job.spec
         match step:
@@ -119,8 +145,9 @@ class StepRunner:
         match step:
             case EnsureShared(required=required):
                 await self._ensure_shared(job, spec, required=required)
-            case ProtectPods():
-                await self._protect(job, spec.budget(step.cluster, step.trainers))
+            case ProtectPods(cluster=cluster, trainers=trainers):
+                budget = render_budget(spec.job, cluster.attempt, cluster.name, cluster.uid, trainers)
+                await self._protect(job, budget)
             case CreateAttempt(number=number):
                 answer = await create_owned(self.cluster, RAYJOBS, spec.attempt(number))
                 self.cache.put(RAYJOBS, answer)
@@ -129,8 +156,7 @@ class StepRunner:
                 if asked := await ask_for_pods(self.cluster, namespace, step, job.now):
                     self.cache.put(RAYJOBS, asked)
             case _:
-                assert change is not None
-                await self._change_group(step, change, job, spec)
+                await self._change_group(step, job, spec)
 
     async def _ensure_shared(self, job: Subject, spec: ValidSpec, *, required: bool) -> None:
         """Create shared objects that are missing, and correct those that differ. PodMonitors are optional.
@@ -176,10 +202,11 @@ class StepRunner:
         except (Refused, KindAbsent) as error:
             log.warning("%s/%s: no PodDisruptionBudget: %s", *job.key, error)
 
-    async def _change_group(
-        self, step: ScaleGroup | ReserveQuota | ReplacementStep, change: Change, job: Subject, spec: ValidSpec
-    ) -> None:
+    async def _change_group(self, step: GroupStep, job: Subject, spec: ValidSpec) -> None:
         """Change a worker group of a RayCluster, or its number of pods in the RayJob, by which Kueue reserves quota."""
+        change = change_of(step)
+        if job.memory.corrections.pause_end(change, job.now):
+            return
         namespace, _ = job.key
         kind = RAYJOBS if isinstance(step, ReserveQuota) else RAYCLUSTERS
         name = step.rayjob.name if isinstance(step, ReserveQuota) else step.cluster.name
@@ -189,10 +216,10 @@ class StepRunner:
             case ReserveQuota(request=request):
                 group = request.group
                 answer = await reserve_quota(self.cluster, namespace, step)
-            case ScaleGroup(group=group):
-                scaled = GroupChange(step.index, group, step.old, step.new, step.removed, step.limits)
-                answer = await self.cluster.scale_group(kind, namespace, name, step.cluster.uid, scaled)
-                what = "minReplicas or maxReplicas" if step.limits else what
+            case ScaleGroup(cluster=cluster, change=scaled):
+                group = scaled.group
+                answer = await self.cluster.scale_group(kind, namespace, name, cluster.uid, scaled)
+                what = "minReplicas or maxReplicas" if scaled.limits else what
             case _:
                 group = step.group.name
                 rendered = spec.group(group, step.cluster.attempt)
@@ -219,3 +246,16 @@ class StepRunner:
         job.memory.corrections.record(change, job.now, text)
         if end := job.memory.corrections.pause_end(change, job.now):
             log.warning("%s/%s: %s: until %s", *job.key, text, end)
+
+
+def change_of(step: GroupStep) -> Change:
+    """What a step changes of a worker group."""
+    match step:
+        case ScaleGroup(cluster=cluster, change=scaled):
+            return Change((cluster.uid, scaled.group, "replicas"), scaled.new)
+        case ReserveQuota(rayjob=rayjob, request=request):
+            return Change((rayjob.uid, request.group, "replicas"), step.new)
+        case ReplacePods(cluster=cluster, group=group):
+            return Change((cluster.uid, group.name, "pods"), step.removed)
+        case _:
+            return Change((step.cluster.uid, step.group.name, type(step).__name__))

@@ -1,4 +1,4 @@
-"""The job of a pass."""
+"""The job of a pass, and the result of the pass."""
 
 from __future__ import annotations
 
@@ -30,12 +30,20 @@ class Subject:
     memory: JobMemory
     now: datetime
 
-    @property
-    def refused_spec(self) -> str:
-        """Why the operator's settings refuse the spec; empty for a job that has ended."""
-        return "" if self.status.finished else self.spec.refused or ""
+
+@dataclass(frozen=True, slots=True)
+class ReconcileResult:
+    """Result of a pass.
+
+    Attributes:
+        wake: time of the next pass, after this one unless it wrote the status; None: the next resync.
+        result: for metrics: `ok`, `wrote`, `refused`, `conflict` or `gone`.
+    """
+
+    wake: datetime | None = None
+    result: str = "ok"
 
     @property
-    def changed_by_others(self) -> str:
-        """What others change all the time, for a condition; empty if they change nothing."""
-        return self.memory.corrections.changed_by_others(self.now)
+    def gone(self) -> bool:
+        """Whether the job does not exist any more."""
+        return self.result == "gone"

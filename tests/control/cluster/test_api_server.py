@@ -36,7 +36,7 @@ from omni_operator.cluster.errors import (
 )
 from omni_operator.cluster.kinds import JOBS, LEASES, PODS, RAYCLUSTERS, RAYJOBS
 from omni_operator.cluster.leader.write_fence import WriteFence
-from omni_operator.cluster.protocol import GroupChange
+from omni_operator.status.decisions.situation import GroupChange
 
 JOB = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespace": "ns", "name": "red"}}
 # Parameters of writes. The operator does not read the warnings about unknown fields, so it asks for none.

@@ -12,7 +12,7 @@ from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.kinds import Key
 from omni_operator.handlers import job_workers as module
 from omni_operator.handlers.job_workers import JobWorkers
-from omni_operator.reconcile.reconciler import ReconcileResult
+from omni_operator.reconcile.subject import ReconcileResult
 
 A = ("ns", "a")
 B = ("ns", "b")

@@ -50,6 +50,7 @@ class Simulation:
         skew: difference of the operator's clock to all others.
         frozen: kinds whose watch delivers nothing.
         fault: of the operator's requests, see `FaultyCluster`.
+        written: called with the objects that the operator has written, see `Reconciler`.
         foreign_reasons: reasons that others than the operator write into statuses.
     """
 
@@ -60,12 +61,16 @@ class Simulation:
         self.passes = 0
         self.foreign_reasons: set[str] = set()
         self.fault: Callable[[str], Fault | None] = lambda write: None
+        self.written: Callable[[Kind, Body], None] = lambda kind, body: None
         self.start_operator()
 
     # The operator's process.
 
     def _fault(self, write: str) -> Fault | None:
         return self.fault(write)
+
+    def _written(self, kind: Kind, body: Body) -> None:
+        self.written(kind, body)
 
     def start_operator(self) -> None:
         """Start a new operator process with a cache from the first lists."""
@@ -80,6 +85,7 @@ class Simulation:
             clock=lambda: self.now + self.skew,
             instance="test",
             timeouts=Timeouts(),
+            written=self._written,
         )
         self.wakes: dict[Key, datetime] = {}
         self.frozen: set[Kind] = set()

@@ -194,7 +194,7 @@ class Editor:
 
 async def test_the_answer_to_each_written_status_is_told(simulation: Any) -> None:
     answers: list[tuple[Kind, Body]] = []
-    simulation.reconciler.written = lambda kind, body: answers.append((kind, body))
+    simulation.written = lambda kind, body: answers.append((kind, body))
     simulation.submit_and_watch()
     await simulation.reconcile()
     assert [kind for kind, _ in answers] == [RAYJOBS, JOBS]

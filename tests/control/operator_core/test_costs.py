@@ -22,8 +22,8 @@ from omni_operator.plan import ClusterSettings
 from omni_operator.plan.digest import digest_checked
 from omni_operator.plan.refusals import ANNOTATIONS_BYTES
 from omni_operator.reconcile import spec_cache
-from omni_operator.reconcile.reconciler import ReconcileResult
 from omni_operator.reconcile.spec_cache import KEPT, InvalidSpec, SpecCache, ValidSpec
+from omni_operator.reconcile.subject import ReconcileResult
 
 KEY = ("team-a", "red")
 SPEC: dict[str, Any] = SMALLEST["spec"]

@@ -111,7 +111,7 @@ async def test_a_job_that_kueue_suspends_at_its_creation_is_never_shown_as_admit
     simulation = queue.simulation
     simulation.alter(lambda body: body.update(spec={**body["spec"], "suspend": True}))
     shown = []
-    simulation.reconciler.written = lambda kind, body: shown.append(body) if kind == JOBS else None
+    simulation.written = lambda kind, body: shown.append(body) if kind == JOBS else None
     await simulation.submit_and_settle()
     conditions = [
         condition for body in shown for condition in body["status"]["conditions"] if condition["type"] == "Admitted"

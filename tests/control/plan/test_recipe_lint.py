@@ -60,6 +60,7 @@ def warned(*assignments: str) -> list[str]:
         (("spec.model.base=/turbo/models/sd35",), []),
         (("spec.trainer.learningRate=0.004",), ["learningRate"]),
         (("spec.trainer.learningRate=0.003",), []),
+        (("spec.trainer.learningRate=0",), ["learningRate"]),
         (("spec.trainer.learningRate=0.001", "spec.model.lora={enabled: false}"), ["learningRate"]),
         (("spec.trainer.batch.prompts=2", "spec.algorithm.entrypoint=[python3, train.py]"), []),
     ],

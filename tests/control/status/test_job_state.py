@@ -58,7 +58,7 @@ def state(
         attempt=Attempt(number=1, cluster=cluster, report=replace(reported, at=heard) if reported else None),
         now=NOW,
     )
-    conditions = derive_conditions(job, situation, refusal, "")
+    conditions = derive_conditions(job, situation, refusal)
     derived = with_state(job.status.model_copy(update={"conditions": conditions}))
     return derived.state, derived.reason
 

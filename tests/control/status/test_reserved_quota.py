@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_operator.api.names import ROLLOUT_GROUP
-from omni_operator.status.decisions.queue_requests import follow_pods, restore_numbers
-from omni_operator.status.decisions.situation import ReserveQuota, ScaleGroup
+from omni_operator.status.decisions.queue_requests import restore_numbers
+from omni_operator.status.decisions.scaling import follow_pods
+from omni_operator.status.decisions.situation import GroupChange, ReserveQuota, ScaleGroup
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
 from omni_operator.status.observed.observation import (
     Attempt,
@@ -61,10 +62,10 @@ def test_quota_is_requested_before_pods_and_returned_after_them(
         created=START,
         rollouts=PoolFacts(group=ROLLOUT_GROUP, live=live, autoscaling=POLICY),
     )
-    changes = (ScaleGroup(cluster, ROLLOUT_GROUP, 1, replicas, new),) if new and live and gated else ()
+    changes = (ScaleGroup(cluster, GroupChange(1, ROLLOUT_GROUP, replicas, new)),) if new and live and gated else ()
     with_request = rayjob(requested)
     steps = follow_pods(facts, Attempt(number=1, rayjob=with_request, cluster=cluster, pods=pods), changes)
-    wanted = changes[0].new if changes else replicas
+    wanted = changes[0].change.new if changes else replicas
     request = ReserveQuota(with_request, with_request.requested[1], wanted)
     if live and gated and wanted > requested:
         assert steps == (request, *changes)

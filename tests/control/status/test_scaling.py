@@ -163,7 +163,9 @@ def test_each_group_follows_its_own_queue_by_the_same_decision(
         report = merge_event(report, event, 1, now)
         attempt = Attempt(number=1, cluster=cluster, report=report)
         for step in scale(facts, attempt, now):
-            changed = (replace(g, replicas=step.new) if g.name == step.group else g for g in cluster.groups)
+            changed = (
+                replace(g, replicas=step.change.new) if g.name == step.change.group else g for g in cluster.groups
+            )
             cluster = replace(cluster, groups=tuple(changed))
         for group, number in zip(spec, numbers.values(), strict=True):
             if number is not None:

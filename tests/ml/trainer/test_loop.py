@@ -24,6 +24,7 @@ from verl_omni.agent_loop.rows import SampleFailed, SampleLost
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.reward_loop.scorer_results import TooManyUnscored
 from verl_omni.samples import GENERATED, Sample
+from verl_omni.trainer.data.prompt_images import ImageNotFound
 from verl_omni.trainer.generation import sample_generation, verl_batches
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.run import checkpoints
@@ -166,6 +167,7 @@ def test_training_images_are_shown_beside_the_evaluations_of_the_same_prompt_and
     [
         (SampleFailed("row 3 failed: TooManyUnscored: the reward server does not respond"), [2]),
         (TooManyUnscored("4 samples have no score"), [2]),
+        (ImageNotFound("row 3 of train.jsonl, column images: a.png: the file is damaged"), [2]),
         (SampleLost("row 3 failed: a process has ended"), []),
         (ValueError("a fault of this package"), []),
     ],

@@ -37,7 +37,7 @@ def test_a_program_is_refused_whatever_its_name(ran: Path, tmp_path: Path) -> No
     (tmp_path / "photo.png").write_bytes(PROGRAM)
     for image in ("photo.png", PROGRAM, {"bytes": PROGRAM}, Image.open(io.BytesIO(PROGRAM))):
         with pytest.raises(prompt_images.ImageNotFound, match=r"PostScript, a program .*: convert it to PNG"):
-            prompt_images.open_image(image, [tmp_path]).convert("RGB")
+            prompt_images.open_image(image, tmp_path).convert("RGB")
     assert not ran.exists()
 
 

@@ -61,13 +61,12 @@ def check_with_files(config: DictConfig) -> None:
     """
     data = config.data
     check(data)
-    first = data.train_files if isinstance(data.train_files, str) else data.train_files[0]
-    pairs = Path(first).parent if config.algorithm.sample_source == "offline" else None
+    offline = config.algorithm.sample_source == "offline"
     is_own = OmegaConf.select(data, "custom_cls.path") == DATASET["path"]  # an override may have removed it
     for files, held_out in ((data.train_files, False), (data.val_files, True)):
         for file in map(Path, [files] if isinstance(files, str) else files or ()):
             if is_own:
-                prompt_files.check_file(file, data.prompt_key, held_out=held_out, pairs=None if held_out else pairs)
+                prompt_files.check_file(file, data.prompt_key, held_out=held_out, pairs=offline and not held_out)
             else:
                 prompt_files.check_exists(file)
 

@@ -46,8 +46,7 @@ def file_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
     if inputs.model is not None:
         problems = _folder_problems(Path(inputs.model), extended=inputs.extended)
         yield from (("model", text) for text in problems)
-    folder = Path(next(iter(inputs.train.values()), "")).parent if inputs.pairs else None
-    for name, files, pairs in (("train", inputs.train, folder), ("validation", inputs.validation, None)):
+    for name, files, pairs in (("train", inputs.train, inputs.pairs), ("validation", inputs.validation, False)):
         for position, path in files.items():
             try:
                 prompt_files.check_file(Path(path), inputs.prompt_key, held_out=name == "validation", pairs=pairs)

@@ -48,7 +48,7 @@ class PairColumns:
             folder: that relative paths start from.
         """
         try:
-            self.order(row)
+            order = self.order(row)
         except ValueError as error:
             return str(error)
         for name in self.images:
@@ -60,6 +60,9 @@ class PairColumns:
             path = image_path(value, folder)
             if path is not None and not path.is_file():
                 return f"{name} is {path}, which does not exist"
+        first, second = (row.get(name) for name in self.images)
+        if order is not None and first is not None and first == second:
+            return f"{' and '.join(self.images)} are the same image, so there is nothing to prefer: remove the row"
         return None
 
 

@@ -50,7 +50,7 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
     @override
     def _build_messages(self, example: dict[str, Any], key: str) -> list[dict[str, Any]]:
         if example.get(self.image_key):
-            images = [image.convert("RGB") for image in self.images(example)]
+            images = [prompt_images.as_rgb(image) for image in self.images(example)]
             return prompt_images.with_images(as_messages(example[key]), images)
         messages = as_messages(example[key])
         if isinstance(example[key], str) and parse_messages(example[key]) is None:
@@ -80,8 +80,8 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
         Raises:
             ImageNotFound: one of them cannot be read.
         """
-        folders = list(dict.fromkeys(Path(file).parent for file in self.data_files))
-        return [prompt_images.open_image(image, folders) for image in _listed(row.get(self.image_key))]
+        folder = Path(row.get(prompt_tables.FOLDER) or Path(self.data_files[0]).parent)
+        return [prompt_images.open_image(image, folder) for image in _listed(row.get(self.image_key))]
 
     @override
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
@@ -98,14 +98,25 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
     @override
     def __getitem__(self, item: int) -> dict[str, Any]:
         row = dict(self.dataframe[item])
-        messages = self._build_messages(row, self.prompt_key)
+        try:
+            messages = self._build_messages(row, self.prompt_key)
+        except prompt_images.ImageNotFound as error:  # the start looked at the beginnings of files only
+            where = f"row {item} of {', '.join(self.data_files)}, column {self.image_key}"
+            raise prompt_images.ImageNotFound(f"{where}: {error}") from error
         text = prompt_text(messages)
         graded = dict(row.get("reward_model") or {})
         graded.setdefault("style", "rule")
         truth = row.get("ground_truth")
         graded.setdefault("ground_truth", text if truth is None else truth)
         # The messages have the prompt and its images and videos already.
-        read = (self.prompt_key, self.image_key, self.video_key, self.audio_key, NEGATIVE_PROMPT)
+        read = (
+            self.prompt_key,
+            self.image_key,
+            self.video_key,
+            self.audio_key,
+            NEGATIVE_PROMPT,
+            prompt_tables.FOLDER,
+        )
         columns = {name: value for name, value in row.items() if name not in read}
         info = scorer_fields(columns, text, item)
         prompt_row: dict[str, Any] = {

@@ -33,13 +33,12 @@ class InvalidPromptFile(ValueError):
     """A file of prompts that cannot be used; the message names file and row."""
 
 
-def check_file(path: Path, prompt_key: str, *, held_out: bool = False, pairs: Path | None = None) -> None:
+def check_file(path: Path, prompt_key: str, *, held_out: bool = False, pairs: bool = False) -> None:
     """Check one file of prompts.
 
     Args:
         held_out: whether it is for evaluations, which read the column `seed`.
-        pairs: folder that the paths of pairs of images start from; None: training reads no pairs. Of Parquet files,
-            paths and labels are checked.
+        pairs: whether training reads pairs of images. Of Parquet files, paths and labels are checked.
 
     Raises:
         FileNotFoundError: it does not exist.
@@ -55,7 +54,7 @@ def check_file(path: Path, prompt_key: str, *, held_out: bool = False, pairs: Pa
         has_rows = True
         problem = row_problem(row, prompt_key) or (_seed_problem(row.get(SEED)) if held_out else None)
         if pairs and isinstance(row, Mapping) and not problem:
-            problem = (columns or _pair_columns(location, list(row))).problem(row, pairs)
+            problem = (columns or _pair_columns(location, list(row))).problem(row, path.parent)
         if problem:
             raise InvalidPromptFile(f"{location}: {problem}")
     if not has_rows:

@@ -21,13 +21,13 @@ class ImageNotFound(ValueError):
     """An image of a prompt cannot be read."""
 
 
-def open_image(image: Any, folders: Sequence[Path]) -> Image.Image:
+def open_image(image: Any, folder: Path) -> Image.Image:
     """An image of a row, upright as its EXIF orientation says; unless it has one, pixels are read when they are needed.
 
     Args:
         image: an image of PIL, its path, the bytes of its file, or a mapping with `bytes` or `path`, as Hugging Face's
             datasets have it, or with `image`, as verl's have it. A path may be a `file://` URL.
-        folders: base folders of relative paths (the data files' folders); the first one that has the file is used.
+        folder: that relative paths start from: the folder of the row's file.
 
     Raises:
         ImageNotFound: there is no such file, it is no image, is PostScript, or has more than 8 bits in each channel.
@@ -40,12 +40,23 @@ def open_image(image: Any, folders: Sequence[Path]) -> Image.Image:
     try:
         if content is not None:
             return _upright(shallow(Image.open(BytesIO(content))))
-        places = [folder / str(path).removeprefix("file://") for folder in folders]
-        if not (existing := [file for file in places if file.is_file()]):
-            raise ImageNotFound(f"there is no image {' or '.join(map(str, places))}")
-        return _upright(shallow(Image.open(existing[0])))
+        file = folder / str(path).removeprefix("file://")
+        if not file.is_file():
+            raise ImageNotFound(f"there is no image {file}")
+        return _upright(shallow(Image.open(file)))
     except UnidentifiedImageError as error:
         raise ImageNotFound(f"{path or 'its bytes'}: the file is no image") from error
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ImageNotFound(f"{path or 'its bytes'}: cannot be read: {error}") from error
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """The image with its pixels read, in the mode RGB. Raises `ImageNotFound` if its file is damaged."""
+    try:
+        return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:  # whatever PIL's reader of the format raises
+        file = getattr(image, "filename", "") or "its bytes"
+        raise ImageNotFound(f"{file}: the file is damaged: {error}") from error
 
 
 def _content_and_path(image: Any) -> tuple[bytes | None, Any]:
@@ -55,7 +66,7 @@ def _content_and_path(image: Any) -> tuple[bytes | None, Any]:
     if not isinstance(image, Mapping):
         return None, image
     path = image.get("path")
-    return image.get("bytes"), image.get("image") if path is None else path
+    return image.get("bytes") or None, image.get("image") if path is None else path
 
 
 def shallow(image: Image.Image) -> Image.Image:

@@ -18,10 +18,13 @@ from datasets import Dataset, Features, Json, Value, concatenate_datasets, load_
 from verl_omni.trainer.data import prompt_files
 
 ROWS_AT_ONCE = 1 << 16  # of JSON: as Python's objects they take several times the memory of a table
+FOLDER = "__folder__"  # column that `read` may add: relative paths of a row's images start from it
 
 
 def read(files: Sequence[str], prompt_key: str = "prompt") -> Dataset:
     """The rows of files, in their order; a column that a row's file does not have is None.
+
+    If the files are in several folders, the column `FOLDER` has the folder of each row's file.
 
     Args:
         prompt_key: column of the prompts of text files.
@@ -31,9 +34,13 @@ def read(files: Sequence[str], prompt_key: str = "prompt") -> Dataset:
         ArrowException, DatasetsError, ValueError: a Parquet file cannot be read, or has other types than the rest.
     """
     parts: list[Dataset] = []
+    several = len({Path(file).parent for file in files}) > 1
     for parquet, group in groupby(files, key=lambda file: Path(file).suffix == prompt_files.PARQUET):
         paths = list(group)
-        parts += map(_parquet_table, paths) if parquet else [_json_table(paths, prompt_key)]
+        if parquet:
+            parts += [_parquet_table(path, with_folder=several) for path in paths]
+        else:
+            parts.append(_json_table(paths, prompt_key, with_folder=several))
     return concatenate_datasets(_aligned(parts))
 
 
@@ -83,17 +90,18 @@ def _converted(part: Dataset, name: str, common: Any | None) -> Dataset:
     return concatenate_datasets([other_columns, converted], axis=1) if other_columns.column_names else converted
 
 
-def _parquet_table(file: str) -> Dataset:
+def _parquet_table(file: str, *, with_folder: bool) -> Dataset:
     """Rows of a Parquet file, from the cache of `datasets` if this very file is in it."""
     stat = Path(file).stat()
     # Part of the name in the cache, which otherwise has path and time of the change, as copies of other files can.
     content = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_ctime_ns}"
-    return load_dataset("parquet", data_files=glob.escape(file), description=content)["train"]
+    rows = load_dataset("parquet", data_files=glob.escape(file), description=content)["train"]
+    return rows.add_column(FOLDER, [str(Path(file).parent)] * len(rows)) if with_folder else rows
 
 
-def _json_table(files: Iterable[str], prompt_key: str) -> Dataset:
+def _json_table(files: Iterable[str], prompt_key: str, *, with_folder: bool) -> Dataset:
     """Rows of files of JSON or text; values of several types in a column stay what they are."""
-    rows = _json_rows(files, prompt_key)
+    rows = _json_rows(files, prompt_key, with_folder=with_folder)
     parts: list[Dataset] = []
     while some := list(islice(rows, ROWS_AT_ONCE)):
         names = dict.fromkeys(name for row in some for name in row)
@@ -102,12 +110,13 @@ def _json_table(files: Iterable[str], prompt_key: str) -> Dataset:
     return _joined(parts) if parts else Dataset.from_dict({})
 
 
-def _json_rows(files: Iterable[str], prompt_key: str) -> Iterator[Mapping[str, Any]]:
+def _json_rows(files: Iterable[str], prompt_key: str, *, with_folder: bool) -> Iterator[Mapping[str, Any]]:
     for file in files:
+        more = {FOLDER: str(Path(file).parent)} if with_folder else {}
         for location, row in prompt_files.rows(Path(file), prompt_key):
             if not isinstance(row, Mapping):
                 raise prompt_files.InvalidPromptFile(f"{location}: {prompt_files.row_problem(row, '')}")
-            yield row
+            yield {**row, **more}
 
 
 def _joined(parts: Sequence[Dataset]) -> Dataset:

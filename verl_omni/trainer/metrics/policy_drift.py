@@ -3,8 +3,8 @@
 There are three signs, all averaged over several steps. The clip fraction was low in the first steps and is nearly 1:
 the updates of one step move almost every ratio of new to old policy out of the clip range. The KL divergence of a step,
 to the base model or to the policy before the update, reaches the divergence between two normal distributions whose
-means are one standard deviation apart. Or, for algorithms that compare velocities (DiffusionNFT, AWM), their mean
-squared difference is no longer small next to the noise that they predict.
+means are one standard deviation apart. Or, for algorithms that compare velocities (DiffusionNFT, AWM, Diffusion-DPO),
+their mean squared difference is no longer small next to the noise that they predict.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,10 @@ RECOVERED = 0.5  # share of a limit below which a sign may be reported again
 # Mean squared difference of velocities; the noise in their targets has variance 1. DiffusionNFT on the colors example
 # stays below 0.001 at learning rate 0.001, and passes 0.1 in the fifth step at 0.05, where all rewards fall to 0.
 DISTANCE_LIMIT = 0.1
-DISTANCE_ADVICE = "Lower the learning rate, or hold the policy to the base model (diffusion_loss.ref_kl_coef)."
+DISTANCE_ADVICE = (
+    "Lower the learning rate, or hold the policy to the base model (diffusion_loss.ref_kl_coef, or dpo_beta of "
+    "Diffusion-DPO)."
+)
 
 
 @dataclass(frozen=True, slots=True)

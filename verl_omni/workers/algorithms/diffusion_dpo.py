@@ -18,6 +18,7 @@ from verl_omni.workers.config.diffusion.file_defaults import FROM_FILE
 MARGIN = "actor/margin"
 ACCURACY = "actor/accuracy"
 PREFERRED = "actor/preferred_fraction"
+DISTANCE = "actor/distance_to_base"
 OF_PAIRS = frozenset({"preferred", "draw_seeds", "times", "noise"})  # tensors with one entry per pair; others have two
 
 
@@ -58,16 +59,26 @@ class DPOObjective:
         noise = part["noise"][:, place].repeat_interleave(2, dim=0)
         x, target = flow_matching.add_noise(samples["clean_latents"], noise, time)
         with self.policy.as_base():
-            base = flow_matching.error(self.policy.velocity_at(samples, x, time), target)
-        error = flow_matching.error(self.policy.velocity_at(samples, x, time), target)
+            base_velocity = self.policy.velocity_at(samples, x, time)
+        velocity = self.policy.velocity_at(samples, x, time)
+        base = flow_matching.error(base_velocity, target)
+        error = flow_matching.error(velocity, target)
         margin = dpo.margin(error[0::2], base[0::2], error[1::2], base[1::2])
         preferred = part["preferred"]
         measured = {"margin": margin.detach() * preferred, "right": (margin.detach() > 0) * preferred}
+        # A policy that ruins the images of both has all pairs right, too.
+        distance = flow_matching.error(velocity.detach(), base_velocity)
+        measured["distance"] = (distance[0::2] + distance[1::2]) / 2 * preferred
         return dpo.loss(margin, beta=self.config.dpo_beta) * preferred, {**measured, "preferred": preferred}
 
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
         # Means over all pairs; each rank has equally many. `metrics` divides them by the share with a preference.
-        of_all = {MARGIN: measured["margin"], ACCURACY: measured["right"], PREFERRED: measured["preferred"]}
+        of_all = {
+            MARGIN: measured["margin"],
+            ACCURACY: measured["right"],
+            DISTANCE: measured["distance"],
+            PREFERRED: measured["preferred"],
+        }
         return {name: values.sum().item() / count for name, values in of_all.items()}
 
     def finish(self) -> None:
@@ -101,8 +112,9 @@ class DiffusionDPO(TrainingAlgorithm[DiffusionDPOLossConfig]):
         preferred = found.get(PREFERRED)
         if preferred is None:
             return dict(found)
-        compared = {name: found[name] / preferred for name in (MARGIN, ACCURACY)} if preferred > 0 else {}
-        return {name: value for name, value in found.items() if name not in (MARGIN, ACCURACY)} | compared
+        of_pairs = (MARGIN, ACCURACY, DISTANCE)
+        compared = {name: found[name] / preferred for name in of_pairs} if preferred > 0 else {}
+        return {name: value for name, value in found.items() if name not in of_pairs} | compared
 
     @override
     def objective(

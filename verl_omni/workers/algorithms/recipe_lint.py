@@ -140,6 +140,8 @@ def _rate_risks(read: Callable[[str], Any]) -> Iterator[Risk]:
     adapter = bool(read(RANK))
     most = HIGHEST_ADAPTER_RATE if adapter else HIGHEST_WHOLE_RATE
     rate = read(RATE)
+    usual = f"3e-4 for adapters ({FLOW_GRPO})" if adapter else "3e-5 for all weights (verl-omni)"
+    if rate == 0:
+        yield Risk(RATE, f"is 0: no weight changes, so nothing is learned; published runs use {usual}")
     if rate > most:
-        usual = f"3e-4 for adapters ({FLOW_GRPO})" if adapter else "3e-5 for all weights (verl-omni)"
         yield Risk(RATE, f"is {rate:g}: more than ten times what published runs use, {usual}")

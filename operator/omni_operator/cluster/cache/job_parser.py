@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from pydantic import ValidationError
 
@@ -18,37 +18,34 @@ from omni_operator.cluster.kinds import Body
 from omni_operator.plan.pools import Pool, pools_of
 from omni_operator.status.observed.evidence import shorten
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts, RollingUpdate, Rule
-from omni_operator.status.observed.timestamps import parse_timestamp
+from omni_operator.status.observed.timestamps import EARLIEST, parse_timestamp
 from omni_operator.status.reasons.names import Action
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 log = logging.getLogger(__name__)
 
 
-def parse_metadata_facts(body: Body) -> JobFacts:
-    """Facts from a job's metadata alone, for a job with an invalid spec."""
+def parse_job_facts(body: Body, job: DiffusionRLJob | None) -> JobFacts:
+    """Facts from a job's metadata and spec; from its metadata alone if too little of the spec is valid."""
     meta = body["metadata"]
-    return JobFacts(
+    facts = JobFacts(
         uid=str(meta.get("uid") or ""),
         generation=int(meta.get("generation") or 0),
-        created=parse_timestamp(meta.get("creationTimestamp")) or _EPOCH,
+        created=parse_timestamp(meta.get("creationTimestamp")) or EARLIEST,
     )
-
-
-def parse_job_facts(body: Body, job: DiffusionRLJob) -> JobFacts:
-    """Facts from a job's metadata and spec."""
+    if job is None:
+        return facts
     spec = job.spec
     patient = spec.suspend_policy.mode == "CheckpointThenSuspend"
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
     pools = pools_of(job)
     trainer, *others = (_pool_facts(pool, job) for pool in pools)
-    facts = {pool.group: pool for pool in others}
-    rollouts = facts.pop(ROLLOUT_GROUP, PoolFacts(group=ROLLOUT_GROUP))
-    judges = facts.pop(REWARD_GROUP, PoolFacts(group=REWARD_GROUP))
-    annotations = body["metadata"].get("annotations") or {}
+    scorers = {pool.group: pool for pool in others}
+    rollouts = scorers.pop(ROLLOUT_GROUP, PoolFacts(group=ROLLOUT_GROUP))
+    judges = scorers.pop(REWARD_GROUP, PoolFacts(group=REWARD_GROUP))
+    annotations = meta.get("annotations") or {}
     paused = PAUSE_ANNOTATION if annotations.get(PAUSE_ANNOTATION, "false") != "false" else ""
     return replace(
-        parse_metadata_facts(body),
+        facts,
         suspend=spec.suspend,
         grace=timedelta(seconds=spec.suspend_policy.grace_seconds) if patient else None,
         active_deadline=_span(spec.active_deadline_seconds),
@@ -61,7 +58,7 @@ def parse_job_facts(body: Body, job: DiffusionRLJob) -> JobFacts:
         trainer=trainer,
         rollouts=rollouts,
         judges=judges,
-        scorers=tuple(facts.values()),
+        scorers=tuple(scorers.values()),
         least_rollout_pods=min(spec.rollout.min_replicas or 1, rollouts.pods),
         fewest_at_start=_fewest_at_start(spec),
         rolling=tuple(_rolling_update(pool, job, paused) for pool in pools if pool.live),

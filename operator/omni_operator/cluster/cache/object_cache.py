@@ -158,26 +158,33 @@ class ObjectCache:
         if key in self._deleted:
             self._deleted[key][uid] = version_of(body["metadata"])
         entry = self._jobs.get(key) if key else None
-        if key is None or entry is None:
+        if entry is None:
             return None
         if kind == JOBS:
-            if entry.uid != uid:
-                return None
-            entry.body = None
-            entry.summary = None
-            entry.uid = ""
-        else:
-            child = entry.children.get((kind, name))
-            if child is None or child.uid != uid:
-                return None
-            if kind == PODS and "status" in body:
-                _add_evidence(entry, replace(child, seen=object_parser.parse_pod(body)))
-            del entry.children[kind, name]
-            if kind not in ATTEMPT_KINDS:
-                entry.shared = next(self._changes)
+            return entry.key if self.remove_job(entry.key, uid) else None
+        child = entry.children.get((kind, name))
+        if child is None or child.uid != uid:
+            return None
+        if kind == PODS and "status" in body:
+            _add_evidence(entry, replace(child, seen=object_parser.parse_pod(body)))
+        del entry.children[kind, name]
+        if kind not in ATTEMPT_KINDS:
+            entry.shared = next(self._changes)
         if entry.body is None and not entry.children:
-            del self._jobs[key]
+            del self._jobs[entry.key]
         return entry.key
+
+    def remove_job(self, key: Key, uid: str) -> bool:
+        """Remove the job with this uid; its children stay until they are deleted. Return whether it was cached."""
+        entry = self._jobs.get(key)
+        if entry is None or entry.uid != uid:
+            return False
+        entry.body = None
+        entry.summary = None
+        entry.uid = ""
+        if not entry.children:
+            del self._jobs[key]
+        return True
 
     def remove_missing(self, kind: Kind, alive: Collection[str], listed: int, namespace: str | None = None) -> set[Key]:
         """Remove objects that are missing from a list at version `listed`. Return the jobs that changed.

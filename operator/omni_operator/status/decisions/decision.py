@@ -20,9 +20,9 @@ from omni_operator.api.names import TRAINER_GROUP
 from omni_operator.status.condition_value import CHECKPOINT_REQUESTED
 from omni_operator.status.reasons.names import Action
 
-from .queue_requests import find_request, follow_pods
+from .queue_requests import find_request
 from .rolling import find_steps
-from .scaling import scale
+from .scaling import follow_pods, scale
 from .situation import (
     BetweenAttempts,
     CreateAttempt,

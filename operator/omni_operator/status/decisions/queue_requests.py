@@ -1,13 +1,10 @@
-"""PURE: what an attempt asks of a Kueue queue.
+"""PURE: how many pods an attempt that waits asks of a Kueue queue.
 
 Kueue admits all pods of a RayJob or none. So an attempt that may start with fewer rollout pods asks for fewer, step by
 step down to `spec.rollout.minReplicas`, and then for all of them again, after a pause for each number that grows from
 round to round.
 
-Once it is admitted, Kueue reserves quota for the numbers of pods in its RayJob, and KubeRay creates those in its
-RayCluster, so the operator changes both. Kueue keeps new pods from being scheduled until it has quota for them.
-
-Invariants of an attempt that waits:
+Invariants:
 - the RayJob is suspended whenever its numbers change, and KubeRay has deleted its pods;
 - the number is always from `fewest` to `most`, and each wait begins with `most`;
 - the next number follows from the RayJob and the status alone.
@@ -19,11 +16,10 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from omni_operator.api.names import ROLLOUT_GROUP
-from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import Asked, Attempt, ObservedRayJob, PoolSize
 from omni_operator.status.observed.timestamps import EARLIEST
 
-from .situation import AskForPods, ReserveQuota, ScaleGroup
+from .situation import AskForPods, ReserveQuota
 
 MOST_STEPS = 7  # steps in a round: a large number of pods goes down by several at a time
 MOST_DOUBLINGS = 3  # how often the pause may double
@@ -86,32 +82,6 @@ def describe_admission(size: PoolSize | None) -> str:
     if size is None or not size.adjustable or size.pods >= size.most:
         return ""
     return f"admitted with {size.pods} of {size.most} rollout pods; the next attempt asks for all of them again"
-
-
-def follow_pods(
-    facts: JobFacts, attempt: Attempt, changes: tuple[ScaleGroup, ...]
-) -> tuple[ScaleGroup | ReserveQuota, ...]:
-    """Changes of worker groups and of the quota, which is requested before pods are added and returned when the
-    removed ones are gone.
-    """
-    rayjob = attempt.rayjob
-    cluster = attempt.cluster
-    if rayjob is None or cluster is None or cluster.deleting:
-        return changes
-    wanted = {group.name: group.replicas for group in cluster.groups if group.gated}
-    wanted |= {change.group: change.new for change in changes}
-    scaled = {pool.group for pool in facts.pools if pool.live}
-    more: list[ReserveQuota] = []
-    fewer: list[ReserveQuota] = []
-    for request in rayjob.requested:
-        if request.group not in scaled & wanted.keys():
-            continue
-        step = ReserveQuota(rayjob, request, wanted[request.group])
-        if step.new > request.pods:
-            more.append(step)
-        elif len(attempt.group_pods[request.group]) <= step.new < request.pods:
-            fewer.append(step)
-    return (*more, *changes, *fewer)
 
 
 def restore_numbers(rayjob: ObservedRayJob, sizes: Mapping[str, PoolSize]) -> ReserveQuota | None:

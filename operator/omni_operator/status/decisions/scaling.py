@@ -2,6 +2,9 @@
 
 A number that is the spec's, or an autoscaler's, counts for KubeRay only between the `minReplicas` and `maxReplicas` of
 its worker group, so limits that another program has set are put right where they do not allow it.
+
+Kueue reserves quota for the numbers of pods in the RayJob, and KubeRay creates those in the RayCluster, so the operator
+changes both. Kueue keeps new pods from being scheduled until it has quota for them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolF
 from omni_operator.status.observed.observation import Attempt, ObservedPod, PodGroup
 from omni_operator.status.observed.queue_history import QueueHistory
 
-from .situation import ScaleGroup
+from .situation import GroupChange, ReserveQuota, ScaleGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,35 @@ def scale(
         removed = leaving_pods(attempt.group_pods[group.name], wanted) if fewer else ()
         # Limits that another program has set may not allow the number.
         changed = None if kept else limits
-        changes.append(ScaleGroup(cluster, group.name, group.index, group.replicas, wanted, removed, changed))
+        change = GroupChange(group.index, group.name, group.replicas, wanted, removed, changed)
+        changes.append(ScaleGroup(cluster, change))
     return tuple(changes)
+
+
+def follow_pods(
+    facts: JobFacts, attempt: Attempt, changes: tuple[ScaleGroup, ...]
+) -> tuple[ScaleGroup | ReserveQuota, ...]:
+    """Changes of worker groups and of the quota, which is requested before pods are added and returned when the
+    removed ones are gone.
+    """
+    rayjob = attempt.rayjob
+    cluster = attempt.cluster
+    if rayjob is None or cluster is None or cluster.deleting:
+        return changes
+    wanted = {group.name: group.replicas for group in cluster.groups if group.gated}
+    wanted |= {scaled.change.group: scaled.change.new for scaled in changes}
+    scaled = {pool.group for pool in facts.pools if pool.live}
+    more: list[ReserveQuota] = []
+    fewer: list[ReserveQuota] = []
+    for request in rayjob.requested:
+        if request.group not in scaled & wanted.keys():
+            continue
+        step = ReserveQuota(rayjob, request, wanted[request.group])
+        if step.new > request.pods:
+            more.append(step)
+        elif len(attempt.group_pods[request.group]) <= step.new < request.pods:
+            fewer.append(step)
+    return (*more, *changes, *fewer)
 
 
 def _find_number(

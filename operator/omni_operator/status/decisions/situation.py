@@ -65,23 +65,30 @@ class RequestCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleGroup:
-    """Change the number of rollout or reward pods of a running attempt, or put right the limits of a group.
+class GroupChange:
+    """A new number of pods for the worker group `group`, at a place in the spec of a RayCluster or RayJob.
 
     Attributes:
-        group: name of the worker group. index: its place in the RayCluster's spec.
-        old, new: numbers of pods.
-        removed: names of the pods that leave, with those that are leaving already.
+        old: the present number; 0: any.
+        removed: names of the pods to delete, with those that are leaving already; KubeRay chooses others that are
+            needed for the new number.
         limits: minReplicas and maxReplicas, between which KubeRay keeps the number; None: they stay.
     """
 
-    cluster: ObservedRayCluster
-    group: str
     index: int
+    group: str
     old: int
     new: int
     removed: tuple[str, ...] = ()
     limits: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleGroup:
+    """Change the number of rollout or reward pods of a running attempt, or put right the limits of a group."""
+
+    cluster: ObservedRayCluster
+    change: GroupChange
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class Snapshot:
         observed: the job's children, of all attempts.
         attempt: the newest attempt.
         listening: time since which this process accepts reports.
+        changed_by_others: what other clients change again after each correction; empty if they change nothing.
         refused_spec: why no attempt may start with the spec; empty if one may.
         unreadable_spec: errors of a spec that cannot be parsed into a job; empty for others.
     """
@@ -37,6 +38,7 @@ class Snapshot:
     now: datetime
     timeouts: Timeouts = field(default_factory=Timeouts)
     listening: datetime = EARLIEST
+    changed_by_others: str = ""
     refused_spec: str = ""
     unreadable_spec: str = ""
 

@@ -38,15 +38,12 @@ NOT_FAILED = ConditionValue("False", "NoFailure")
 NOT_RUNNING = ConditionValue("Unknown", "NotRunning")
 
 
-def derive_conditions(
-    job: Snapshot, situation: Situation, refusal: Refusal | None, others: str
-) -> tuple[Condition, ...]:
+def derive_conditions(job: Snapshot, situation: Situation, refusal: Refusal | None) -> tuple[Condition, ...]:
     """All conditions of a job.
 
     Args:
         job: its facts come from `as_running`.
         refusal: the API server's answer, if it refused a step of this pass.
-        others: what other programs change again after each correction.
     """
     refused = ConditionValue("False", refusal.kind, refusal.text) if refusal else None
     match situation:
@@ -57,7 +54,7 @@ def derive_conditions(
         case _:
             table = {
                 **_review_situation(job, situation, refused),
-                "Updated": _review_update(job, situation, others),
+                "Updated": _review_update(job, situation),
                 **review_scaling(job.facts, job.attempt, job.now),
                 **_review_spec(job.facts),
                 "OutputSent": _review_output(job),
@@ -175,7 +172,7 @@ def _review_output(job: Snapshot) -> ConditionValue:
     return ConditionValue("Unknown", "NothingSent")
 
 
-def _review_update(job: Snapshot, situation: Unfinished, others: str) -> ConditionValue:
+def _review_update(job: Snapshot, situation: Unfinished) -> ConditionValue:
     """Whether the attempt is as the current spec asks; where pods are replaced while it runs, whether all are."""
     if job.refused_spec:
         return ConditionValue("False", "InvalidSpec", job.refused_spec)
@@ -185,7 +182,7 @@ def _review_update(job: Snapshot, situation: Unfinished, others: str) -> Conditi
         compared = review_rolling(job.facts, job.attempt) or ConditionValue("True", "AsRequested")
     if not isinstance(situation, InProgress):
         return compared
-    texts = [others]
+    texts = [job.changed_by_others]
     if rayjob := job.attempt.rayjob:
         kept = (
             f"RayJob {rayjob.name} would stay when the job is deleted: a webhook or policy removes its ownerReferences"

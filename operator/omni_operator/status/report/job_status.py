@@ -48,55 +48,58 @@ from .conditions import derive_conditions, update_conditions
 from .progress import update_reported, update_usage
 
 
-def derive_status(job: Snapshot, situation: Situation, refusal: Refusal | None, others: str) -> Status:
+def derive_status(job: Snapshot, situation: Situation, refusal: Refusal | None) -> Status:
     """Status of a job after the steps of a pass.
 
     Args:
         refusal: the API server's answer, if it refused a step.
-        others: what other programs change again after each correction.
     """
-    job = replace(job, facts=as_running(job.facts, job.attempt))
     attempt = job.attempt
     settled = isinstance(situation, SpecRefused | Finished)
     if attempt.number > job.status.attempts > 0 and not settled:
         job = replace(job, status=_new_attempt(job.status))
+    job = replace(job, facts=as_running(job.facts, attempt))
     if isinstance(situation, Creating) and attempt.rayjob and attempt.number == situation.attempt:
         situation = InProgress(Stage.QUEUED if attempt.rayjob.suspended else Stage.STARTING)
-    conditions = derive_conditions(job, situation, refusal, others)
+    conditions = derive_conditions(job, situation, refusal)
     changed: dict[str, object] = {"observed_generation": job.facts.generation, "conditions": conditions}
-    if isinstance(situation, SpecRefused):
-        return job.status.model_copy(update=changed)
-    changed |= {"warnings": _warnings(job, situation), **_count_pods(job.facts, attempt)}
-    if isinstance(situation, Finished):
-        return job.status.model_copy(update={**changed, **update_reported(job)})
+    if not isinstance(situation, SpecRefused):
+        changed |= {"warnings": _warnings(job, situation), **_count_pods(job.facts, attempt)}
+        if not isinstance(situation, Finished):
+            changed |= _follow_attempt(job, situation)
+        changed |= update_reported(job)
+    derived = job.status.model_copy(update=changed)
+    if isinstance(situation, Failing):
+        derived = _with_failure(derived, situation, job.now)
+    return with_state(derived)
+
+
+def _follow_attempt(job: Snapshot, situation: Situation) -> dict[str, object]:
+    """The parts of a status that change with the attempt: its objects, times and usage."""
     running = _running_since(job, situation)
     may_run = isinstance(situation, InProgress) or (
         isinstance(situation, Suspending) and situation.reason == CHECKPOINT_REQUESTED
     )
     ended = situation.at if isinstance(situation, Succeeded) else None
-    changed |= {
-        "attempts": attempt.number,
-        "children": _children(attempt, job.status.children),
+    return {
+        "attempts": job.attempt.number,
+        "children": _children(job.attempt, job.status.children),
         "running_time": format_timestamp(running) if running and may_run else None,
         **_times(job, situation),
-        **update_reported(job),
         "usage": update_usage(job, running, ended, may_run=may_run),
     }
-    derived = job.status.model_copy(update=changed)
-    return _with_failure(derived, situation, job.now) if isinstance(situation, Failing) else derived
 
 
-def derive_unknown_status(job: Snapshot, refusal: Refusal | None, others: str) -> Status:
+def derive_unknown_status(job: Snapshot, refusal: Refusal | None) -> Status:
     """Status of a job about which nothing else can be decided.
 
     Args:
         refusal: refusal of the request that reads existing objects; None if the operator waits.
-        others: message about other clients that keep changing the job's objects.
     """
-    table = {"Updated": ConditionValue("False", CHANGED_BY_OTHERS, others)}
+    table = {"Updated": ConditionValue("False", CHANGED_BY_OTHERS, job.changed_by_others)}
     if refusal:
         table = {"Ready": ConditionValue("False", refusal.kind, refusal.text)}
-    return job.status.model_copy(update={"conditions": update_conditions(job, table)})
+    return with_state(job.status.model_copy(update={"conditions": update_conditions(job, table)}))
 
 
 def find_deadlines(job: Snapshot, situation: Situation) -> Iterator[datetime]:

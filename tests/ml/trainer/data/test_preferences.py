@@ -14,7 +14,7 @@ from PIL import Image
 from control.cli.document_blocks import ROOT, blocks
 from tests.ml import smallest_job
 from verl_omni.pipelines import registry
-from verl_omni.trainer.data import prompt_dataset, prompt_files, run_length
+from verl_omni.trainer.data import prompt_dataset, prompt_files, prompt_images, run_length
 from verl_omni.trainer.data.preferences import PreferencePairs
 from verl_omni.trainer.settings import configuration
 
@@ -59,7 +59,8 @@ def test_photographs_are_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # its top is at the right
     stored.save(tmp_path / "photo.png", exif=exif)
-    rows = [{"prompt": "a", "chosen": "photo.png", "rejected": "photo.png"}]
+    stored.save(tmp_path / "drawing.png")
+    rows = [{"prompt": "a", "chosen": "photo.png", "rejected": "drawing.png"}]
     (pixels,) = (
         PreferencePairs(dataset(tmp_path, rows), tmp_path, height=16, width=8).update_request([0], 1).batch["pixels"]
     )
@@ -89,6 +90,22 @@ def test_images_may_be_in_the_data_set(tmp_path: Path, feature: datasets.Image |
     pairs.to_parquet(tmp_path / "pairs.parquet")
     rows = read(tmp_path / "pairs.parquet")
     assert colors(PreferencePairs(rows, tmp_path, height=8, width=8), [0]) == [[list(RED), list(BLUE)]]
+
+
+def test_images_are_in_the_folder_of_their_rows_file(tmp_path: Path) -> None:
+    """Two folders may have images of the same name."""
+    paths = []
+    for name, better, worse in (("one", RED, BLUE), ("other", BLUE, RED)):
+        folder = tmp_path / name
+        folder.mkdir()
+        Image.new("RGB", (8, 8), better).save(folder / "a.png")
+        Image.new("RGB", (8, 8), worse).save(folder / "b.png")
+        dataset(folder, [{"prompt": name, "chosen": "a.png", "rejected": "b.png"}])
+        prompt_files.check_file(folder / "pairs.jsonl", "prompt", pairs=True)
+        paths.append(str(folder / "pairs.jsonl"))
+    rows = prompt_dataset.load(paths, smallest_job.load(f"data.cache_dir='{tmp_path}'").data, None)
+    pairs = PreferencePairs(rows, tmp_path / "one", height=8, width=8)
+    assert colors(pairs, [0, 1]) == [[list(RED), list(BLUE)], [list(BLUE), list(RED)]]
 
 
 def test_images_of_datasets_may_be_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +147,48 @@ def test_a_missing_column_and_a_missing_file_are_named(tmp_path: Path) -> None:
         PreferencePairs(dataset(tmp_path, rows), tmp_path, height=8, width=8)
 
 
+def test_a_pair_of_an_image_with_itself_is_refused(tmp_path: Path) -> None:
+    """Only rounding would tell the two apart, and the optimizer would enlarge it to whole steps."""
+    for name, color in (("red", RED), ("blue", BLUE)):
+        Image.new("RGB", (8, 8), color).save(tmp_path / f"{name}.png")
+    rows = [{"prompt": "a", "chosen": "red.png", "rejected": name} for name in ("blue.png", "red.png")]
+    dataset(tmp_path, rows)
+    with pytest.raises(prompt_files.InvalidPromptFile, match=r"pairs\.jsonl:2: chosen and rejected are the same image"):
+        prompt_files.check_file(tmp_path / "pairs.jsonl", "prompt", pairs=True)
+    same = [{"prompt": "a", "jpg_0": encoded(RED), "jpg_1": encoded(RED), "label_0": label} for label in (0.5, 1.0)]
+    with pytest.raises(ValueError, match=r"row 1 of data\.train_files: jpg_0 and jpg_1 are the same image"):
+        PreferencePairs(parquet(tmp_path, same), tmp_path, height=8, width=8)
+
+
+def test_a_file_that_is_no_image_is_refused_and_one_that_is_damaged_is_named_when_it_is_used(tmp_path: Path) -> None:
+    Image.effect_noise((64, 64), 50).save(tmp_path / "noise.png")
+    whole = (tmp_path / "noise.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.png").write_text("no image")
+    Image.new("I;16", (8, 8)).save(tmp_path / "deep.png")
+    whole_and = [
+        {"prompt": "a", "chosen": "noise.png", "rejected": name} for name in ("cut.png", "text.png", "deep.png")
+    ]
+    for row, text in (
+        (1, r"rejected: text\.png: the file is no image"),
+        (2, "rejected: its pixels have the mode I;16"),
+    ):
+        with pytest.raises(ValueError, match=f"row 1 of data.train_files: {text}"):
+            PreferencePairs(dataset(tmp_path, [whole_and[0], whole_and[row]]), tmp_path, height=8, width=8)
+    tie = {"prompt": "a", "jpg_0": encoded(RED), "jpg_1": encoded(BLUE), "label_0": 0.5}
+    cut = {
+        "prompt": "a",
+        "jpg_0": encoded(RED),
+        "jpg_1": {"bytes": whole[: len(whole) // 2], "path": None},
+        "label_0": 1.0,
+    }
+    pairs = PreferencePairs(parquet(tmp_path, [tie, cut]), tmp_path, height=8, width=8)
+    with pytest.raises(
+        prompt_images.ImageNotFound, match=r"row 1 of data\.train_files: its bytes: the file is damaged"
+    ):
+        pairs.update_request([0], seed=1)
+
+
 def test_other_algorithms_and_families_refuse_a_data_set_of_preferences() -> None:
     with pytest.raises(configuration.SettingsError, match="offline does not go with flow_grpo"):
         smallest_job.load(OFFLINE)
@@ -142,7 +201,7 @@ def parquet(folder: Path, rows: list[dict[str, Any]]) -> Any:
     """The rows in a Parquet file, checked as before a start, and as the trainer reads them."""
     path = folder / "pairs.parquet"
     pd.DataFrame(rows).to_parquet(path)
-    prompt_files.check_file(path, "prompt", pairs=folder)
+    prompt_files.check_file(path, "prompt", pairs=True)
     return read(path)
 
 
@@ -211,4 +270,4 @@ def test_pairs_that_cannot_be_used_are_refused_before_the_start(
     if not any(isinstance(value, bytes) for value in row.values()):
         (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", **row}))
         with pytest.raises(prompt_files.InvalidPromptFile, match=words.replace("row 0", "jsonl:1")):
-            prompt_files.check_file(tmp_path / "pairs.jsonl", "prompt", pairs=tmp_path)
+            prompt_files.check_file(tmp_path / "pairs.jsonl", "prompt", pairs=True)

@@ -12,7 +12,7 @@ from PIL import Image
 from tests.ml import smallest_job
 from verl_omni.models.tiny import MAKERS
 from verl_omni.trainer import startup
-from verl_omni.trainer.data import prompt_dataset, prompt_images
+from verl_omni.trainer.data import prompt_dataset, prompt_images, prompt_tables
 
 pytestmark = pytest.mark.slow  # makes a model, loads a tokenizer and verl
 
@@ -61,16 +61,16 @@ def test_a_photo_is_upright_for_the_model_the_scorers_and_the_check_of_its_size(
     photo.paste("red", (0, 0, 64, 64))
     exif[0x0112] = 6  # its top is at the right
     photo.save(folder / "photo.png", exif=exif)
-    opened = prompt_images.open_image("photo.png", [folder])
+    opened = prompt_images.open_image("photo.png", folder)
     assert opened.size == (64, 128)
     assert opened.getpixel((0, 0)) == (255, 0, 0) and opened.getpixel((0, 127)) == (0, 0, 255)
-    assert prompt_images.open_image(Image.open(folder / "photo.png"), []).size == (64, 128)
-    assert prompt_images.open_image({"bytes": (folder / "photo.png").read_bytes()}, []).size == (64, 128)
+    assert prompt_images.open_image(Image.open(folder / "photo.png"), folder).size == (64, 128)
+    assert prompt_images.open_image({"bytes": (folder / "photo.png").read_bytes()}, folder).size == (64, 128)
     rows = [{"prompt": "a circle", "images": ["photo.png"]}]
     tall = "actor_rollout_ref.rollout.pipeline.height=128"
     (row,) = load(model, folder, rows, tall)
     assert row["extra_info"]["images"][0].size == (64, 128)
-    plain = prompt_images.open_image("red.png", [folder])
+    plain = prompt_images.open_image("red.png", folder)
     assert plain.fp is not None, "not read yet"
     plain.close()
 
@@ -103,6 +103,34 @@ def test_an_image_is_in_front_of_the_text_and_scorers_get_it(model: Path, folder
     assert first["extra_info"]["images"] == [picture["image"]]
     assert [part["type"] for part in second["raw_prompt"][0]["content"]] == ["text", "image", "text"]
     assert second["extra_info"]["prompt"] == "a dog  and a cat"
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_an_image_is_in_the_folder_of_its_rows_file(model: Path, folder: Path, suffix: str) -> None:
+    """Two folders may have images of the same name."""
+    paths = []
+    for color in ("red", "blue"):
+        part = folder / color
+        part.mkdir()
+        Image.new("RGB", (64, 64), color).save(part / "0.png")
+        load(model, part, [{"prompt": f"a {color} dog", "images": ["0.png"]}], name=f"train.{suffix}")
+        paths.append(part / f"train.{suffix}")
+    rows = load(model, folder, [{"prompt": "not read"}], f"data.train_files={[str(path) for path in paths]}")
+    assert [row["extra_info"]["prompt"] for row in rows] == ["a red dog", "a blue dog"]
+    colors = [row["extra_info"]["images"][0].getpixel((3, 3)) for row in rows]
+    assert colors == [(255, 0, 0), (0, 0, 255)]
+    assert not any(prompt_tables.FOLDER in {**row, **row["extra_info"]} for row in rows), "scorers do not get it"
+
+
+def test_an_image_that_is_damaged_behind_its_beginning_is_named_when_it_is_used(model: Path, folder: Path) -> None:
+    whole = (folder / "red.png").read_bytes()
+    (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
+    rows = load(model, folder, [{"prompt": "a", "images": [name]} for name in ("red.png", "cut.png")])
+    assert rows[0]["extra_info"]["images"]
+    with pytest.raises(
+        prompt_images.ImageNotFound, match=r"row 1 of .*train\.jsonl, .*cut\.png: the file is damaged: "
+    ):
+        rows[1]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_row_without_a_scorer_is_refused_before_anything_starts(
 
 def test_held_out_rows_are_not_evaluated_where_pairs_are_trained_on_without_a_scorer(tmp_path: Path) -> None:
     """Its recipes give no reward function; the run failed in its first evaluation."""
-    pair = {"prompt": "red", "chosen": __file__, "rejected": __file__}
+    pair = {"prompt": "red", "chosen": __file__, "rejected": pytest.__file__}
     config, unused = checked(tmp_path, {"prompt": "red", "data_source": "prose"}, *OFFLINE, train=pair)
     assert config.data.val_files is None
     assert list(unused) == ["data.val_files"] and "names no scorer: prose" in unused["data.val_files"]

@@ -11,7 +11,7 @@ import torch
 
 from ml.workers.tiny_actor import TARGETS, make_actor, model_settings, weights_of
 from verl_omni.algos import flow_matching
-from verl_omni.trainer.metrics import step_metrics
+from verl_omni.trainer.metrics import policy_drift, step_metrics
 from verl_omni.utils.sample_store import SharedRows
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -181,8 +181,10 @@ def test_dpo_measures_the_pairs_with_a_preference_only(model_folder: Path) -> No
     over_ranks = algorithm.metrics(step_metrics.over_ranks({name: [rank[name] for rank in ranks] for name in ranks[0]}))
     assert over_ranks["actor/accuracy"] == 1 and over_ranks["actor/preferred_fraction"] == 0.25
     alone = algorithm.metrics(ranks[1])
-    assert over_ranks["actor/margin"] == pytest.approx(alone["actor/margin"])
-    assert not {"actor/accuracy", "actor/margin"} & algorithm.metrics(ranks[0]).keys(), "there is nothing to measure"
+    measured = {"actor/accuracy", "actor/margin", "actor/distance_to_base"}
+    assert measured & policy_drift.SIGNS.keys(), "offline pairs have no images of training that would show the damage"
+    assert {name: over_ranks[name] for name in measured} == pytest.approx({name: alone[name] for name in measured})
+    assert not measured & algorithm.metrics(ranks[0]).keys(), "there is nothing to measure"
 
 
 def test_dpo_trains_when_both_samples_of_a_pair_are_the_same(model_folder: Path) -> None:
@@ -211,12 +213,14 @@ def test_a_loaded_checkpoint_resumes_bit_exactly_with_its_old_policy(model_folde
         two.load(tmp_path / "other")
 
 
-def dpo_loss(actor: DiffusionActor, base: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor:
+def dpo_loss(actor: DiffusionActor, base: DiffusionActor, data: dict[str, torch.Tensor]) -> tuple[torch.Tensor, float]:
     """Mean loss of pairs and draws, float64, from the velocities of two actors (arXiv:2311.12908, eq. 14).
 
     -log sigmoid(-beta / 2 ((e_w - e_w_base) - (e_l - e_l_base))), with e the mean squared error of the velocity.
+    And the mean squared difference of the velocities.
     """
     losses = []
+    distances = []
     times, noise = flow_matching.draws(data["draw_seeds"], DPO.draws, data["clean_latents"].shape[2:])
     for draw in range(DPO.draws):
         errors = []
@@ -232,10 +236,11 @@ def dpo_loss(actor: DiffusionActor, base: DiffusionActor, data: dict[str, torch.
                 there = base.policy.velocity_at(part, x, time).double()
             target = (drawn - x0).double()
             errors.append([(v - target).square().flatten(1).mean(1) for v in (here, there)])
+            distances.append((here.detach() - there).square().mean())
         (better, better_base), (worse, worse_base) = errors
         inside = -DPO.dpo_beta / 2 * ((better - better_base) - (worse - worse_base))
         losses.append(-torch.nn.functional.logsigmoid(inside))
-    return torch.stack(losses).mean()
+    return torch.stack(losses).mean(), torch.stack(distances).mean().item()
 
 
 def test_dpo_of_all_weights_compares_with_the_weights_of_the_folder_also_after_a_resume(
@@ -244,16 +249,18 @@ def test_dpo_of_all_weights_compares_with_the_weights_of_the_folder_also_after_a
     changes: dict[str, Any] = {"rank": 0, "diffusion_loss": DPO, "optim": DiffusionOptimizerConfig(lr=1e-4)}
     data = compared()
     first = make(model_folder, **changes, grad_clip=1e9)
-    assert first.update(data)["actor/margin"] == 0
+    at_start = first.update(data)
+    assert at_start["actor/margin"] == at_start["actor/distance_to_base"] == 0
     first.save(tmp_path)
     actor = make(model_folder, **changes, grad_clip=1e9)
     actor.load(tmp_path)
-    expected = dpo_loss(actor, make(model_folder, **changes), data)
+    expected, distance = dpo_loss(actor, make(model_folder, **changes), data)
     expected.backward()
     norm = torch.cat([p.grad.flatten().double() for p in actor.trained if p.grad is not None]).norm()
     actor.optimizer.zero_grad()
     metrics = actor.update(data)
     assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=1e-4) and metrics["actor/margin"] != 0
+    assert metrics["actor/distance_to_base"] == pytest.approx(distance, rel=1e-4)
     assert metrics["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
 
 
