@@ -19,8 +19,6 @@ The reference adds an adapter per bucket; an update per part of the tensors repr
 the first turn is not counted.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -7,8 +7,6 @@ machine matters little. Small batches follow one another until there are 64 samp
 runs with cold CPU caches. The first turn fills caches and is not counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import tempfile

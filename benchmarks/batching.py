@@ -6,8 +6,6 @@ Engines in separate processes that differ only in `max_num_seqs` take turns to g
 seeds. The first turn is not counted.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables of docs/contribute/evidence.md, from the raw data in docs/figures."""
 
-from __future__ import annotations
-
 import formatting
 from page_tables import Run, Tables
 from results import ROOT

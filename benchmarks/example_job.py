@@ -6,8 +6,6 @@ Writes for each run: every held-out evaluation with its standard errors, the sec
 of each phase, and the peak memory of all processes together (proportional set size).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -9,8 +9,6 @@ another, both allocated before. The variants take turns; the first turn is not c
 for a received byte, relative to the baseline, does not depend on other work on the machine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import multiprocessing

@@ -7,8 +7,6 @@ The peak of an update of the real actor is counted by torch's CPU allocator, inc
 512 x 512 pixels, and CUDA's allocator counts. The tables in docs/guides/fit.md are written from the results.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -6,8 +6,6 @@ No model is downloaded, and no accelerator is used. The table in docs/reference/
 result.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of the estimates of `drl fit`, from the raw data in docs/figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

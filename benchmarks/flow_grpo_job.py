@@ -8,8 +8,6 @@ layers and the rank of the adapter, the number of text tokens, and W&B, whose lo
 also the trainer's configuration file (`get_config`).
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import runpy

@@ -1,7 +1,5 @@
 """PURE: measured values -> the Markdown of a benchmark's section."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ Generation and update of a step last as long as is given, in all pairs; everythi
 Each turn runs both loops. The first turn is not counted.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

@@ -6,8 +6,6 @@ Each run is examples/colors-grpo.yaml with one size changed, without evaluations
 counted. The driver is the process that holds the data set and the samples of a step.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The job that benchmarks of the operator submit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SPEC: dict[str, Any] = {

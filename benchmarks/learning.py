@@ -6,8 +6,6 @@ Each variant is `examples/red-grpo.yaml` with other settings (`VARIANTS`). Its h
 are of the same prompts and seeds. The data of the runs so far are written after each run.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import dataclass

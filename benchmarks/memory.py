@@ -1,7 +1,5 @@
 """Peak memory of a process tree, and of a GPU."""
 
-from __future__ import annotations
-
 import abc
 import threading
 import time

@@ -12,8 +12,6 @@ the benchmark has no watch. The API server's CPU profile of the first 30 seconds
 `go tool pprof` reads.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -7,8 +7,6 @@ when it gets many requests. The new jobs of the one namespace have a long text i
 namespace are suspended one after another meanwhile, until all new jobs have their RayJobs. No job has pods.
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import threading

@@ -5,8 +5,6 @@
 The jobs have their RayJobs and no pods: no KubeRay runs. Memory is measured while the operator's process is idle.
 """
 
-from __future__ import annotations
-
 import statistics
 import threading
 import time

@@ -6,8 +6,6 @@ Jobs are created, edited, finished and deleted all the time; their number stays 
 ten seconds. The first third warms up; the program fails if the last third uses more than the second one.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A control plane with an operator process, for benchmarks: load, arrival of children, figures of the process."""
 
-from __future__ import annotations
-
 import json
 import os
 import ssl
@@ -13,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 from job_spec import SPEC
@@ -106,7 +104,7 @@ class Arrivals:
     _end: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
-    def recorded(self) -> Iterator[Arrivals]:
+    def recorded(self) -> Iterator[Self]:
         with http(self.plane) as client:
             version = client.get(RAYJOBS, params={"limit": "1"}).json()["metadata"]["resourceVersion"]
             thread = threading.Thread(target=self._record, args=(client, version))

@@ -9,8 +9,6 @@ is not counted. Besides wall-clock time, the CPU time of the server and agent-lo
 work on the machine affects less.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

@@ -6,8 +6,6 @@ The page contains only what the data files contain. With `--check`, nothing is w
 committed file differs from what the data produce.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

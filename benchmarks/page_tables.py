@@ -1,7 +1,5 @@
 """Tables of a documentation page, each between two comments, from the raw data in docs/figures."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

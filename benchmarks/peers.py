@@ -10,8 +10,6 @@ last one, whose end includes it. Every program runs with one thread per process,
 while its memory is read: that takes the kernel long enough to slow down a program of many processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

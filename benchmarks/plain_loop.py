@@ -6,8 +6,6 @@
 trainer's: CPS steps in the first part of the schedule, group advantages, one optimizer step of a whole batch.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Plots of benchmarks as SVG: reproducible bytes, readable in light and dark mode."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ attention and feed-forward layers, activation checkpointing, guidance.
 The peak of each phase is compared with the estimate of `drl fit`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

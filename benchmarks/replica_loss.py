@@ -15,8 +15,6 @@ other replica could. The first step is not counted. The parts, from the driver's
 - sample: from that event until one sample less is to be generated.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Results of a benchmark: command line, machine, spread over the turns, file of raw data."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

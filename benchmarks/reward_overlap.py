@@ -7,8 +7,6 @@ image takes; g is measured first. Overlapped: the agent loop with its reward wor
 rewards, then the same reward worker with all images. They take turns; the first turn of each r is not counted.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """PURE: data of the rollout benchmarks -> their sections of docs/contribute/benchmarks.md."""
 
-from __future__ import annotations
-
 from formatting import (
     QUIET_LOAD,
     Data,

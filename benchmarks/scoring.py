@@ -6,8 +6,6 @@ The agent loop generates with an engine that answers at once, and the reward man
 spent on queueing and scoring. The deadline of a score is far below the time that most samples wait.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import sys

@@ -7,8 +7,6 @@ trainer's default range. Runs of a seed have the same prompts and initial noise.
 after each run. `--add` keeps the runs that are in the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 Ray must not be imported before it is started (docs/adr/0007), so modules are imported where they are used.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools

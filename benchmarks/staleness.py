@@ -7,8 +7,6 @@ All runs have replicas of their own, and differ in the batches that these genera
 each other. The data of the runs so far are written after each run. `--add` keeps the runs that are in the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

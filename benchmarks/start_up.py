@@ -6,8 +6,6 @@ A job of one step, with Ray workers that import their own modules and with forke
 the first pair warms the file cache and is not counted.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

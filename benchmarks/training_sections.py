@@ -1,7 +1,5 @@
 """PURE: data of whole training runs -> their sections of docs/contribute/benchmarks.md."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

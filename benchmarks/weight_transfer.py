@@ -8,8 +8,6 @@ the transfer. The upper bound is the sender alone, which packs the same tensors 
 immediately. The variants take turns; the first turn is not counted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import sys

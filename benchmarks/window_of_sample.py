@@ -3,8 +3,6 @@
 Samples of one prompt share a window by default; `sde_window.py` measures what happens if they do not.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import register

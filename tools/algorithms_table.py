@@ -1,7 +1,5 @@
 """The tables in docs/reference/algorithms.md, from the descriptions of the algorithms and their settings files."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

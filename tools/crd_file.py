@@ -1,7 +1,5 @@
 """The CRD as committed files: `crds/`, and a copy in the chart, which Helm installs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from omni_operator.api.crd import definition

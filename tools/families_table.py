@@ -1,7 +1,5 @@
 """The table of model families in docs/reference/model-families.md, from the descriptions of the families."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import textwrap

@@ -1,7 +1,5 @@
 """Committed files that are written from the code, some of them in part."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

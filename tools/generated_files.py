@@ -1,7 +1,5 @@
 """Write every generated file, or check all of them: `python -m tools.generated_files [--check]`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence

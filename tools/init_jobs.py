@@ -1,7 +1,5 @@
 """The jobs that `drl init` begins with: copies of tested examples, without their first comment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from verl_omni.pipelines.description import EXAMPLE_FILE

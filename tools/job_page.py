@@ -1,7 +1,5 @@
 """Generator of `docs/reference/job.md`, the reference of a job's fields, from the CRD."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

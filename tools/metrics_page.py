@@ -1,7 +1,5 @@
 """Generator of `docs/reference/metrics.md`, from the operator's own page of metrics and the trainer's list."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 `check` fails where one has no reason. docs/reference/settings.md has both defaults of every setting.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files

@@ -3,8 +3,6 @@
 Examples and recipes are read from the tests that train them, dates from the records of tests and benchmarks.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """The list of scorers in docs/reference/rewards.md, from the scorers' modules."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

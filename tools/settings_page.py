@@ -1,7 +1,5 @@
 """docs/reference/settings.md: every setting of the reference, and what becomes of it here."""
 
-from __future__ import annotations
-
 import csv
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Generator of `docs/operate/troubleshooting.md` from the table of reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

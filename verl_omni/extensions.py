@@ -4,8 +4,6 @@ The setting `actor_rollout_ref.model.external_lib` names the module; the driver 
 (docs/guides/own-family.md). Importing this module imports neither torch nor verl.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar

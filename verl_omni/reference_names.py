@@ -3,8 +3,6 @@
 The names are from verl-omni.readthedocs.io/en/stable/api (July 2026). docs/from-verl-omni/switching.md lists them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder

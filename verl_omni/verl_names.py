@@ -4,8 +4,6 @@
 verl's registry is imported (docs/adr/0017). verl itself imports this package, through its entry points.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 
 from verl_omni.utils.import_hooks import after_import

@@ -3,8 +3,6 @@
 `GOLDEN=rewrite python -m pytest tests/golden` rewrites the files; read the diff before you commit it.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A Ray of one test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

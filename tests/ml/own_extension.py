@@ -1,7 +1,5 @@
 """What a user's module may register: tests import it, or copy it into a folder of their own, as `my_extension`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

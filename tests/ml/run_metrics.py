@@ -1,7 +1,5 @@
 """Metrics of runs that are compared with each other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 CLOCKED = ("timing_s/", "images_per_s", "rollout/idle_share")

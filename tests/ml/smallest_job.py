@@ -1,7 +1,5 @@
 """The smallest job: the settings that every run needs, for tests that change a few more."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

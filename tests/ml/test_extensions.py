@@ -1,7 +1,5 @@
 """Modules of users register algorithms, losses, advantages, model families and rewards (`verl_omni.extensions`)."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -160,7 +158,7 @@ def test_a_module_that_does_not_exist_is_refused_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
@@ -171,10 +169,10 @@ def test_a_module_that_does_not_exist_is_refused_in_words() -> None:
         ),
     ],
 )
-def test_an_error_inside_the_module_is_that_of_the_settings(tmp_path: Path, text: str, said: str) -> None:
+def test_an_error_inside_the_module_is_that_of_the_settings(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "broken_extension.py").write_text(f"{text}\n")
     assert refusal(f"{EXTERNAL}=broken_extension").startswith(
-        f"{EXTERNAL}: the import of broken_extension failed: {said}"
+        f"{EXTERNAL}: the import of broken_extension failed: {message}"
     )
 
 
@@ -239,10 +237,11 @@ def test_what_an_algorithm_refuses_is_said_before_anything_starts() -> None:
     extensions.register_algorithm("limited")(Limited)
     extensions.register_algorithm("unmade")(Unmade)
     assert load(f"{LOSS}.loss_mode=limited", f"{LOSS}.scale=10")
-    said = refusal(f"{EXTERNAL}=my_extension", f"{LOSS}.loss_mode=limited", f"{LOSS}.scale=11")
-    assert said.startswith(f"{LOSS}: LimitedLossConfig of ") and said.endswith("ValueError: scale must be at most 10")
-    said = refusal(f"{EXTERNAL}=my_extension", f"{LOSS}.loss_mode=unmade")
-    assert said.endswith("failed: RuntimeError: no constructor today")
+    message = refusal(f"{EXTERNAL}=my_extension", f"{LOSS}.loss_mode=limited", f"{LOSS}.scale=11")
+    assert message.startswith(f"{LOSS}: LimitedLossConfig of ")
+    assert message.endswith("ValueError: scale must be at most 10")
+    message = refusal(f"{EXTERNAL}=my_extension", f"{LOSS}.loss_mode=unmade")
+    assert message.endswith("failed: RuntimeError: no constructor today")
 
 
 class Undecorated(GRPOLossConfig):
@@ -256,14 +255,14 @@ class OfNoFile(GRPOLossConfig):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (Undecorated, "Undecorated has fields and is no dataclass: write @dataclass above it"),
         (OfNoFile, "OfNoFile has no defaults of scale: write them in the class"),
     ],
 )
-def test_settings_that_a_run_could_not_set_are_refused(settings: Any, said: str) -> None:
-    with pytest.raises(TypeError, match=rf"register_algorithm\('mine'\): {said}"):
+def test_settings_that_a_run_could_not_set_are_refused(settings: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=rf"register_algorithm\('mine'\): {message}"):
         extensions.register_algorithm("mine")(type("Mine", (FlowGRPO,), {"settings": settings}))
 
 
@@ -282,19 +281,19 @@ def test_a_class_without_a_required_member_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         (lambda log_ratio: 0.5, "must be a tensor, and is a float"),
         (lambda log_ratio: log_ratio.detach(), "does not depend on log_ratio"),
         (lambda log_ratio: log_ratio.mean(), r"must be \[2\], and is \[\]"),
     ],
 )
-def test_a_policy_loss_that_trains_nothing_is_refused(made: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_loss_that_trains_nothing_is_refused(made: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load(f"{LOSS}.loss_mode=my_loss")
     monkeypatch.setattr(
         sys.modules["my_extension"], "likelihood", lambda log_ratio, advantages, settings: made(log_ratio)
     )
-    with pytest.raises((TypeError, ValueError), match=said):
+    with pytest.raises((TypeError, ValueError), match=message):
         policy_loss(omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss))
 
 

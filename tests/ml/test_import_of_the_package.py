@@ -1,7 +1,5 @@
 """`import verl_omni` registers its names with verl, and loads nothing: each check runs in a new process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

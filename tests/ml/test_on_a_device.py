@@ -1,7 +1,5 @@
 """Tests on a second device (`second_device`), in their own process, because torch cannot unregister a device."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Documented public names exist at their import paths, with their arguments."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import operator

@@ -1,7 +1,5 @@
 """Losses and estimators of advantages registered by the reference's decorators, in the reference's form."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,15 +135,15 @@ def test_a_mean_is_refused_where_rows_have_weights(module: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "message"),
     [
         (torch.zeros(()), "returned a Tensor, expected a DiffusionLossResult"),
         (DiffusionLossResult(torch.zeros(2, 3)), r"returned a loss \[2, 3\], expected \[6\] or a mean"),
     ],
 )
-def test_a_wrong_result_is_refused(module: Any, monkeypatch: pytest.MonkeyPatch, result: Any, said: str) -> None:
+def test_a_wrong_result_is_refused(module: Any, monkeypatch: pytest.MonkeyPatch, result: Any, message: str) -> None:
     monkeypatch.setattr(module.TheirLoss, "__call__", lambda self, **given: result)
-    with pytest.raises((TypeError, ValueError), match=f"TheirLoss {said}"):
+    with pytest.raises((TypeError, ValueError), match=f"TheirLoss {message}"):
         gradient(objective("their_loss"), part())
 
 

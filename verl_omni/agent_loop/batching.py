@@ -1,7 +1,5 @@
 """PURE: batching: pad the samples of single rows and collect them in verl's `DataProto`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

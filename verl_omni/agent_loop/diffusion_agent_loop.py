@@ -1,7 +1,5 @@
 """`DiffusionAgentLoopWorker`: runs an agent loop for each row of a batch and has each sample scored."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import logging
@@ -11,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import hydra
 import numpy as np
@@ -79,7 +77,7 @@ class BatchRun:
     """Failures for which a score is required, in the order in which they happened."""
 
     @classmethod
-    def of(cls, meta_info: Mapping[str, Any], put: Callable[[Any], Any]) -> BatchRun:
+    def of(cls, meta_info: Mapping[str, Any], put: Callable[[Any], Any]) -> Self:
         """The wishes in the `meta_info` of a batch; `put` stores an object."""
         return cls(
             validate=bool(meta_info.get("validate")),

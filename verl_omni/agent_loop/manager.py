@@ -1,7 +1,5 @@
 """`DiffusionAgentLoopManager`: verl's manager, with results that do not depend on the number of workers."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Output of an agent loop for a row: verl-omni's types, of which `sample_of` makes a `Sample`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows of a batch, run at the same time: the first failure ends them all, and its error names the row."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """PURE: sampling parameters and seeds of the rows of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`ScoreRequests`: asks reward workers for the scores of samples, of many in one call."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence

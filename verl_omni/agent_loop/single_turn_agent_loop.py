@@ -1,7 +1,5 @@
 """`diffusion_single_turn_agent`: the agent loop of one prompt and one sample."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Group-relative advantages, of one scorer (GRPO, arXiv:2402.03300) or several (GDPO, arXiv:2601.05242)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

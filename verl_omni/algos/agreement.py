@@ -13,8 +13,6 @@ distinguish an engine that is off by a factor from one that rounds. They are rec
 projections differ by 1% / sqrt(K).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

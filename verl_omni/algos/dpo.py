@@ -3,8 +3,6 @@
 Diffusion-DPO (arXiv:2311.12908, eq. 14) with velocity instead of noise prediction (arXiv:2501.13918, eq. 8).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Symbols: x0 the clean latent, e standard normal noise, t in [0, 1) the noise lev
 v = e - x0 the target of the predicted velocity (rectified flow, arXiv:2209.03003).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Groups of samples: the rows of a batch that share a prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """GRPO: the clipped and the masked policy loss, the normalized ratio, KL of two steps, and which steps to train on."""
 
-from __future__ import annotations
-
 import math
 
 import torch

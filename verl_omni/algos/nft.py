@@ -4,8 +4,6 @@ It uses no likelihood and works with any sampler: the old policy generates the s
 at random noise levels of their final latents.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

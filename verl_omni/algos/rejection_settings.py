@@ -1,7 +1,5 @@
 """PURE, without torch: settings of rejection sampling, `algorithm.rollout_correction.rollout_rs` and its threshold."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Truncated importance sampling and rejection sampling with verl's names
 (`verl.trainer.config.algorithm.RolloutCorrectionConfig`, `verl.trainer.ppo.rollout_corr_helper`).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

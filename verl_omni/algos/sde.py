@@ -7,8 +7,6 @@ Sources: `sde` Flow-GRPO (arXiv:2505.05470, eq. 8-9); `cps` coefficients-preserv
 (arXiv:2509.05952); `dance_sde` DanceGRPO (arXiv:2505.07818).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

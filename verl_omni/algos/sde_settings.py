@@ -1,11 +1,9 @@
 """PURE, without torch: `SdeSettings`: noise of the sampler's steps, and the steps that may have it."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from verl_omni.settings_schema.declarations import SDE_TYPES, SETTINGS
 
@@ -42,7 +40,7 @@ class SdeSettings:
     """Whether the steps of a window follow each other."""
 
     @classmethod
-    def read(cls, algo: Mapping[str, Any]) -> SdeSettings:
+    def read(cls, algo: Mapping[str, Any]) -> Self:
         """The settings by their names in `DiffusionRolloutAlgoConfig`; None and absent ones have their defaults.
 
         Raises:

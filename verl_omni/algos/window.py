@@ -1,7 +1,5 @@
 """Placement of the SDE window of a sample (MixGRPO, arXiv:2507.21802)."""
 
-from __future__ import annotations
-
 import torch
 
 from verl_omni.algos.sde_settings import SdeSettings

@@ -6,8 +6,6 @@ CPU both take the interpreter lock and the core from the model each time.
 Remove when: an output of a diffusion stage wakes the thread that waits for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import types
 from typing import Any

@@ -5,8 +5,6 @@ vllm-ascend's allocator does not allow inside one of its pools. Not reproduced h
 Remove when: on an Ascend NPU, a model loads inside `CaMemAllocator.use_memory_pool` without this.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

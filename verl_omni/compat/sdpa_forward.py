@@ -5,8 +5,6 @@ list of platforms and raises on every out-of-tree platform.
 Remove when: `AttentionImpl.forward` reaches `_forward_impl` on an unknown platform.
 """
 
-from __future__ import annotations
-
 from verl_omni.compat.versions import require
 
 TESTED = frozenset({"0.30.0"})

@@ -6,8 +6,6 @@ none of them. Language models need this one kernel.
 Remove when: `cpu_triton_utils.compute_slot_mapping_kernel` works in the CUDA build.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

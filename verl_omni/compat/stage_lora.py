@@ -5,8 +5,6 @@ Fault: its configuration of such a stage has no field for `enable_lora` and the 
 Remove when: `AsyncOmni(model, enable_lora=True)` of a language model does not raise.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from verl_omni.compat.versions import require

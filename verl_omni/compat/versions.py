@@ -1,7 +1,5 @@
 """Version check of the patches: each refuses versions of upstream that it was not tested with."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 

@@ -6,8 +6,6 @@ puts the parts of a step that wait together into one batch, so that none is ther
 Remove when: a diffusion stage takes the requests of a batch in one call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

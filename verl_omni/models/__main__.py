@@ -1,7 +1,5 @@
 """`python -m verl_omni.models`: generate the test models, the example model and its prompts."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

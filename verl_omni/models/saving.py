@@ -1,7 +1,5 @@
 """Saving of generated models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

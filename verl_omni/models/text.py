@@ -1,7 +1,5 @@
 """Tokenizers built from a list of words, and frozen random text encoders; no download."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A maker, `make(path, seed=0)`, writes a model offline in its library's layout, d
 scheduler of its released model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

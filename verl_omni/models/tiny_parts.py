@@ -1,7 +1,5 @@
 """Words and sizes that the tiny random models share."""
 
-from __future__ import annotations
-
 WORDS = tuple(
     "a above and below black blue bright cat circle dark dog green house left of on orange photo purple red "  # noqa: SIM905
     "right sky small square the tree triangle two white with yellow".split()

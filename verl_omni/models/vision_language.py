@@ -1,7 +1,5 @@
 """A tiny random vision-language model in Qwen3-VL's layout, with tokenizer, processor and chat template, offline."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -4,8 +4,6 @@ A family is a folder of this package, whose `__init__` has a `FAMILY`. What its 
 goes to docs/reference/model-families.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol

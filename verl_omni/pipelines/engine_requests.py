@@ -1,7 +1,5 @@
 """Engine requests: the SDE window, the fields to return, the prompt text and the random generator of each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """PURE: classifier-free guidance as one batch: rows with their prompt, then the same rows with the negative prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

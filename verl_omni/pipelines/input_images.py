@@ -1,7 +1,5 @@
 """Input images of prompts: the module `images.py` of a family that edits images."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any, Protocol, cast
 

@@ -1,7 +1,5 @@
 """Generation of a batch from small functions, for vLLM-Omni pipelines with one `forward` for one prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Post-processing of every model family: decoded samples in the form that the request asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

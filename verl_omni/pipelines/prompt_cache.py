@@ -1,7 +1,5 @@
 """`PromptCache`: prompt embeddings on disk, so that each prompt is encoded once for all epochs and runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

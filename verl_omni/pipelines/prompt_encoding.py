@@ -1,7 +1,5 @@
 """`PromptEncoding`: the text encoders of a rollout pipeline, with a cache on disk and a place in CPU memory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

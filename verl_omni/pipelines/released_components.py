@@ -1,7 +1,5 @@
 """Configurations of text encoders and VAEs that released models of several families have, as far as they fix shapes."""
 
-from __future__ import annotations
-
 CLIP_L = {
     "hidden_size": 768,
     "intermediate_size": 3072,

@@ -1,7 +1,5 @@
 """PURE: checks of an engine request before it joins a batch: an invalid request would fail the whole batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

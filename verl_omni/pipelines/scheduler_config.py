@@ -4,8 +4,6 @@ Samplers of this package take noise levels and timesteps from it, and step with 
 steps have a density.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from pathlib import Path

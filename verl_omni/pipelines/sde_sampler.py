@@ -1,7 +1,5 @@
 """PURE: SDE sampler: denoises a batch whose rows have different SDE windows, and records the trajectories."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Sampling of requests that the engine advances one step at a time, with their recorded steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

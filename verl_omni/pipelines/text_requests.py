@@ -1,7 +1,5 @@
 """Check of the requests of families that generate from text alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Trajectory recorder: denoise a batch of engine requests and attach what training needs to their outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

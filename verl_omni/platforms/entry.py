@@ -4,8 +4,6 @@ vLLM resolves its platform during `import vllm`, so this module must not import 
 name of a submodule (vLLM ignores the error that such a clash raises).
 """
 
-from __future__ import annotations
-
 import os
 
 

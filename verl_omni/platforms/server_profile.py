@@ -1,7 +1,5 @@
 """Platform-specific settings of a rollout server's process."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Replies of Ray actors that may take any time, as long as the actor's process is alive."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

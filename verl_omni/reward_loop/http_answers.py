@@ -1,7 +1,5 @@
 """Answers of reward servers and judges: which are asked for again, after which pause, and how large one may be."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

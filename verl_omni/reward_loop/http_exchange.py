@@ -1,7 +1,5 @@
 """Requests to reward servers and judges: connections that are kept, and one deadline for each whole answer."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import weakref

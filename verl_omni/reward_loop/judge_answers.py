@@ -1,7 +1,5 @@
 """PURE: the text of a judge's answer, without thoughts and without the fence of a code block."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Client of a judge: a vision-language model behind an OpenAI-compatible server, asked about one image at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Router of a judge's replicas: passes each request on to the least loaded one, and says which do not answer."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """PURE: settings of one entry of `reward.reward_functions`, besides the scorer's own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields

@@ -6,8 +6,6 @@ a pickle say where in memory the values of an array are. Source of the protocol:
 HTTP Scorer Service" (verl-omni.readthedocs.io, May 2026).
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

@@ -1,7 +1,5 @@
 """PURE: the reference's modules of scorers, and the scorers here that run instead of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # Its modules: the name here, and its function there, None if that is not known. Those that are not available here

@@ -1,7 +1,5 @@
 """Client of a reward server: sends an image or video and its prompt, receives a score. Connections are kept."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

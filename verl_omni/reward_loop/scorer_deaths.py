@@ -4,8 +4,6 @@ A scorer may end the process that it runs in: native code crashes, or memory run
 next one knows which scorer was running: it counts that scorer's deaths, and does not call it after `LIMIT` of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections import Counter

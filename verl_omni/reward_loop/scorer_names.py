@@ -1,7 +1,5 @@
 """PURE: names of a run's scorers in error messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

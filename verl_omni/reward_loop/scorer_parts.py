@@ -1,7 +1,5 @@
 """Loads the scorers of `reward.reward_functions`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """PURE: what a scorer returned or raised, as a reward worker sends it: plain values, and errors as text."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Mapping

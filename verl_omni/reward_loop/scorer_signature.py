@@ -1,7 +1,5 @@
 """Settings that a scorer takes, read from its function or, without running it, from its source."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import inspect

@@ -1,7 +1,5 @@
 """Queue of one scorer: waiting samples, a limited number of calls at a time, a deadline for each call."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import inspect

@@ -4,8 +4,6 @@ A scorer's parameters have these types. Trainer, `drl validate` and operator che
 module and the modules in `rewards` import no machine-learning library.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Scores of videos by what scores images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

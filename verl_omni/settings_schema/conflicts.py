@@ -1,7 +1,5 @@
 """PURE: settings that do not go together whichever algorithm there is, and settings by name as a configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any

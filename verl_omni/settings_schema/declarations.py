@@ -1,7 +1,5 @@
 """Settings of which more is known than the default in verl_omni/trainer/config says."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 `reference_settings.yaml` has those that a stage of this trainer cannot take, with the reasons.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

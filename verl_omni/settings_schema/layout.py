@@ -1,7 +1,5 @@
 """Defaults of an algorithm, and what they say of settings: names, groups and types."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass

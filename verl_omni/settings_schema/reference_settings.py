@@ -3,8 +3,6 @@
 The list is `reference_settings.yaml` in the same folder.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files

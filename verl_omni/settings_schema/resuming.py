@@ -113,7 +113,7 @@ MAY_DIFFER = (
         )
     ),
 )
-# Of the trainer's own settings, these may not differ.
+# The trainer's own settings that may not differ.
 LEARNED_BY_TRAINER = ("trainer.seed", "trainer.use_v1", "trainer.v1")
 _SCORER_POOL = re.compile(r"reward\.reward_functions\.\w+\.pool(\..*)?")
 

@@ -1,7 +1,5 @@
 """PURE: a setting, and the checks of a value that need no other setting."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum

@@ -1,7 +1,5 @@
 """PURE: names of settings in a command line: which exist, the nearest one for a misspelt name, options of Hydra."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterable, Iterator
 

@@ -18,8 +18,6 @@ Version 0 of the weights is the initial one, and step s publishes version s. So 
 s - 1, or the earlier one that `GenerationAhead` says; otherwise the run stops.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

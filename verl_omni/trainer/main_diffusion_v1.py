@@ -1,7 +1,5 @@
 """Entry point `python3 -m verl_omni.trainer.main_diffusion_v1 ...`: the trainer with `trainer.use_v1=true`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

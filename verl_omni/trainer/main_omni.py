@@ -1,7 +1,5 @@
 """The reference's entry point for models that generate tokens: `python3 -m verl_omni.trainer.main_omni` says so."""
 
-from __future__ import annotations
-
 import sys
 
 from verl_omni.trainer.main_diffusion import USAGE_ERROR

@@ -1,7 +1,5 @@
 """`Stack`: the actors and handles of a run, outside the driver."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A LoRA adapter as a folder: names of its files, and peft's layout, `adapter_config.json` and a safetensors file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """PURE: columns of a batch with a Python object in each row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

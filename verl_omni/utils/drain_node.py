@@ -5,8 +5,6 @@ has. Ray then ends the node, and with it the container. The program ends with th
 head is gone, as when the whole job is deleted.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -6,8 +6,6 @@ client, and one `HF_HUB_OFFLINE`, per process. It also ends when its standard in
 outlive the trainer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Functions that run right after another package's module has been imported."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder

@@ -1,7 +1,5 @@
 """PURE: the text of a prompt's messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

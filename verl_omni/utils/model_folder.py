@@ -1,7 +1,5 @@
 """The folder of a model: given as a path, or as the name of a repository of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

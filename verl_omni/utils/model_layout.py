@@ -4,8 +4,6 @@ Engine and trainer read the plain names, such as `diffusion_pytorch_model.safete
 safetensors file of a transformer without an index, so it would load a file and its fp16 variant one after the other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

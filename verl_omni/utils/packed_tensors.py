@@ -3,8 +3,6 @@
 Each tensor alone would be pickled by `torch.save`, which takes longer than the copy of a small sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """PURE: conversion of images and videos to the two pixel formats of samples."""
 
-from __future__ import annotations
-
 import io
 from typing import Any, Literal
 

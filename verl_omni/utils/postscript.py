@@ -3,8 +3,6 @@
 The author of a data set, or the sender of a request, chooses what a file has, whatever its name ends with.
 """
 
-from __future__ import annotations
-
 from PIL import EpsImagePlugin, Image
 
 FORMAT = "EPS"

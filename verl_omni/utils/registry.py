@@ -1,7 +1,5 @@
 """Registry of named objects: built-in ones, and ones that users register from their own modules."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence

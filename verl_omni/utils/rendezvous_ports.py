@@ -1,7 +1,5 @@
 """Ports at which processes of `torch.distributed` meet: the first of them listens seconds after a port was chosen."""
 
-from __future__ import annotations
-
 import random
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The error behind Ray's wrappers, as one line that a user can act on."""
 
-from __future__ import annotations
-
 import re
 
 # What gloo and NCCL say of a rank that has ended; it is seen before Ray notices the loss of the rank's node.

@@ -7,8 +7,6 @@ the queue preempts the job. It ends when every step that was complete has a chec
 The training program and the hooks share two entries of Ray's key-value store: the run's `Progress`, and the request.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import sys
 import time

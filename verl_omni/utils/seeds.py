@@ -1,7 +1,5 @@
 """PURE: seeds derived from the settings of a run."""
 
-from __future__ import annotations
-
 import hashlib
 
 SEED_STRIDE = 1_000_003

@@ -6,8 +6,6 @@ Credentials come from `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESS
 programs look for them. pyarrow has the client, which the data sets need anyway.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

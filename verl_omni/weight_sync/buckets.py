@@ -4,8 +4,6 @@
 two buffers in CPU memory while the network sends the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Protocol

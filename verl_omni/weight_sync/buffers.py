@@ -1,7 +1,5 @@
 """The buffer of a weight transfer: a shared-memory segment, or device memory that is opened through IPC."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -5,8 +5,6 @@ vLLM-Omni finds an adapter that matches no layer only when it activates it (vllm
 corner).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -13,8 +13,6 @@ WeightSyncError
 └── DeadlineExceeded       the other end did not reply in time
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

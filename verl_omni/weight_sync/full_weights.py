@@ -1,7 +1,5 @@
 """Full weight updates: buckets are written straight into the serving model, and every name is checked."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Iterable, Sequence
 from typing import Any

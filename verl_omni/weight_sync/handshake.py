@@ -1,7 +1,5 @@
 """PURE: proofs of both ends of a weight update that they have the Ray cluster's token, which is never sent."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

@@ -4,8 +4,6 @@ MessagePack with checked types. Encoding costs a tenth of pickling, which matter
 tensors. Decoding executes nothing, except for the handle of device memory, which torch pickles.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """PURE: names of updates, sockets and tensors in a weight update."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

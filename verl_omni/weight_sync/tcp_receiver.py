@@ -1,7 +1,5 @@
 """Receiving end of a weight update over TCP, in the Ray worker of a standalone replica."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """Sending end of a weight update over TCP, in rank 0 of the trainer: one sender, many receivers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

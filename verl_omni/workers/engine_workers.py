@@ -1,7 +1,5 @@
 """The Ray worker that trains the policy and sends its weights to the colocated rollout replica."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import logging

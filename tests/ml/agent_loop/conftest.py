@@ -1,7 +1,5 @@
 """Fixtures of the agent-loop tests: settings of the example model, fake engine, fake reward worker."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
@@ -19,7 +16,6 @@ from verl_omni.agent_loop import DiffusionAgentLoopWorker
 from verl_omni.trainer.settings import process_counts
 from verl_omni.workers.rollout.replica import DiffusionOutput
 
-Settings = Callable[[int], DictConfig]
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 
 
@@ -113,35 +109,3 @@ def objects(values: list[Any]) -> np.ndarray:
     column: np.ndarray = np.empty(len(values), dtype=object)
     column[:] = values
     return column
-
-
-@pytest.fixture
-def on_two_nodes() -> Settings:
-    """Settings of a run on two nodes with one engine each; the argument is the number of CPUs of a node."""
-
-    def made(cpus: int) -> DictConfig:
-        config = OmegaConf.create(
-            {
-                "trainer": {"nnodes": 2, "n_gpus_per_node": 1, "node_resource": None},
-                "data": {"train_batch_size": 16},
-                "reward": {"num_workers": None, "scorer_kwargs": {}, "reward_functions": {}},
-                "actor_rollout_ref": {
-                    "model": {},
-                    "rollout": {
-                        "n": 8,
-                        "max_num_seqs": 4,
-                        "tensor_model_parallel_size": 1,
-                        "data_parallel_size": 1,
-                        "pipeline_model_parallel_size": 1,
-                        "agent": {"num_workers": None},
-                        "max_concurrent_requests": None,
-                        "nnodes": 0,
-                        "n_gpus_per_node": 1,
-                    },
-                },
-            }
-        )
-        process_counts.fill_in(config, cpus=cpus)
-        return config
-
-    return made

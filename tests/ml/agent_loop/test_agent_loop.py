@@ -1,7 +1,5 @@
 """The agent loop without an engine: seeds, fan-out, padding, collation."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -141,7 +139,7 @@ def test_the_open_fields_of_a_loop_become_a_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "said"),
+    ("changes", "error", "message"),
     [
         (None, TypeError, "returned NoneType, and not DiffusionAgentLoopOutput"),
         ({"response_diffusion_output": np.zeros((3, 2, 2))}, TypeError, "a sample of type ndarray, and not a tensor"),
@@ -152,24 +150,24 @@ def test_the_open_fields_of_a_loop_become_a_sample() -> None:
     ],
 )
 def test_what_no_batch_can_be_made_of_is_refused(
-    given: dict[str, Any] | None, error: type[Exception], said: str
+    changes: dict[str, Any] | None, error: type[Exception], message: str
 ) -> None:
     fields = {"prompt_ids": [1], "response_diffusion_output": torch.zeros(3, 2, 2), "metrics": {}}
     batching.check_loop_output(DiffusionAgentLoopOutput(**fields, extra_fields={"mine": 1}))  # type: ignore[arg-type]
-    with pytest.raises(error, match=said):
-        batching.check_loop_output(given if given is None else DiffusionAgentLoopOutput(**(fields | given)))
+    with pytest.raises(error, match=message):
+        batching.check_loop_output(changes if changes is None else DiffusionAgentLoopOutput(**(fields | changes)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("prompt_ids", "said"),
+    ("prompt_ids", "message"),
     [
         (None, "the agent loop returned dict, and not DiffusionAgentLoopOutput"),
         ([1] * 5000, r"returned 5000 prompt_ids, and actor_rollout_ref\.rollout\.prompt_length is \d+: shorten them"),
     ],
 )
 async def test_the_sample_of_a_users_loop_is_checked(
-    worker: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, prompt_ids: list[int] | None, said: str
+    worker: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, prompt_ids: list[int] | None, message: str
 ) -> None:
     async def run(self: Any, sampling_params: Any, **row: Any) -> Any:
         image = torch.zeros(3, 2, 2, dtype=torch.uint8)
@@ -178,5 +176,5 @@ async def test_the_sample_of_a_users_loop_is_checked(
         return DiffusionAgentLoopOutput(prompt_ids=prompt_ids, response_diffusion_output=image, metrics={})  # type: ignore[arg-type]
 
     monkeypatch.setattr(DiffusionSingleTurnAgentLoop, "run", run)
-    with pytest.raises(SampleFailed, match=said):
+    with pytest.raises(SampleFailed, match=message):
         await worker().generate_sequences(batch(["a"]))

@@ -1,7 +1,5 @@
 """Memory of the driver in a training step whose samples stay in the object store."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc

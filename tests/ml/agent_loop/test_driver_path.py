@@ -1,7 +1,5 @@
 """How a prompt gets from the data set to the agent loops: through few functions of the driver."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import CodeType, SimpleNamespace

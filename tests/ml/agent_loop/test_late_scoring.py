@@ -1,7 +1,5 @@
 """Scoring after a batch is generated: a scorer gets the same as when samples are scored one by one meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Generator
 from functools import partial
@@ -173,17 +171,17 @@ def test_an_evaluation_with_both_types_of_output_gets_latents_after_a_generation
 
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ((float("nan"), {}), "the score is nan, which is not finite"),
         ((1.0, {"uid": "x"}), "the agent loop returned the field 'uid', and the batch has a column of that name"),
     ],
 )
 def test_a_score_of_a_loop_that_training_cannot_use_is_refused(
-    generate: Any, monkeypatch: pytest.MonkeyPatch, answer: tuple[float, dict[str, Any]], said: str, later: bool
+    generate: Any, monkeypatch: pytest.MonkeyPatch, answer: tuple[float, dict[str, Any]], message: str, later: bool
 ) -> None:
     monkeypatch.setattr(ScoringLoop, "own", {"a": answer})
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=message):
         generate(later, ScoringLoop, training=True)
 
 

@@ -1,7 +1,5 @@
 """Manager: the results of several workers are joined as if one worker had run all rows."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import zlib

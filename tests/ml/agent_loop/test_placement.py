@@ -1,7 +1,5 @@
 """Agent-loop workers and the router of a judge on a Ray cluster of two nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +7,10 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from tests.ml import smallest_job
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 from verl_omni.trainer.replicas.actor_nodes import start_judge_router
+from verl_omni.trainer.settings import process_counts
 
 pytestmark = pytest.mark.slow  # starts two Ray nodes
 
@@ -42,8 +42,10 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         cluster.shutdown()
 
 
-def test_by_default_each_node_has_an_agent_loop_worker(two_nodes: set[str], on_two_nodes: Any) -> None:
-    manager = Manager.create(on_two_nodes(2), None, None, None)
+def test_by_default_each_node_has_an_agent_loop_worker(two_nodes: set[str]) -> None:
+    config = smallest_job.load("trainer.nnodes=2")
+    process_counts.fill_in(config, cpus=2)
+    manager = Manager.create(config, None, None, None)
     assert len(manager.agent_loop_workers) == 2
     assert set(ray.get([worker.node.remote() for worker in manager.agent_loop_workers])) == two_nodes
 

@@ -1,7 +1,5 @@
 """Images and videos of a prompt, from a row of verl's dataset to the engine's prompt."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

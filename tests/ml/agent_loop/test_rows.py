@@ -1,7 +1,5 @@
 """Rows that run at the same time: what one raises ends all, and is named."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -10,14 +8,14 @@ from verl_omni.agent_loop.rows import SampleFailed, run_rows
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (ValueError("no image"), "ValueError: no image"),
         (SystemExit(3), "it raised SystemExit: 3"),
         (asyncio.CancelledError(), "it raised CancelledError"),
     ],
 )
-async def test_whatever_a_row_raises_is_the_failure_of_that_row(error: BaseException, said: str) -> None:
+async def test_whatever_a_row_raises_is_the_failure_of_that_row(error: BaseException, message: str) -> None:
     cancelled: list[int] = []
 
     async def run(row: int) -> int:
@@ -32,7 +30,7 @@ async def test_whatever_a_row_raises_is_the_failure_of_that_row(error: BaseExcep
         return row
 
     async with asyncio.timeout(30):
-        with pytest.raises(SampleFailed, match=f"row 1 failed: {said}"):
+        with pytest.raises(SampleFailed, match=f"row 1 failed: {message}"):
             await run_rows(3, run, lambda row: f"row {row}")
     assert sorted(cancelled) == [0, 2]
 

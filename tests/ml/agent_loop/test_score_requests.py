@@ -1,7 +1,5 @@
 """Samples that are ready at the same time go to a reward worker in one call."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 from types import SimpleNamespace

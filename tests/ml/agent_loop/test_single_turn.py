@@ -1,7 +1,5 @@
 """From a row to a request: chat templates, negative prompts, images, other text encoders."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Samples that stay in the object store: what the driver gets, what is stored, and its size for real shapes."""
 
-from __future__ import annotations
-
 import pickle
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Agent-loop worker with a fake engine: requests, loops, results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +80,14 @@ def test_a_file_without_a_list_of_loops_is_refused(tmp_path: Path, text: str) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("other", r"Agent loop other not registered, registered .*single_turn"),
         ("single_turn_agent", r"single_turn_agent is verl's for text; .*empty for diffusion_single_turn"),
     ],
 )
-async def test_a_loop_that_generates_no_image_is_refused(worker: Any, batch: Any, name: str, said: str) -> None:
-    with pytest.raises(SampleFailed, match=said):
+async def test_a_loop_that_generates_no_image_is_refused(worker: Any, batch: Any, name: str, message: str) -> None:
+    with pytest.raises(SampleFailed, match=message):
         await worker().generate_sequences(batch(["a"], agent_name=[name]))
 
 

@@ -1,7 +1,5 @@
 """Samples of `DiffusionAgentLoopWorker` on their way to the reward workers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Advantages, losses, windows, agreement, choice of steps."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import replace

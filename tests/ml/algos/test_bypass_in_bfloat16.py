@@ -4,8 +4,6 @@ Latents of Stable Diffusion 3 at 512 pixels, and the difference of velocities me
 (docs/figures/real_size.json).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

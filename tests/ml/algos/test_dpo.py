@@ -1,7 +1,5 @@
 """Online Diffusion-DPO against float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Forward process of flow matching: times, noise, velocity."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """DiffusionNFT: the loss against float64, and against its theorem."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

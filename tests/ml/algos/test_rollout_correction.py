@@ -1,7 +1,5 @@
 """Importance weights of the rollout correction: against float64, and against verl."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -51,7 +49,7 @@ def test_what_is_rejected_is_what_verl_rejects(
 
 
 @pytest.mark.parametrize(
-    ("option", "threshold", "said"),
+    ("option", "threshold", "message"),
     [
         ("seq_mean_k1", "2.0_0.5", "two positive numbers"),
         ("seq_mean_k1", None, "two positive numbers"),
@@ -61,6 +59,6 @@ def test_what_is_rejected_is_what_verl_rejects(
         ("seq_max_k1", 2.0, "is not one of token_k1"),
     ],
 )
-def test_a_threshold_that_an_option_does_not_take_is_refused(option: str, threshold: object, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_threshold_that_an_option_does_not_take_is_refused(option: str, threshold: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         rejection_settings.parse(option, threshold)

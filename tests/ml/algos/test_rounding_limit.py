@@ -3,8 +3,6 @@
 Weights are random, and heads are few: what counts are depth and guidance.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

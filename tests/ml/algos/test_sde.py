@@ -1,7 +1,5 @@
 """SDE steps against independently written formulas in float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Agreement of velocities: a constant number of projections finds an engine whose velocity is wrong by 1%."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

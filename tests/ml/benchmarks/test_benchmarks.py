@@ -1,7 +1,5 @@
 """The pages of benchmarks and of `drl fit` match their raw data, and the calculations of the programs are correct."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections import Counter
@@ -77,7 +75,7 @@ def test_the_page_lists_missed_targets(program: Any, tmp_path: Path) -> None:
 def test_the_main_example_is_judged_by_its_gain_its_time_and_a_control_that_learns_nothing(
     program: Any, tmp_path: Path
 ) -> None:
-    def said(**slower: float) -> str:
+    def page_text(**slower: float) -> str:
         data = json.loads((DOCS / "figures" / "colors-grpo.json").read_text(encoding="utf-8"))
         control = next(row for row in data["runs"] if row["control"])
         control["held_out"][-1]["correct/mean"] += slower.get("learnt", 0.0)
@@ -86,9 +84,9 @@ def test_the_main_example_is_judged_by_its_gain_its_time_and_a_control_that_lear
         return " ".join(program("page").generated(tmp_path)["contribute/benchmarks.md"].split())
 
     target = "25 points more right over three seeds, and less for none, in at most 10 minutes (the slowest run took "
-    assert f"- Target met: {target}8.4); none with learning rate 0." in said()
-    assert f"- **Target missed**: {target}10.1); none with learning rate 0." in said(seconds=604.0)
-    assert "- **Target missed**: 25 points more right" in said(learnt=0.05)
+    assert f"- Target met: {target}8.4); none with learning rate 0." in page_text()
+    assert f"- **Target missed**: {target}10.1); none with learning rate 0." in page_text(seconds=604.0)
+    assert "- **Target missed**: 25 points more right" in page_text(learnt=0.05)
 
 
 def test_the_page_says_what_is_not_measured(program: Any, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ The faults are reproduced in a new interpreter, because an applied patch stays. 
 time.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The engine's scheduler waits for the whole call of a server."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

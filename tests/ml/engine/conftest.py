@@ -1,7 +1,5 @@
 """Fixtures of tests on the real engine. Each file runs in its own process, so that Ray can be forked."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 These imports are half of the work of a short training. `test_whole_job.py` and `test_own_family.py` run real commands.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import importlib

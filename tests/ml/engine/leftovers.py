@@ -1,7 +1,5 @@
 """A check for leaked resources."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """vLLM-Omni's engine in the process of a test, without a server."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

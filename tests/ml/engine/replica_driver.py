@@ -1,7 +1,5 @@
 """A stand-in for the trainer's end of a weight update."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

@@ -1,7 +1,5 @@
 """`rollout.external_lib` of a test: the engine's worker says which settings it has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from verl_omni.workers.rollout.vllm_rollout.engine_worker.worker_extension import vLLMOmniColocateWorkerExtension

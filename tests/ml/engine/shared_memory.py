@@ -1,7 +1,5 @@
 """Files in shared memory that a test leaves, told from files of other programs on the machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

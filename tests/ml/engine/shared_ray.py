@@ -1,7 +1,5 @@
 """One local Ray for the runs of a file: starting Ray and importing the stack is half of a short run's work."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Jobs with a tiny model, small samples and batches, on the CPU; all else is the job's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

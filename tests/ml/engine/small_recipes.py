@@ -1,7 +1,5 @@
 """Recipes with a tiny model of their family, a small batch, and stand-ins for servers; all else is the recipe's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

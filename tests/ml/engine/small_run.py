@@ -1,7 +1,5 @@
 """Settings of the smallest training on the engine; the settings that follow them in a list replace them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """Weights, and a process that sends them: `python sending.py DEVICE HANDLE BUCKET_BYTES`."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """On an NVIDIA GPU: its own platform is used, weights are sent by device IPC, layers compile, the whole job runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

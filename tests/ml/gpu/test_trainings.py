@@ -3,8 +3,6 @@
 Engine and trainer share the GPUs and compute in bfloat16, the defaults of accelerators.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """Pretraining of the example model is deterministic."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Prompts, images, checker and models of the example."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What passes the checker and what does not; training exploits every wrong pass."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -3,8 +3,6 @@
 Never run so far: no NPU was available.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Interface of the model families, and what their engine pipelines share, without an engine."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """A tiny model of each family in the trainer: layers, LoRA adapter, and the adapter's file in diffusers."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What each family checks of a request before the engine queues it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Prompt embeddings on disk: which files there are, and when they are used."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

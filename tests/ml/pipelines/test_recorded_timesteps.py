@@ -1,7 +1,5 @@
 """Timesteps that the engine records in bfloat16: those that its transformer got."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

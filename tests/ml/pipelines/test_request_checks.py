@@ -1,7 +1,5 @@
 """Checks of a request before it joins a batch."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

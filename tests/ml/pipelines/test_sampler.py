@@ -1,7 +1,5 @@
 """SDE sampler: a whole batch, and its rows one by one, a step at a time."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

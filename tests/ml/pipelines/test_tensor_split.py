@@ -1,7 +1,5 @@
 """Tensor parallel sizes that are refused are those with which vLLM-Omni cannot divide the transformer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

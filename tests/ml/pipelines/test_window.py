@@ -1,7 +1,5 @@
 """SDE window of MixGRPO, from the arguments of a request to the recorded trajectory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The fork server alone, and with a real Ray. Each test uses its own process, because forks copy everything."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What importing the engine does on a machine without an accelerator."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

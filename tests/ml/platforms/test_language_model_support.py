@@ -1,7 +1,5 @@
 """Language models on the CPU platform: supported attention and cache size."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

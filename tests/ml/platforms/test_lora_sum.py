@@ -1,7 +1,5 @@
 """The engine's LoRA layers on a CPU: vLLM-Omni's function, in the cheaper order of products."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Memory of a CPU that counts as an accelerator: the limit of the pod, not the machine's memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

@@ -1,7 +1,5 @@
 """Paged attention in 16 bits equals attention over the whole request; engine/server/test_autoregressive: in float32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention

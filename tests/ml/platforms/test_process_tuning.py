@@ -1,7 +1,5 @@
 """Threads, allocator and decoder of processes that compute on a CPU, and how often an idle engine polls."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

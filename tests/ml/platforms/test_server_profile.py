@@ -1,7 +1,5 @@
 """Platform-specific settings of a rollout server."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types

@@ -1,7 +1,5 @@
 """What the tests of rewards share."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable

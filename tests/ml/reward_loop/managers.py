@@ -1,7 +1,5 @@
 """Reward managers without Ray, and the types of the fixtures that they need."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Copies of a model's folder that a scorer must refuse."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

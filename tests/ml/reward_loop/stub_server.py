@@ -1,7 +1,5 @@
 """A reward server or judge that answers from a list."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

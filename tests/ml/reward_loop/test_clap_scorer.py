@@ -1,7 +1,5 @@
 """The scorer of audio, against its formula in float64: a tiny CLAP model with random weights, made here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,7 +136,7 @@ async def test_a_manager_gives_the_scorer_the_audio_of_the_sample(
 
 
 @pytest.mark.parametrize(
-    ("info", "said"),
+    ("info", "message"),
     [
         ({}, "clap compares the audio with its prompt, and a sample's extra_info has no text `prompt`"),
         ({"prompt": "a"}, "has no `audio` with `audio_sample_rate`"),
@@ -146,8 +144,8 @@ async def test_a_manager_gives_the_scorer_the_audio_of_the_sample(
         ({"prompt": "a", "audio": torch.zeros(0), "audio_sample_rate": RATE}, "has no `audio` with"),
     ],
 )
-def test_a_sample_without_audio_or_prompt_is_refused(info: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_sample_without_audio_or_prompt_is_refused(info: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         score(Path("none"), [info])
 
 

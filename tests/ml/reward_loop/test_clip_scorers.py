@@ -1,7 +1,5 @@
 """The scorers with a CLIP model, against their formulas in float64: a tiny model with random weights, made here."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable
@@ -207,7 +205,7 @@ def test_a_device_that_is_not_there_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"),
+    ("weights", "message"),
     [
         ({"weight": (1, WIDTH + 1), "bias": (1,)}, f"no chain of linear layers from {WIDTH} numbers to 1"),
         ({"weight": (2, WIDTH), "bias": (2,)}, "returns 2 numbers, expected 1"),
@@ -216,15 +214,15 @@ def test_a_device_that_is_not_there_is_refused(folder: Path) -> None:
         (None, "head_path: no file"),
     ],
 )
-def test_a_head_that_does_not_fit_is_refused(folder: Path, tmp_path: Path, weights: Any, said: str) -> None:
+def test_a_head_that_does_not_fit_is_refused(folder: Path, tmp_path: Path, weights: Any, message: str) -> None:
     if weights is not None:
         torch.save({name: torch.zeros(shape) for name, shape in weights.items()}, tmp_path / "head.pth")
-    with pytest.raises((ValueError, FileNotFoundError), match=said):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         score("aesthetic", folder, head_path=str(tmp_path / "head.pth"))
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "said"),
+    ("name", "paths", "starts"),
     [
         ("pickscore", {"model_name_or_path": "FOLDER", "processor_name_or_path": "FOLDER"}, []),
         (
@@ -241,14 +239,14 @@ def test_a_head_that_does_not_fit_is_refused(folder: Path, tmp_path: Path, weigh
     ],
 )
 def test_what_is_missing_is_said_before_anything_starts(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, given: dict[str, str], said: list[str]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, paths: dict[str, str], starts: list[str]
 ) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    options = {name: value.replace("FOLDER", str(folder)) for name, value in given.items()}
+    options = {name: value.replace("FOLDER", str(folder)) for name, value in paths.items()}
     problems = rewards.setting_problems(name, options)
-    assert len(problems) >= len(said)
-    assert bool(problems) == bool(said)
-    assert all(problem.startswith(begin) for problem, begin in zip(problems, said, strict=False)), problems
+    assert len(problems) >= len(starts)
+    assert bool(problems) == bool(starts)
+    assert all(problem.startswith(begin) for problem, begin in zip(problems, starts, strict=False)), problems

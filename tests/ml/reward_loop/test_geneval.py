@@ -1,7 +1,5 @@
 """The scorer geneval: its conditions on known boxes, its detector and colors on tiny random models made here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,7 +99,7 @@ def test_conditions_hold_for_known_objects(
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({}, "has neither a column include nor exclude"),
         ({"include": [{"class": "cup"}]}, "include or exclude is malformed.*count"),
@@ -110,8 +108,8 @@ def test_conditions_hold_for_known_objects(
         ({"include": [{"class": "cup", "count": 1, "position": ["above", 0]}]}, "position to 0, not to an earlier one"),
     ],
 )
-def test_malformed_conditions_are_refused(row: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=f"(?s)geneval: .*{said}"):
+def test_malformed_conditions_are_refused(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s)geneval: .*{message}"):
         Conditions.parse(row)
 
 

@@ -1,7 +1,5 @@
 """The scorer hpsv3, against the scores of the package hpsv3 for the same tiny random model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -112,23 +110,23 @@ def test_samples_without_a_prompt_and_narrow_images_are_refused(folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "said"),
+    ("name", "rows", "message"),
     [
         ("rm_head.3.bias", 0, r"HPSv3.safetensors lacks rm_head.3.bias of the reward head; write the weigh"),
         ("model.layers.1.mlp.up_proj.weight", 0, r"lacks 1 weights of the base model .*layers.1.mlp.up_proj.weight; w"),
         ("model.embed_tokens.weight", 263, r"has embeddings of 263 tokens, and the tokenizer of .* has 264; write the"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(folder: Path, name: str, rows: int, said: str) -> None:
+def test_weights_that_do_not_fit_are_refused(folder: Path, name: str, rows: int, message: str) -> None:
     weights = tiny.make_weights()
     kept = weights.pop(name)[:rows]
     spoil(folder, weights | ({name: kept} if rows else {}))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         score(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"model_type": "llama"}, "has a model of type 'llama', not 'qwen2_vl'"),
         (
@@ -145,10 +143,10 @@ def test_weights_that_do_not_fit_are_refused(folder: Path, name: str, rows: int,
         ),
     ],
 )
-def test_another_base_model_is_refused(folder: Path, changes: dict[str, Any], said: str) -> None:
+def test_another_base_model_is_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
     path = folder / "base" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         score(folder)
 
 

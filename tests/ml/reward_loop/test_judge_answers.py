@@ -1,7 +1,5 @@
 """What is read in the answers of judges: never a score that the judge did not give."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -34,7 +32,7 @@ def test_an_answer_may_end_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         (choice("<think>Final Score: 2? No", "length"), r"ends within the judge's thoughts .*: a larger max_tokens"),
         (choice("<think>a</think><think>b", "stop"), "ends within the judge's thoughts"),
@@ -46,8 +44,8 @@ def test_an_answer_may_end_at_the_limit() -> None:
         (choice([{"type": "text", "text": "OPEN"}]), "content is no text"),
     ],
 )
-def test_an_answer_that_says_nothing_about_the_image_is_named(found: dict[str, Any], said: str) -> None:
-    with pytest.raises(UnusableAnswer, match=said):
+def test_an_answer_that_says_nothing_about_the_image_is_named(found: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnusableAnswer, match=message):
         read(found)
 
 

@@ -1,7 +1,5 @@
 """The router of a judge's replicas, in front of stand-ins."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

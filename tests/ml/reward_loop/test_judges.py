@@ -1,7 +1,5 @@
 """The scorers that ask a vision-language judge, against a stand-in that answers as an OpenAI-compatible server does."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io
@@ -118,7 +116,7 @@ async def test_a_rating_is_scaled_to_its_bounds(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "said"),
+    ("response", "message"),
     [
         (says("Final Score: 9"), "the rating 9 in the answer of vlm, expected 'Final Score: N' from 1 to 5"),
         (says("a fine picture"), "no rating in the answer of vlm.*'a fine picture'"),
@@ -132,11 +130,11 @@ async def test_a_rating_is_scaled_to_its_bounds(serve: Serve) -> None:
     ],
 )
 async def test_an_unusable_response_names_the_judge_and_the_fault(
-    serve: Serve, response: tuple[int, str], said: str
+    serve: Serve, response: tuple[int, str], message: str
 ) -> None:
     server = serve(response, says("3"))
-    attempts = 1 if "each of 1 attempts" in said else 3
-    with pytest.raises(JudgeError, match=said) as caught:
+    attempts = 1 if "each of 1 attempts" in message else 3
+    with pytest.raises(JudgeError, match=message) as caught:
         await ask("unified_reward", server, attempts=attempts)
     assert len(server.received) == 1, "a judge that refuses is not asked again"
     assert f"http://{server.address}/v1/chat/completions" in str(caught.value)
@@ -255,7 +253,7 @@ async def test_verls_reward_router_is_the_judge_unless_another_is_given(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "messages"),
     [
         ({}, ["base_url: must be given", "model: must be given"]),
         ({"base_url": "judge:80", "model": "m"}, ["base_url: judge:80 has the wrong format: The judge's URL"]),
@@ -268,10 +266,10 @@ async def test_verls_reward_router_is_the_judge_unless_another_is_given(
         ({"base_url": "http://j/v1", "model": "m", "template": "Rate {prompt}."}, []),
     ],
 )
-def test_what_is_missing_is_said_before_anything_starts(options: dict[str, Any], said: list[str]) -> None:
+def test_what_is_missing_is_said_before_anything_starts(options: dict[str, Any], messages: list[str]) -> None:
     problems = rewards.setting_problems("unified_reward", options)
-    assert len(problems) == len(said)
-    assert all(problem.startswith(begin) for problem, begin in zip(problems, said, strict=True))
+    assert len(problems) == len(messages)
+    assert all(problem.startswith(begin) for problem, begin in zip(problems, messages, strict=True))
 
 
 @pytest.mark.parametrize("begin", [b"X-Slow: ", b"Content-Length: 9999\r\n\r\n"])

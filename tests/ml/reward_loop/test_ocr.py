@@ -1,7 +1,5 @@
 """The scorer `ocr` on drawn images; the models are in the wheel of rapidocr, so nothing is downloaded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The scorers `http` and `http_batch` with servers that speak pickle."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
@@ -165,7 +163,7 @@ def test_the_servers_error_is_shown_by_its_last_line(serve: Serve, status: int) 
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
+    ("status", "body", "message"),
     [
         (200, b"<html>", "the answer is no pickle"),
         (200, b"", "the answer is no pickle"),
@@ -178,8 +176,8 @@ def test_the_servers_error_is_shown_by_its_last_line(serve: Serve, status: int) 
         (404, b"not here", "status 404: not here"),
     ],
 )
-def test_an_answer_without_a_score_fails_at_once(serve: Serve, status: int, body: bytes, said: str) -> None:
-    with pytest.raises(RewardServerError, match=said):
+def test_an_answer_without_a_score_fails_at_once(serve: Serve, status: int, body: bytes, message: str) -> None:
+    with pytest.raises(RewardServerError, match=message):
         score(serve((status, body)))
 
 

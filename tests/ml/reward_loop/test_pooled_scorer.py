@@ -1,7 +1,5 @@
 """The connection of a reward worker to the processes of a scorer's pool, with stand-ins of the processes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from types import SimpleNamespace
@@ -78,7 +76,7 @@ async def test_a_process_that_takes_long_is_waited_for_and_one_that_does_not_res
 
 @pytest.mark.parametrize("required", [True, False])
 @pytest.mark.parametrize(
-    ("reply", "error", "said"),
+    ("reply", "error", "message"),
     [
         ({ERROR: "OSError: no model"}, PooledScorerError, "OSError: no model"),
         ({ENDED: "the process ended 3 times"}, PoolLost, "the process ended 3 times"),
@@ -86,15 +84,15 @@ async def test_a_process_that_takes_long_is_waited_for_and_one_that_does_not_res
     ],
 )
 async def test_only_a_required_scorer_that_ended_its_process_too_often_ends_the_run(
-    settings: Any, sample: Any, reply: Any, error: type[Exception], said: str, required: bool
+    settings: Any, sample: Any, reply: Any, error: type[Exception], message: str, required: bool
 ) -> None:
     scorer = PooledScorer([Process(reply)], 60)
-    with pytest.raises(error, match=f"^{said}"):
+    with pytest.raises(error, match=f"^{message}"):
         await scorer.score({})
     parts = {"mine": {"name": "brightness", "required": required, "pool": {}}, "jpeg": {}}
     manager = MultiVisualRewardManager(settings(reward_functions=parts), None, None)
     manager._pooled["mine"] = scorer
-    text = f"reward 'mine' failed: {said}"
+    text = f"reward 'mine' failed: {message}"
     if required and error is PoolLost:
         with pytest.raises(ScorerFailed, match=text):
             await manager.run_single(sample())

@@ -1,7 +1,5 @@
 """The scorers hpsv2 and image_reward, against the scores of their packages for the same tiny random models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

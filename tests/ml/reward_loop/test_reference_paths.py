@@ -1,7 +1,5 @@
 """Scorers at the reference's import paths, as a user's own reward function calls them."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path
@@ -86,16 +84,16 @@ def test_one_image_may_have_a_batch_dimension() -> None:
 
 
 @pytest.mark.parametrize(
-    ("judge", "said", "wanted"),
+    ("judge", "answer_text", "wanted"),
     [
         (compute_score_ocr, "HELLO", {"score": 1.0, "exact": 1.0, "cut": 0.0}),
         (compute_score_unified_reward, "Final Score: 3", {"score": 0.5, "rating": 3.0}),
     ],
 )
 async def test_a_judge_takes_the_arguments_that_verl_passes(
-    serve: Serve, judge: Any, said: str, wanted: dict[str, float]
+    serve: Serve, judge: Any, answer_text: str, wanted: dict[str, float]
 ) -> None:
-    answer = 200, json.dumps({"choices": [{"message": {"content": said}}]})
+    answer = 200, json.dumps({"choices": [{"message": {"content": answer_text}}]})
     server = serve(answer, answer)
     by_name = {"reward_router_address": server.address, "reward_model_tokenizer": object(), "model_name": "vlm"}
     assert await judge("d", IMAGE.float() / 255, "hello", None, *by_name.values()) == wanted

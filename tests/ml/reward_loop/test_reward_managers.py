@@ -1,7 +1,5 @@
 """The managers that verl's reward workers load, without Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import logging
@@ -192,18 +190,18 @@ async def test_float_pixels_score_as_the_same_bytes_do(settings: Settings, sampl
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("import sys\nsys.exit(2)\n", r"ValueError: .*scorer.py calls sys.exit\(2\) when it is imported"),
         ("import not_installed\n", "ModuleNotFoundError: No module named 'not_installed'"),
     ],
 )
 async def test_a_file_that_cannot_be_imported_is_named_and_ends_no_process(
-    settings: Settings, sample: Sample, user_file: Callable[[str], str], text: str, said: str
+    settings: Settings, sample: Sample, user_file: Callable[[str], str], text: str, message: str
 ) -> None:
     function = f"{user_file(text)}:judge"
     manager = visual(settings(scorer="python", scorer_kwargs={"function": function}))
-    with pytest.raises(ScorerFailed, match=f"scorer {re.escape(function)} failed: {said}"):
+    with pytest.raises(ScorerFailed, match=f"scorer {re.escape(function)} failed: {message}"):
         await manager.run_single(sample())
 
 

@@ -1,7 +1,5 @@
 """docs/start/own-reward.md: its tables are what the scorers send and accept, and its server works."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """A scorer that ends its process: the reward worker starts again and scores its samples again, up to a limit."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from pathlib import Path

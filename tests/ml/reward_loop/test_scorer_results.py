@@ -1,7 +1,5 @@
 """Results and errors of scorers: what is a score, and what is refused with the scorer's name."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import math

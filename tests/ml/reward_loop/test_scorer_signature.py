@@ -1,7 +1,5 @@
 """Settings of scorers, found in functions and in source that is not run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -57,7 +55,7 @@ def test_every_scorer_of_the_project_refuses_unknown_settings(scorer: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "messages"),
     [
         ("def f(solution_image): yield 1.0", ["it has a `yield`"]),
         ("async def f(solution_image):\n  if True:\n    x = yield", ["it has a `yield`"]),
@@ -73,7 +71,7 @@ def test_every_scorer_of_the_project_refuses_unknown_settings(scorer: str) -> No
     ],
 )
 def test_a_function_that_no_call_makes_score_is_named_in_a_function_and_in_its_source(
-    source: str, said: list[str]
+    source: str, messages: list[str]
 ) -> None:
     namespace: dict[str, Any] = {}
     exec(source, namespace)
@@ -82,7 +80,7 @@ def test_a_function_that_no_call_makes_score_is_named_in_a_function_and_in_its_s
         partial(wrapper, namespace["f"], {})
     )
     problems = signature.function_problems()
-    assert [problem.startswith(start) for problem, start in zip(problems, said, strict=True)] == [True] * len(said)
+    assert all(problem.startswith(start) for problem, start in zip(problems, messages, strict=True))
 
 
 def wrapper(function: Callable[..., Any], extra: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

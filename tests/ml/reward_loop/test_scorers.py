@@ -1,7 +1,5 @@
 """Each scorer alone."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

@@ -1,7 +1,5 @@
 """Queue of a scorer: batches, calls at a time, deadlines and failures."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

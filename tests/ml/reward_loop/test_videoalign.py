@@ -1,7 +1,5 @@
 """The scorer videoalign, against the scores of its authors' code for the same tiny random model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -197,7 +195,7 @@ Q_PROJ = "base_model.model.model.layers.1.self_attn.q_proj"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"base_model.model.rm_head.weight": None}, "lacks rm_head.weight of the reward head; write the weights of V"),
         ({"base_model.model.rm_head.weight": torch.zeros(2, 16)}, "returns 2 numbers, expected 1 or 3"),
@@ -211,10 +209,10 @@ Q_PROJ = "base_model.model.model.layers.1.self_attn.q_proj"
         ({f"{Q_PROJ}.lora_B.default.weight": torch.zeros(16, 4)}, r"with the shape \[16, 4\], expected \[16, 2\]"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(folder: Path, changes: dict[str, Any], said: str) -> None:
+def test_weights_that_do_not_fit_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
     weights = {name: weight for name, weight in (tiny.make_weights() | changes).items() if weight is not None}
     tiny.write_checkpoint(folder / "checkpoints", weights)
-    with pytest.raises(ValueError, match=f"{re.escape(str(folder))}.*{said}"):
+    with pytest.raises(ValueError, match=f"{re.escape(str(folder))}.*{message}"):
         rate(folder)
 
 
@@ -232,7 +230,7 @@ def test_another_base_model_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "values", "said"),
+    ("part", "values", "message"),
     [
         ("data_config", {"prompt_template_type": "simple"}, "data_config.prompt_template_type: Input should be 'detai"),
         ("data_config", {"sample_type": "multi_pts"}, "data_config.sample_type: Input should be 'uniform'"),
@@ -241,11 +239,11 @@ def test_another_base_model_is_refused(folder: Path) -> None:
     ],
 )
 def test_a_model_that_was_trained_in_another_way_is_refused(
-    folder: Path, part: str, values: dict[str, Any], said: str
+    folder: Path, part: str, values: dict[str, Any], message: str
 ) -> None:
     tiny.write_checkpoint(folder / "checkpoints", tiny.make_weights(), **{part: values})
     (problem,) = rewards.setting_problems("videoalign", options(folder))
-    assert problem.startswith("model_name_or_path: ") and f"model_config.json is not supported: {said}" in problem
+    assert problem.startswith("model_name_or_path: ") and f"model_config.json is not supported: {message}" in problem
 
 
 def test_what_is_missing_is_said_before_anything_starts(folder: Path) -> None:

@@ -3,8 +3,6 @@
 NumPy makes the weights, so that they are the same with every version of torch and transformers.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 NumPy makes the weights, so that they are the same with every version of torch and transformers.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ The assertions hold for any device: tensors of device and CPU are never mixed, r
 tensors are in CPU memory.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The stand-in is no accelerator. It is built once per version of torch and registered as `second`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

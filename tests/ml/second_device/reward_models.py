@@ -1,7 +1,5 @@
 """Reward models on the second device: their scores, and the memory that they free while they rest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Sampling and weight sync on a second device; run by `test_on_a_device.py`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

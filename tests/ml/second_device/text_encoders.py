@@ -1,7 +1,5 @@
 """Text encoders of a rollout pipeline on a second device; run by `test_on_a_device.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

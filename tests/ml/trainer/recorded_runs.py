@@ -1,7 +1,5 @@
 """Runs that train nothing, and what any run records: events in its folder, and exported metrics."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs of the loop on replicas and ranks in memory, also with batches that are generated ahead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

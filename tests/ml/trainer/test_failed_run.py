@@ -1,7 +1,5 @@
 """How a run that fails ends: the terminal, and the event that the status and the Kubernetes event are made from."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -42,7 +40,7 @@ class Ended:
     """A failed run: its folder, what it printed, and its exit code."""
 
     folder: Path
-    said: list[str]
+    printed: list[str]
     code: int
 
 
@@ -76,9 +74,9 @@ def test_the_last_line_and_the_error_event_are_what_a_worker_raised(ended: dict[
     """A real Ray: the error crosses two processes, and Ray prints and wraps it on the way."""
     (kind, message) = CASES[case]
     run = ended[case]
-    assert run.code == main_diffusion.FAILURE, run.said
-    assert run.said[-1] == f"error: {message}"
-    assert any("Traceback" in line for line in run.said), "train.log has the whole traceback"
+    assert run.code == main_diffusion.FAILURE, run.printed
+    assert run.printed[-1] == f"error: {message}"
+    assert any("Traceback" in line for line in run.printed), "train.log has the whole traceback"
     assert events(run.folder, "error") == [
         {"event": "error", "message": message, "kind": kind, "reason": "ApplicationError"}
     ]

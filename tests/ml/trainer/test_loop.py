@@ -1,7 +1,5 @@
 """The training loop with an agent loop and workers that answer at once."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -1,7 +1,5 @@
 """The second Ctrl-C of the training program: it ends at once, and its last line says what is lost."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +53,7 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("saved", "signals", "said"),
+    ("saved", "signals", "message"),
     [
         (
             2,
@@ -67,13 +65,13 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_the_second_signal_ends_a_run_with_one_line_and_the_first_after_the_step(
-    tmp_path: Path, saved: int, signals: int, said: str
+    tmp_path: Path, saved: int, signals: int, message: str
 ) -> None:
     ended = run(PROGRAM, tmp_path, saved, signals)
     lines = ended.stdout.splitlines()
-    assert (ended.returncode, lines[-2:]) == (130, [f"stopped: {said}", "Ray has stopped"]), ended.stdout
+    assert (ended.returncode, lines[-2:]) == (130, [f"stopped: {message}", "Ray has stopped"]), ended.stdout
     assert "Traceback" not in ended.stdout
-    assert [event["message"] for event in events(tmp_path, "stopped")] == [said]
+    assert [event["message"] for event in events(tmp_path, "stopped")] == [message]
     assert (tmp_path / "report.html").is_file()
 
 

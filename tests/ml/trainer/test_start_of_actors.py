@@ -4,8 +4,6 @@ Hydra copies what it instantiates, and OmegaConf sets the parent of a node to No
 that sends the configuration to a worker at that moment sends one whose `${…}` cannot be resolved.
 """
 
-from __future__ import annotations
-
 import random
 import socket
 from contextlib import suppress

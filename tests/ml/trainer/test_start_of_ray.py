@@ -1,7 +1,5 @@
 """The start of Ray in the driver."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

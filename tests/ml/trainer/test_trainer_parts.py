@@ -1,7 +1,5 @@
 """What the trainer decides and writes, without an engine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Warnings of this package appear in the log of a worker."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The hook of a rollout pod that is deleted, with Ray's head in memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Exported metrics: their names, and the writer that passes them to Ray."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """The port of torch's rendezvous, which is held until the engine's worker listens on it."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import struct

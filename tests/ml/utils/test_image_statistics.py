@@ -1,7 +1,5 @@
 """Statistics of pixels, against values that can be computed by hand."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """How values of a metric are combined."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The model as a path, or as the name of a repository in the local hub cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Model folders as people have them: what keeps a run from loading them, and weights of a variant."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

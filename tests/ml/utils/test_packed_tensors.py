@@ -1,7 +1,5 @@
 """Tensors in one buffer: what comes out is what went in, bit by bit, and what rows share is in it once."""
 
-from __future__ import annotations
-
 import pickle
 
 import torch

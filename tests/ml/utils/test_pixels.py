@@ -1,7 +1,5 @@
 """Pixel formats of images and videos."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

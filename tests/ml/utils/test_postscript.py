@@ -1,7 +1,5 @@
 """Images of data sets that are programs are refused, and not run."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One line of text for errors that crossed Ray's processes."""
 
-from __future__ import annotations
-
 import pytest
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError, RayTaskError

@@ -1,7 +1,5 @@
 """Samples in the object store: what ranks load is what was stored, shared tensors once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

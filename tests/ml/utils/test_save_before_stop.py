@@ -1,7 +1,5 @@
 """The hook of a pod that a queue deletes, with Ray's key-value store in memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

@@ -1,7 +1,5 @@
 """Seeds of samples and updates: no two runs, steps or rows share one, and a resumed run draws the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

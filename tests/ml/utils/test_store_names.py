@@ -1,7 +1,5 @@
 """A store decides the names of its objects, and none may lead out of the folder that they are copied to."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

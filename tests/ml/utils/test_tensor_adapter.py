@@ -1,7 +1,5 @@
 """LoRA requests with tensors, as vLLM-Omni's manager loads them."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

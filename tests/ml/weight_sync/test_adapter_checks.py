@@ -1,7 +1,5 @@
 """Checks of an adapter: settings, tensor pairs, sizes, and what the layers hold after binding."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The two ends of a weight transfer are processes of one user: anyone may put a socket into /tmp, or connect to one."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Full weight updates of a serving model: every parameter once, no unknown names, wrapped layers included."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weight updates over real sockets on loopback: fan-out, failures of either end, authentication, malformed messages."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket

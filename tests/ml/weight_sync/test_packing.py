@@ -1,7 +1,5 @@
 """Packing, digests, staging, names and messages."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

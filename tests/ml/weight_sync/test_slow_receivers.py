@@ -1,7 +1,5 @@
 """A receiver that is slower than the others leaves an update; one that is as slow as all others does not."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

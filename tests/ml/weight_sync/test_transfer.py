@@ -1,7 +1,5 @@
 """Weight transfer over real sockets and shared memory, with failures of either end; no file or segment may remain."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import threading
@@ -244,17 +242,17 @@ def test_a_receiver_is_told_that_the_sender_was_cancelled(handle: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "refusal"),
     [
         (ReplyMessage(), "ReplyMessage"),
         (BufferMessage(16), "names no buffer"),
         (BucketMessage({"t": Entry((1,), "float31", 0, 0)}), "float31"),
     ],
 )
-def test_an_unexpected_message_to_the_receiver_is_refused(handle: str, message: Any, said: str) -> None:
+def test_an_unexpected_message_to_the_receiver_is_refused(handle: str, message: Any, refusal: str) -> None:
     with received(handle, lambda bucket: None) as results, ipc.Channel(handle, 20.0, owner=True) as channel:
         channel.send(message)
-        assert said in channel.receive(Message).failed
+        assert refusal in channel.receive(Message).failed
     assert isinstance(results[0], IncompleteUpdate)
 
 

@@ -1,7 +1,5 @@
 """Sender and workers run together: if one fails, the other ends, and the cause is raised."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

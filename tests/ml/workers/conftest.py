@@ -1,7 +1,5 @@
 """Fixtures of the tests of workers: ranks as processes, on the CPU and on accelerators."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path

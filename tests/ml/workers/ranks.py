@@ -1,7 +1,5 @@
 """One rank of a test on several: a process with a process group, in which a function of the test file runs."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One rank of a weight update and of a checkpoint, with fakes of the actor and of the sender."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

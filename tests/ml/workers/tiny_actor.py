@@ -1,7 +1,5 @@
 """Actors of tiny models, recorded samples for them, and the comparison of two updates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace

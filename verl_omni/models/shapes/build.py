@@ -1,7 +1,5 @@
 """The example model before training: a Stable Diffusion 3 pipeline of diffusers."""
 
-from __future__ import annotations
-
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 from diffusers.models.embeddings import get_2d_sincos_pos_embed

@@ -5,8 +5,6 @@ their shape by overlap with templates. Number, colours, shapes and relation must
 have its own colour; there must be almost nothing else in the image.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

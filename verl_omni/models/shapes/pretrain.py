@@ -1,7 +1,5 @@
 """Pretraining of the example model, and its evaluation on held-out prompts."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Prompt files of the example."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """PURE: prompts such as "two red crosses" or "a blue square left of a cyan circle", and images of them."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Two identities make diffusers' nonlinear blocks linear: SiLU(x) - SiLU(-x) = x t
 into x again, and a large constant pair (k, -k) in a group makes the group norm divide by a constant.
 """
 
-from __future__ import annotations
-
 import torch
 from diffusers import AutoencoderKL
 from torch import nn

@@ -4,8 +4,6 @@ The guidance scale of FLUX.1-dev is an input of the model, so a step is one forw
 effect. FLUX.1-schnell, which has no such input, is refused.
 """
 
-from __future__ import annotations
-
 from verl_omni.pipelines.description import FamilyDescription, family_in
 
 FAMILY = FamilyDescription(

@@ -1,7 +1,5 @@
 """FLUX.1-dev in the vLLM-Omni engine: token-id prompts, batched requests, recorded SDE steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

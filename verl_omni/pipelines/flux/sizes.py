@@ -1,7 +1,5 @@
 """FLUX.1-dev: sizes of the released model (github.com/black-forest-labs/flux) for `drl fit`, and of one to measure."""
 
-from __future__ import annotations
-
 from verl_omni.pipelines.description import Component, ReleasedModel
 from verl_omni.pipelines.released_components import CLIP_L, IMAGE_VAE, T5_XXL
 

@@ -1,7 +1,5 @@
 """FLUX.1-dev for the trainer: velocity of a recorded step from the engine's embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

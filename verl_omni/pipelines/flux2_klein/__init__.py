@@ -4,8 +4,6 @@ The tokenizer's chat template counts towards `max_sequence_length`. Noise levels
 distilled model (`is_distilled` in `model_index.json`) is not guided. Generates from text only.
 """
 
-from __future__ import annotations
-
 from verl_omni.pipelines.description import FamilyDescription, family_in
 
 FAMILY = FamilyDescription(

@@ -1,7 +1,5 @@
 """FLUX.2-klein in the vLLM-Omni engine: token-id prompts, batched requests, recorded SDE steps."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

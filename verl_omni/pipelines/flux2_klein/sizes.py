@@ -1,7 +1,5 @@
 """FLUX.2-klein-base: sizes of the released models (bfl.ai/blog/flux2-klein) for `drl fit`, and of one to measure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from verl_omni.pipelines.description import Component, ReleasedModel

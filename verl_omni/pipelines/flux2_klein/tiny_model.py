@@ -1,7 +1,5 @@
 """A tiny random FLUX.2-klein: made offline, deterministic by seed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Qwen-Image."""
 
-from __future__ import annotations
-
 from verl_omni.pipelines.description import Example, FamilyDescription, family_in
 
 FAMILY = FamilyDescription(

@@ -1,7 +1,5 @@
 """Qwen-Image in the vLLM-Omni engine: token-id prompts, batched requests, recorded SDE steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

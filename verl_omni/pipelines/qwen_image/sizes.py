@@ -1,7 +1,5 @@
 """Qwen-Image: sizes of the released model (arXiv:2508.02324) for `drl fit`, and of one to measure."""
 
-from __future__ import annotations
-
 from verl_omni.pipelines.description import Component, ReleasedModel
 from verl_omni.pipelines.released_components import QWEN_2_5_VL_7B, VIDEO_VAE
 

@@ -1,7 +1,5 @@
 """A tiny random Qwen-Image: made offline, deterministic by seed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

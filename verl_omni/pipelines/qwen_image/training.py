@@ -1,7 +1,5 @@
 """Qwen-Image for the trainer: velocity of a recorded step from the engine's embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Qwen-Image-Edit and Qwen-Image-Edit-Plus: an image from a prompt and an input image."""
 
-from __future__ import annotations
-
 from verl_omni.pipelines.description import Example, FamilyDescription, family_in
 
 FAMILY = FamilyDescription(

@@ -1,7 +1,5 @@
 """Qwen-Image-Edit in the vLLM-Omni engine: as Qwen-Image, with an input image for each prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Qwen-Image-Edit: sizes of input images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Qwen-Image-Edit: sizes of a released model for `drl fit`, and of one to measure."""
 
-from __future__ import annotations
-
 from verl_omni.pipelines.description import ReleasedModel
 from verl_omni.pipelines.qwen_image.sizes import COMPONENTS, MEASURED, TOKENIZER_LENGTH, WIDE
 

@@ -1,7 +1,5 @@
 """Tiny random editing models: made offline, deterministic by seed."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Qwen-Image-Edit for the trainer: Qwen-Image with the latents of an input image after the sample's latents."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

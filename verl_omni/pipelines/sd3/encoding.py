@@ -1,7 +1,5 @@
 """Stable Diffusion 3's text encoders and VAE, for images that the engine did not generate."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

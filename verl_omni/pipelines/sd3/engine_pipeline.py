@@ -1,7 +1,5 @@
 """Stable Diffusion 3 in the vLLM-Omni engine: token-id prompts, batched requests, recorded SDE steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

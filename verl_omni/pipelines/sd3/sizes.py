@@ -1,7 +1,5 @@
 """Stable Diffusion 3: sizes of the released models (arXiv:2403.03206) for `drl fit`, and of one to measure."""
 
-from __future__ import annotations
-
 from verl_omni.pipelines.description import Component, ReleasedModel
 from verl_omni.pipelines.released_components import CLIP_G, CLIP_L, IMAGE_VAE, T5_XXL
 

@@ -1,7 +1,5 @@
 """Step execution of Stable Diffusion 3: requests may join and leave the engine's batch between two steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

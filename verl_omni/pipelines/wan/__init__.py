@@ -7,8 +7,6 @@ first only. Load the second adapter with
 `examples/wan22-5b-dance-grpo.yaml`, `examples/wan22-a14b-dance-grpo.yaml`.
 """
 
-from __future__ import annotations
-
 from verl_omni.pipelines.description import Example, FamilyDescription, family_in
 
 FAMILY = FamilyDescription(

@@ -1,7 +1,5 @@
 """Wan, text to video, in the vLLM-Omni engine: token-id prompts, batched requests, recorded SDE steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

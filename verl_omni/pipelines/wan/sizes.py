@@ -3,8 +3,6 @@
 Source: arXiv:2503.20314 (2.1), github.com/Wan-Video/Wan2.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

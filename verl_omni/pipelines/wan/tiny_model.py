@@ -1,7 +1,5 @@
 """Tiny random Wans: made offline, deterministic by seed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Wan for the trainer: velocity of a recorded step of a video from the engine's embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine's worker of a diffusion model on a CPU."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """vLLM-Omni's worker of a language model on a CPU."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

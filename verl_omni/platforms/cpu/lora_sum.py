@@ -1,7 +1,5 @@
 """The engine's LoRA layers on a CPU, with their products in the cheaper order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

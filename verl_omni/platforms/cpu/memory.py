@@ -1,7 +1,5 @@
 """Memory that a process may use: the machine's memory, up to the limit of its container."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

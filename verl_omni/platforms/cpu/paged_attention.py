@@ -4,8 +4,6 @@ The cache is [blocks, block_size, kv_heads, 2 * head_size]: keys in the first ha
 second. Slot s is row s % block_size of block s // block_size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

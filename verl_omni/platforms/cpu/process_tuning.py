@@ -1,7 +1,5 @@
 """Threads and memory allocator of a process that computes on a CPU."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 

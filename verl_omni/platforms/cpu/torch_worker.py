@@ -1,7 +1,5 @@
 """vLLM's worker of a language model on a CPU."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

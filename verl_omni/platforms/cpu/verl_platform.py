@@ -1,7 +1,5 @@
 """verl's CPU platform, selected by `VERL_PLATFORM=cpu` (entry point group `verl.plugins`)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

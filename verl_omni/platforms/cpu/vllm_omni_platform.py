@@ -1,7 +1,5 @@
 """vLLM-Omni's CPU platform."""
 
-from __future__ import annotations
-
 import resource
 from typing import Any
 

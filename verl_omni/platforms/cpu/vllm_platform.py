@@ -1,7 +1,5 @@
 """vLLM's CPU platform. Imported during `import vllm`, so this module must not import vllm_omni."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from typing_extensions import override

@@ -1,11 +1,9 @@
 """CLAP models for scoring: embeddings of audio and prompts (arXiv:2211.06687), loaded once per process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,7 +24,7 @@ class ClapModel(ScoringModel):
 
     @classmethod
     @override
-    def load(cls, *source: str) -> ClapModel:
+    def load(cls, *source: str) -> Self:
         from transformers import AutoTokenizer, ClapFeatureExtractor
         from transformers import ClapModel as Clap
 

@@ -1,7 +1,5 @@
 """CLIP models for scoring: embeddings of images and prompts (arXiv:2103.00020), loaded once per process."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -132,7 +130,7 @@ class ClipModel(ScoringModel):
 
     @classmethod
     @override
-    def load(cls, *source: str) -> ClipModel:
+    def load(cls, *source: str) -> Self:
         from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
         model, processor, device = source

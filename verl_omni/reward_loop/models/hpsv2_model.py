@@ -4,12 +4,10 @@ The released file has the names of open_clip; a test compares the scores with th
 is transformers' CLIP, with the configuration and tokenizer of the model that it was trained from.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -50,7 +48,7 @@ class Hpsv2Model(ClipModel):
 
     @classmethod
     @override
-    def load(cls, *source: str) -> Hpsv2Model:
+    def load(cls, *source: str) -> Self:
         from transformers import AutoConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
         model, processor, device = source

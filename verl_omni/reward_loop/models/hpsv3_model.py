@@ -6,14 +6,12 @@ spread of the score. The wording of the question belongs to the weights, and is 
 imported, because its requirements do not fit the locked ones.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -77,7 +75,7 @@ class Hpsv3Model(LoadableModel):
 
     @classmethod
     @override
-    def load(cls, *source: str) -> Hpsv3Model:
+    def load(cls, *source: str) -> Self:
         from safetensors.torch import load_file
 
         model, base, device = source

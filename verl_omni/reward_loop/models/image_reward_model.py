@@ -4,14 +4,12 @@ BLIP's text encoder reads the prompt and attends to the image; its first hidden 
 and the result is standardized. A test compares the scores with the package image-reward 1.5.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -63,7 +61,7 @@ class ImageRewardModel(LoadableModel):
 
     @classmethod
     @override
-    def load(cls, *source: str) -> ImageRewardModel:
+    def load(cls, *source: str) -> Self:
         from transformers import BertTokenizer
 
         model, tokenizer, device = source

@@ -3,11 +3,9 @@
 GenEval runs mmdet's Mask2Former with Swin-S; this is the same model in transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -40,7 +38,7 @@ class ObjectDetector(LoadableModel):
 
     @classmethod
     @override
-    def load(cls, *source: str) -> ObjectDetector:
+    def load(cls, *source: str) -> Self:
         from transformers import AutoImageProcessor, Mask2FormerForUniversalSegmentation
 
         model, device = source

@@ -1,7 +1,5 @@
 """Qwen2-VL without its language-model head, for scorers whose own head reads a hidden state at a token of the text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

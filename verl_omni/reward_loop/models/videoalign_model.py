@@ -6,12 +6,10 @@ published model and its checkpoint come from github.com/KwaiVGI/VideoAlign at 21
 belongs to the weights, and is read from a file of that repository.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -68,7 +66,7 @@ class VideoAlignModel(LoadableModel):
 
     @classmethod
     @override
-    def load(cls, *source: str) -> VideoAlignModel:
+    def load(cls, *source: str) -> Self:
         model, base, template, device = source
         file = find_checkpoint(model)
         config = read_config(file.parents[1] / CONFIG)

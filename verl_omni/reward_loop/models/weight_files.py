@@ -1,7 +1,5 @@
 """Files of models that score: where they are, what is missing, and weights that transformers does not load."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`MultiVisualRewardManager`: the weighted mean or sum of several scorers."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`VisualRewardManager`: one scorer."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext

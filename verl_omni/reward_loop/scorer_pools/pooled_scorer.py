@@ -1,7 +1,5 @@
 """`PooledScorer`: scores samples in the processes of a scorer's pool."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`ScorerProcess`: the Ray actor that runs one scorer in its own Python environment, on an accelerator or the CPU."""
 
-from __future__ import annotations
-
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The class of the data set (`data.custom_cls`), and its files: checked before anything starts, without running it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@
 The request is a JSON object with the fields of `Inputs`. The answer, on standard output, is a JSON list of problems.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence

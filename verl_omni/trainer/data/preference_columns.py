@@ -1,7 +1,5 @@
 """PURE: columns of preference data sets: which image of a row is preferred, and which columns are not read."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

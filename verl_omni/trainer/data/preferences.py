@@ -1,7 +1,5 @@
 """Preference data sets: rows with a prompt, an image that is preferred and one that is not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Prompt data sets: rows of JSONL or Parquet files, in an order that depends only on the seed."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Input images of prompts: where a row's images are, and messages that hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path

@@ -4,8 +4,6 @@ Its own reader of JSON is not used: it makes dates of texts such as `2024-01-01`
 columns there are, and reads rows from its cache again if a file has the name and the time of an earlier one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import json

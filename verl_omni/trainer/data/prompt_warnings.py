@@ -1,7 +1,5 @@
 """Warnings about truncated prompts, and negative prompts that are unused without guidance."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scorers that rows name in their column `data_source`, where the settings name none; before anything starts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path

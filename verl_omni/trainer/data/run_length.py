@@ -1,7 +1,5 @@
 """Length of a run in training steps, from the settings and the rows of its data set."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Each part runs in a separate process: the engine gets a device that no other process uses.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,15 +3,13 @@
 Ray must not be imported before it is started (docs/adr/0007), so modules are imported where they are used.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from verl_omni.trainer.device_checks.results import Check, require
 
@@ -66,7 +64,7 @@ class EngineChecks:
         }
 
     @contextmanager
-    def running(self) -> Iterator[EngineChecks]:
+    def running(self) -> Iterator[Self]:
         """Stop the stack, if it was started, at the end of the block."""
         with tempfile.TemporaryDirectory() as folder:
             self._folder = Path(folder)

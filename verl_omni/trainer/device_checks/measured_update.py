@@ -1,7 +1,5 @@
 """Real peak of one update of a small model, counted by torch's allocator, and the estimate of `drl fit` for it."""
 
-from __future__ import annotations
-
 import gc
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Checks of a device in one process: matrix multiplication, the model of each family, and an update's memory."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Mapping

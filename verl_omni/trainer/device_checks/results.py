@@ -1,7 +1,5 @@
 """`Result`: what one check of a device found."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Decorators of losses and estimators of advantages at their import path in the reference, and their types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

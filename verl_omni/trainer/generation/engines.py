@@ -1,7 +1,5 @@
 """`Engines`: the rollout engines of a run, which serve a version of the weights, or sleep."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

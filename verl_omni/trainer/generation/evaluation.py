@@ -1,7 +1,5 @@
 """`Evaluation`: scores of held-out prompts, and pictures of some of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

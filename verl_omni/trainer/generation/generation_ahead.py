@@ -1,7 +1,5 @@
 """Generation of the next batches while the trainer updates, on a schedule that does not depend on timing."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future

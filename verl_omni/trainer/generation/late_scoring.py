@@ -1,7 +1,5 @@
 """Scoring of a batch after it is generated, by a judge that sleeps meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Sample generation: the requests of a step or an evaluation, and their scored samples from agent loops."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

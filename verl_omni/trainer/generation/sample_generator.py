@@ -1,7 +1,5 @@
 """`SampleGenerator`: scored samples of a batch, also while replicas are lost and join."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future

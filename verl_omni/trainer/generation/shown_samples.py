@@ -1,7 +1,5 @@
 """Generated samples as they are shown: with the text of their prompts, their seeds and pictures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`TrainingBatches`: the samples of each step, generated when it begins or ahead of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Requests, samples and training batches in the form in which verl carries them, `DataProto`, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

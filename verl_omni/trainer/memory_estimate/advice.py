@@ -3,8 +3,6 @@
 Each is tried on the estimate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """PURE: peaks of a job by phase and part, on a device and on a host, and the bytes that a step moves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Samples that the engines generate for evaluations: their settings and their number."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf

@@ -1,7 +1,5 @@
 """Estimate of a job from its settings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

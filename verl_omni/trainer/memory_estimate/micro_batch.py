@@ -1,7 +1,5 @@
 """Forward and backward pass of one micro-batch of the real objective, on fake tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Components of a model folder as modules of fake tensors: shapes and dtypes of the real ones, and no memory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Memory of the trainer's text encoders and VAE, which encode pairs of a data set (`sample_source=offline`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`PeakTracker`: bytes of live tensors during a computation, for fake tensors as for real ones."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """PURE: peaks of the trainer's pool and of the rollout pool, for a job whose engines have dedicated accelerators."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

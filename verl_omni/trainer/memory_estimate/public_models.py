@@ -6,8 +6,6 @@ transformers. They agree with the sizes that the authors publish
 (tests/ml/trainer/memory_estimate/test_public_models.py).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

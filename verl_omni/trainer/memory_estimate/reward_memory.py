@@ -1,7 +1,5 @@
 """Memory of the reward models that share the trainer's accelerators, from their configurations on fake tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

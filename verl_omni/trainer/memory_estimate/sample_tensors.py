@@ -1,7 +1,5 @@
 """Tensors of one training sample, as the engine records them and the trainer gets them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """PURE: bytes of a model's parameters, whole and sharded with FSDP2, in the dtypes in which they are kept and used."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

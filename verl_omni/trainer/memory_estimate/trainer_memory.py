@@ -1,7 +1,5 @@
 """Memory of the trained model on one device: its state by arithmetic, its activations from a micro-batch of fakes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ run's largest. A saturated reward has the second sign too, so that sign is ignor
 evaluation are diverse.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

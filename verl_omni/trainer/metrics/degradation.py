@@ -5,8 +5,6 @@ all backgrounds black while the text gets easier to read. The statistics of the 
 compared with the first steps of the same run, because no value of a statistic is good in itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

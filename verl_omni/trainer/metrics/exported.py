@@ -1,7 +1,5 @@
 """`TrainerMetrics`: the exported metrics of the training loop."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

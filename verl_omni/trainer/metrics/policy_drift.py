@@ -7,8 +7,6 @@ means are one standard deviation apart. Or, for algorithms that compare velociti
 their mean squared difference is no longer small next to the noise that they predict.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 

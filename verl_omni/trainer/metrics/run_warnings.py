@@ -4,8 +4,6 @@ A constant reward, one that is exploited, collapsed samples, images that degrade
 that excludes one sign of the advantage.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """PURE: metrics of a step or an evaluation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

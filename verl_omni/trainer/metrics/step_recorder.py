@@ -1,7 +1,5 @@
 """`StepRecorder`: the metrics of a step, in the run folder, in trackers and in the exported metrics, and warnings."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

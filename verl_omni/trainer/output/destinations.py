@@ -1,7 +1,5 @@
 """Destinations of results: the interface, and a folder of a store. `hub_destination` has the Hugging Face hub."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results in a model repository of the Hugging Face hub, `hf://owner/name/folder`: one commit for each time."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Inputs in S3-compatible stores: copied to this machine before anything reads them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of a repository with results: `README.md`, a model card of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@
 The checkpoint has the shards of every rank; this reads them in one process, in CPU memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ adapter, or all files if all weights are trained. `latest.json`, written last, n
 adapter saved without one, whose files are all there.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

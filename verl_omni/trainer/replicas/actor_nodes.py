@@ -4,8 +4,6 @@ A run cannot lose any of them, and the nodes of standalone replicas may come and
 all nodes are alike, and verl's own placement holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Nodes of the Ray cluster that the pools of a run are pinned to."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """`RayLauncher`: starts replicas on the nodes of a Ray cluster, and stops them."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -1,7 +1,5 @@
 """`ReplicaPool`: keeps as many replicas of an engine or a judge as the nodes have room for, while a run goes on."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Reports of standalone replicas that join, fail and leave: events of the run folder, and metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls of the driver to standalone replicas and to the router that chooses one for each request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A replica serves only with the current version: it joins, and comes back, by an 
 the router before another request could reach its older weights, and the others continue.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -3,8 +3,6 @@
 Of several run folders, `--out FILE` gets the comparison.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

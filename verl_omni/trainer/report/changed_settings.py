@@ -1,7 +1,5 @@
 """Settings of a run that differ from the defaults of its algorithm."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

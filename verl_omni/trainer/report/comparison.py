@@ -1,7 +1,5 @@
 """The HTML page that compares runs: their results, settings that differ, images of the same prompts, and plots."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """PURE: settings, versions and machine of a run -> the table that describes it. A row without a source is left out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any

@@ -1,7 +1,5 @@
 """The HTML page of a run: statements, images and plots, with plotly.js inlined once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

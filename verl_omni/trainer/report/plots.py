@@ -1,7 +1,5 @@
 """PURE: lines of metrics -> plotly figures. The page's style sheet colours text and axes for light and dark mode."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

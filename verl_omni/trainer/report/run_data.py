@@ -1,7 +1,5 @@
 """A run folder, parsed and checked. Files that an unfinished run has not written yet count as empty."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence, Set

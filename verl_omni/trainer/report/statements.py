@@ -1,7 +1,5 @@
 """PURE: a run -> sentences and short values. There is a statement about a metric only if the run recorded it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

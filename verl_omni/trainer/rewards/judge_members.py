@@ -1,7 +1,5 @@
 """Replicas of a judge on dedicated accelerators, which may fail, leave and join during a run."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Judge of a run: starts its replicas and their router, wakes them for scoring, replaces lost ones, and stops them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence

@@ -1,7 +1,5 @@
 """Starts and stops the processes of scorers that have a pool."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

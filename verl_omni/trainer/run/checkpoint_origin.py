@@ -1,7 +1,5 @@
 """What a checkpoint was trained with: two files in its folder, with the settings and digests of the files they name."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

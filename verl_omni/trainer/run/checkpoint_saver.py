@@ -1,7 +1,5 @@
 """`CheckpointSaver`: saves the checkpoints of a run, also while the training goes on."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ A checkpoint is a folder `step_NNNNNN` with a manifest, which is written last an
 A folder without a manifest, or with other files than it lists, is no checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Text of the events of a run, for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The machine and the source version of a run, for `machine.json` and `versions.json` of the run folder."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -8,8 +8,6 @@ Events arrive in order. One that the operator does not accept now, e.g. while it
 takes over, is posted again until it is accepted, malformed, or the oldest of too many.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -18,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 
@@ -83,7 +81,7 @@ class OperatorReporter:
         self._checkpoint.clear()  # not unless it was set: it may be set meanwhile
         return True
 
-    def __enter__(self) -> OperatorReporter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -178,7 +176,7 @@ class OperatorReporter:
 class NullReporter:
     """Reporter of a run outside the operator: it posts nothing."""
 
-    def __enter__(self) -> NullReporter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

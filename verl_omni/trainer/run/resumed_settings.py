@@ -4,8 +4,6 @@ On a cluster, a job that is submitted again under its name continues in its run 
 what its author wants, such as a lower learning rate, or not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run folder: all files that a run leaves, and the interface to the programs that watch it (docs/guides/results.md)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Start of a run in its folder: the checkpoint that it continues from, and what differs from before."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

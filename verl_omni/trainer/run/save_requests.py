@@ -1,7 +1,5 @@
 """`SaveRequests`: checkpoints that pods request before they stop (`verl_omni.utils.save_before_stop`)."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """`StepCheckpoints`: when a run saves, and how it stops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

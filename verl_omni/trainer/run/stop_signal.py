@@ -1,7 +1,5 @@
 """`StopOnSignal`: how the training program is asked to stop, and what is lost if it stops at once."""
 
-from __future__ import annotations
-
 import signal
 
 

@@ -1,7 +1,5 @@
 """Experiment trackers of `trainer.logger`: verl's, which get the metrics, and the pictures that some of them show."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

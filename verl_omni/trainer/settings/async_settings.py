@@ -1,7 +1,5 @@
 """PURE: `trainer.v1`: number of batches generated ahead of the update, and settings that do not work with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from omegaconf import DictConfig

@@ -1,7 +1,5 @@
 """PURE: settings that are for accelerators: on a CPU their other values change nothing, each with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Default settings of an algorithm that a user's module registered (`verl_omni.extensions`), and its import."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any

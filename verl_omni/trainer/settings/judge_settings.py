@@ -1,7 +1,5 @@
 """PURE: the judge of `reward.reward_model`: where it runs, and what does not work with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings of the model and its samples that the model's folder and its family determine."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The source file of a module that settings name, found without running it: it may load a model when it is imported."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """PURE: standalone rollout replicas: derived settings, and what does not work with them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from omegaconf import DictConfig

@@ -1,7 +1,5 @@
 """PURE: number of agent-loop workers, reward workers and requests in flight, derived where the settings are null."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Modules of the reference that settings name: its scorers, its reward managers, and its data sets."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings that name what is registered: the model family, and the agent loop. Checked before a model is looked for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A user's file is parsed and not run: it may load a model when it is imported, which only reward workers should do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 

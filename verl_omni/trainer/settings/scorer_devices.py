@@ -1,7 +1,5 @@
 """PURE: where scorers run: on the CPU, on accelerators that each reward worker reserves, or on the trainer's."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -1,7 +1,5 @@
 """Check, before anything starts, that ranks can share the sequence of a sample (sequence parallelism)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from omegaconf import DictConfig

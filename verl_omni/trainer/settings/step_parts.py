@@ -1,7 +1,5 @@
 """PURE: into how many parts a step's prompts are divided, so that one is trained on while the next is generated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """PURE: values of settings that this trainer does not support, alone (`settings_schema`) or with others."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Check, before anything starts, that the accelerators of an engine can share its transformer (tensor parallelism)."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

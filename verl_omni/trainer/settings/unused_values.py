@@ -1,7 +1,5 @@
 """PURE: values of a recipe that change nothing here, although their settings have an effect; each with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

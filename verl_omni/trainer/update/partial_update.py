@@ -1,7 +1,5 @@
 """`PartialUpdate`: the update of one step, whose samples come in parts while others are generated."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`PolicyUpdate`: the optimizer steps of a training step, on all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

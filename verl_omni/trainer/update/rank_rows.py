@@ -1,7 +1,5 @@
 """PURE: in which order the rows of an update go to the ranks, so that mini-batches do not depend on their number."""
 
-from __future__ import annotations
-
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor

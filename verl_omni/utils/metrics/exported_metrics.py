@@ -4,8 +4,6 @@ Ray exports them on the metrics port of each node, with the prefix `ray_`. Value
 phases below, and the numbers of the replicas.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

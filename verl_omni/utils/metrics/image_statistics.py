@@ -1,7 +1,5 @@
 """PURE: statistics of a sample's pixels that show what a reward does not measure, such as images that become dark."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Names of metrics: which are maxima, so that they are combined as such."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`MetricsWriter`: writes exported metrics through Ray."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Runs do not import this package: settings that name its modules become the built
 (docs/from-verl-omni/switching.md).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

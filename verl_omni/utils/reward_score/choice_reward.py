@@ -1,7 +1,5 @@
 """PURE: the scorer `choice` of the reference, for answers in text: a run here trains no model that gives any."""
 
-from __future__ import annotations
-
 import re
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

@@ -1,7 +1,5 @@
 """The scorer `http` with pickled messages, at its import path in the reference."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The scorer `jpeg` at its import path in the reference."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from verl_omni.reward_loop.rewards import jpeg

@@ -1,7 +1,5 @@
 """Scorers of judges, called as verl calls a reward function."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The scorer `pickscore` at its import path in the reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

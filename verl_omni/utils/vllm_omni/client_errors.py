@@ -1,7 +1,5 @@
 """`client_errors`: errors of vLLM-Omni that say that the sender of a request is at fault."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

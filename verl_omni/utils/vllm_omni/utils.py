@@ -1,7 +1,5 @@
 """`OmniTensorLoRARequest` and `VLLMOmniHijack`: LoRA requests with the adapter's tensors instead of a file path."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """`DiffusionActor`: the trained policy on one rank, its updates, weights and checkpoints."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack

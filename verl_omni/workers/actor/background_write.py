@@ -1,7 +1,5 @@
 """`BackgroundWrite`: one write of a checkpoint at a time, in a thread of this rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 

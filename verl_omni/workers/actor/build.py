@@ -1,7 +1,5 @@
 """Model construction: load the transformer, add the LoRA adapter."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """PURE: peak throughput of accelerators in bfloat16, for the model FLOPs utilisation (MFU)."""
 
-from __future__ import annotations
-
 # FLOP/s of dense bfloat16 matrix multiplication, by part of the name that the driver reports; the first match counts.
 # NVIDIA: the data sheets, whose figures "with sparsity" are halved. Ascend 910B: verl's `verl.utils.flops_counter`,
 # because its maker publishes no figure for each variant.

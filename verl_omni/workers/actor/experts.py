@@ -1,7 +1,5 @@
 """`Experts`: two transformers as one model, each for its part of the noise levels, as in Wan 2.2 A14B."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

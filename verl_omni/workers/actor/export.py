@@ -1,7 +1,5 @@
 """Export of trained weights: names without peft's additions, and adapters as files for diffusers, peft and engines."""
 
-from __future__ import annotations
-
 import enum
 import json
 import math

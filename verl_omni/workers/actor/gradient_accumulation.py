@@ -1,7 +1,5 @@
 """`GradientAccumulation`: the gradients of an optimizer step, from rows that may arrive in parts."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A linear layer with a LoRA adapter that computes its products in the cheaper order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """`Measurements`: an objective's measurements in an optimizer step, for the rows of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """`ModelFlops`: FLOPs of the passes of a transformer through its layers, counted on tensors without memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

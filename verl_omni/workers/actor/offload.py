@@ -1,7 +1,5 @@
 """Offload weights and optimizer state to CPU memory during generation, for a colocated engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Parallelisation of the trained model: mixed precision and sharding with FSDP2."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from types import MethodType

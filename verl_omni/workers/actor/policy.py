@@ -1,7 +1,5 @@
 """`Policy`: the trained transformer, which can also run as the base model and as the old policy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal

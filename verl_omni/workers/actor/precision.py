@@ -1,7 +1,5 @@
 """PURE: dtypes of the trained model, and the parts of it that stay in float32."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`SavedAdapter`: a LoRA adapter in files of peft or diffusers, which training continues from."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ prediction and the same loss, and its backward pass gives it only its part's gra
 sum over the ranks of its group.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

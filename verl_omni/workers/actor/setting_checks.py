@@ -3,8 +3,6 @@
 Imports neither torch nor verl: verl imports Ray, and a process that has imported Ray cannot fork its workers.
 """
 
-from __future__ import annotations
-
 
 def shards(ranks: int, fsdp_size: int) -> int:
     """Number of ranks that share one copy of the weights."""

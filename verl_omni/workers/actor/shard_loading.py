@@ -1,7 +1,5 @@
 """Sharded start: build the model without memory, shard it, and let each rank read its own shards from the files."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping

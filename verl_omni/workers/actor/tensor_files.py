@@ -1,13 +1,11 @@
 """`TensorFiles`: the tensors of a component of a diffusers folder, read slice by slice."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -41,7 +39,7 @@ class TensorFiles:
             opened = self._stack.enter_context(safe_open(path, "pt"))
             self._files |= dict.fromkeys(opened.keys(), opened)
 
-    def __enter__(self) -> TensorFiles:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

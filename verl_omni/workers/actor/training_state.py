@@ -3,8 +3,6 @@
 Each rank writes its own shards (torch.distributed.checkpoint), and any number of ranks can read them.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings

@@ -12,8 +12,6 @@ In the first optimizer step r is 1, and the gradient is A times the gradient of 
 have the same weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Online Diffusion-DPO (arXiv:2311.12908)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

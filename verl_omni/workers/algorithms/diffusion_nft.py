@@ -1,7 +1,5 @@
 """DiffusionNFT (arXiv:2509.16117)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Registry of the estimators of advantages, the values of `algorithm.adv_estimator`; importing it imports no torch."""
 
-from __future__ import annotations
-
 from verl_omni.settings_schema import declarations
 from verl_omni.utils.registry import Registry
 

@@ -1,7 +1,5 @@
 """Flow-DPPO (arXiv:2606.11025): Flow-GRPO with a limit on the divergence of each step instead of a clipped ratio."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

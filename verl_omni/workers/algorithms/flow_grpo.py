@@ -1,7 +1,5 @@
 """Flow-GRPO (arXiv:2505.05470). DanceGRPO and MixGRPO use the same loss and differ in the sampler."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy

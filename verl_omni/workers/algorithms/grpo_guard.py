@@ -1,7 +1,5 @@
 """GRPO-Guard (arXiv:2510.22319): Flow-GRPO with a normalized ratio and steps of equal weight."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """PURE: aliases of algorithms, from the reference and from papers, with the settings that they imply."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@
 messages are warnings: no run is refused for them. Each ends with its source, a paper or a thread on github.com.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

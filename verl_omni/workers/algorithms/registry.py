@@ -4,8 +4,6 @@ Importing this module imports neither torch nor verl: the trainer checks its set
 variables that they read when they are imported.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

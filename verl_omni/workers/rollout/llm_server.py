@@ -1,7 +1,5 @@
 """Re-export: verl's clients are in its `workers.rollout.llm_server`, so programs look for ours at this path."""
 
-from __future__ import annotations
-
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import (
     DiffusionLLMServerClient,
     DiffusionWholeSampleRetryLLMServerClient,

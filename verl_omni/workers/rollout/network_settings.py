@@ -1,7 +1,5 @@
 """Settings of a weight update over the network, which both ends read."""
 
-from __future__ import annotations
-
 import os
 
 from verl_omni.weight_sync.handshake import TOKEN_VARIABLE, token_key

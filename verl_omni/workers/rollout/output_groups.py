@@ -1,11 +1,9 @@
 """Samples of a rollout server that finish at about the same time, and cross the process border together."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -32,7 +30,7 @@ class OutputGroup:
     """Each output's fields that are no tensors, as a dict; or the output itself, if it is no `DiffusionOutput`."""
 
     @classmethod
-    def of(cls, outputs: Sequence[Numbered]) -> OutputGroup:
+    def of(cls, outputs: Sequence[Numbered]) -> Self:
         """Pack outputs."""
         divided = [_divided(output) for _, output in outputs]
         return cls(

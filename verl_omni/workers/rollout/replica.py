@@ -1,7 +1,5 @@
 """`DiffusionOutput`: one sample of a rollout server, at its import path in verl-omni."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,7 +1,5 @@
 """Calls to rollout replicas: deadlines, and errors that name the replica."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """PURE: functions that run in the process of verl's router, so that one call serves the requests of a whole batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ the file PLACES, as JSON: where workers run at the start and at the end, and whe
 itself.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

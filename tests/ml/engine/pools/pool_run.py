@@ -4,8 +4,6 @@ Synchronous: the worker of replica 1 dies before version 1, and the server of re
 Version 2 is sent when two others have started in their place. Asynchronous: all die before version 1 generates.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

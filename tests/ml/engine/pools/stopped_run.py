@@ -3,8 +3,6 @@
 Once the run waits, it gets SIGINT.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

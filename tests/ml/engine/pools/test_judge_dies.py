@@ -1,7 +1,5 @@
 """A run whose judge is killed: on the trainer's accelerators it ends with an error, otherwise the judge is replaced."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A job with two pools, as the operator renders it, on a Ray cluster with a node for each of its pods."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

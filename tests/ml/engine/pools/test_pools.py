@@ -3,8 +3,6 @@
 A judge on the trainer's accelerators scores the images of a run.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -3,8 +3,6 @@
 Jobs come first, each with its own actors; the other tests share a stack on the same Ray.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

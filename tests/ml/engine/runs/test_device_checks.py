@@ -1,7 +1,5 @@
 """`drl doctor --gpu`: every check of a device, with the real engine; on the CPU too, so that no check is untested."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 The stacks share a Ray, one after the other. Last is a run with what a user's module registers, also a family.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Examples of released models and recipes train on a tiny model of their family, with their own settings."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

@@ -1,7 +1,5 @@
 """The first prompts of a step are trained on while the real engine generates the others; nothing else changes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """docs/guides/own-family.md: its commands train a family from a user's folder; a wrong velocity stops a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The rollout and the weight updates on the real engine, a real Ray, and a tiny model."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import re

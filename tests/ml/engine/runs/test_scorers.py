@@ -1,7 +1,5 @@
 """Jobs on the real engine: a reward that compares the samples of a prompt, held-out scorers, scorers with a pool."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that continues from an adapter of peft on a model with weights of the variant fp16, and a run that goes on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A shortened `drl run` of the main job on the real engine: it learns, resumes after any end, and leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The adapter folder of a run in the programs that read it, and adapters that a client names over HTTP."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

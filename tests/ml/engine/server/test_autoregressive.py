@@ -3,8 +3,6 @@
 Whatever it writes is compared with transformers, which has the same weights at any time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Prompt embeddings on disk, on vLLM-Omni's engine in this process, for every family."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from collections.abc import Iterator

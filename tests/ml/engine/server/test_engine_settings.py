@@ -3,8 +3,6 @@
 That each one arrives: workers/rollout/server/test_engine_stage.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

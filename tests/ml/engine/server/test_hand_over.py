@@ -1,7 +1,5 @@
 """What a batch costs on its way through the real engine and a real Ray: calls, objects, bytes, encoded prompts."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -4,8 +4,6 @@ Schedulers have the configurations of released models. Some bounds of a dynamic 
 here, so that the shift differs between the sizes of tiny samples.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A replica's server on the real engine: samples, routing, HTTP API, metrics, and requests that end early."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

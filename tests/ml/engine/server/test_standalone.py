@@ -3,8 +3,6 @@
 Last, the start of a replica that the end of a run finds waiting.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

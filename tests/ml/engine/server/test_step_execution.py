@@ -1,7 +1,5 @@
 """Stable Diffusion 3 and Qwen-Image one step at a time, on vLLM-Omni's engine in this process."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

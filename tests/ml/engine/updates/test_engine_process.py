@@ -3,8 +3,6 @@
 On a host that needs `step_execution`. The tests run in this order: they end one engine, then the other, then the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,7 +88,7 @@ def scheduled(replica: Replica) -> tuple[int, int]:
     return counts
 
 
-def said(asked: Any) -> str:
+def error_of(asked: Any) -> str:
     """The error that a call of a server ends with."""
     import ray
 
@@ -135,7 +133,7 @@ def test_a_worker_that_dies_while_generating_fails_its_requests_and_all_later_on
     for call in (dying.draw(0), dying.server.check_engine.remote()):
         with pytest.raises(EngineDead):
             ray.get(call, timeout=SOON)
-    assert "OmniEngineDeadError" in said(dying.draw(0))
+    assert "OmniEngineDeadError" in error_of(dying.draw(0))
     with pytest.raises(psutil.NoSuchProcess):
         worker.status()
     assert torch.equal(serving.picture(), picture), "the other replica serves on"
@@ -147,5 +145,5 @@ def test_a_worker_that_dies_in_an_update_fails_both_ends(replicas: list[Replica]
     handle, answer = first.begin()
     with pytest.raises(WeightSyncError, match="PeerDisconnected"):
         ipc.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
-    assert "update_weights_from_ipc failed in 1 of 1 workers" in said(answer)
-    assert "OmniEngineDeadError" in said(first.draw(0))
+    assert "update_weights_from_ipc failed in 1 of 1 workers" in error_of(answer)
+    assert "OmniEngineDeadError" in error_of(first.draw(0))

@@ -2,8 +2,6 @@
 nothing and leaves nothing, and the rest continues. The tests run in this order: the last ones kill the replicas.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -2,8 +2,6 @@
 nothing, and the old weights are still served.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -65,8 +63,8 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], BucketMessage]:
     return tensors, BucketMessage(entries, [q, k])
 
 
-@pytest.mark.parametrize(("fault", "said"), [("re-ordered", "digest mismatch"), ("left out", "missing")])
-def test_a_corrupt_bucket_is_refused(replica: Replica, fault: str, said: str) -> None:
+@pytest.mark.parametrize(("fault", "refusal"), [("re-ordered", "digest mismatch"), ("left out", "missing")])
+def test_a_corrupt_bucket_is_refused(replica: Replica, fault: str, refusal: str) -> None:
     handle, answer = replica.begin()
     tensors, message = bucket(fault)
     buffer = SendBuffer(None)
@@ -80,7 +78,7 @@ def test_a_corrupt_bucket_is_refused(replica: Replica, fault: str, said: str) ->
             channel.send(sent)
             channel.receive(ReplyMessage)
     buffer.close()
-    assert said in refused(answer)
+    assert refusal in refused(answer)
 
 
 def bad(fault: str) -> list[tuple[str, Tensor]]:
@@ -91,13 +89,13 @@ def bad(fault: str) -> list[tuple[str, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("unknown module", "1 of 1 LoRA modules are not in the engine"),
         ("wrong shape", "but the adapter has lora_A (4, 7) and lora_B (32, 4)"),
     ],
 )
-def test_a_bad_adapter_is_refused(replica: Replica, fault: str, said: str) -> None:
+def test_a_bad_adapter_is_refused(replica: Replica, fault: str, message: str) -> None:
     """Faults 1 and 3: an adapter must bind every module, and the old one stays until the new one is complete."""
     import ray
 
@@ -105,7 +103,7 @@ def test_a_bad_adapter_is_refused(replica: Replica, fault: str, said: str) -> No
 
     handle, answer = replica.begin()
     ipc.send(bad(fault), handle=handle, bucket_bytes=4096, device=None, deadline=DEADLINE)
-    assert said in refused(answer)
+    assert message in refused(answer)
     assert ray.get(replica.server.collective_rpc.remote("list_loras"))[0] == VLLM_LORA_INT_ID
 
 

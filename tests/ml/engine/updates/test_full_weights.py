@@ -1,7 +1,5 @@
 """Full weights to two replicas of the real engine, from a policy that is sharded over two processes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

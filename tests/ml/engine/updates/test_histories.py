@@ -1,7 +1,5 @@
 """Random histories of replicas on the real engine: requests, updates, faults in any order, until one is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Rows of a data set reach the agent loop with all their columns."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A class of the user's for the data set is refused before anything starts if it cannot be one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -15,8 +13,8 @@ from verl_omni.trainer.data.dataset_class import SETTING, DatasetClassNotUsable
 OWN = "import json\n\n\nclass OwnPrompts:\n    pass\n\n\nOther = json.loads\n"
 
 
-def data(*given: str) -> DictConfig:
-    config: DictConfig = smallest_job.load(*given).data
+def data(*overrides: str) -> DictConfig:
+    config: DictConfig = smallest_job.load(*overrides).data
     return config
 
 
@@ -28,7 +26,7 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("path", "name", "said"),
+    ("path", "name", "message"),
     [
         ("{own}", "OwnPrompt", "name: {own} has no class OwnPrompt; did you mean OwnPrompts?"),
         ("file://{own}", "Wholly", "name: {own} has no class Wholly; one of OwnPrompts"),
@@ -48,7 +46,7 @@ def own(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_what_cannot_be_a_class_is_named_with_what_to_write(own: Path, path: str, name: str, said: str) -> None:
+def test_what_cannot_be_a_class_is_named_with_what_to_write(own: Path, path: str, name: str, message: str) -> None:
     (own.parent / "own.txt").write_text(OWN)
     (own.parent / "broken.py").write_text("class Own(\n")
     places = {"own": str(own), "folder": str(own.parent)}
@@ -56,7 +54,7 @@ def test_what_cannot_be_a_class_is_named_with_what_to_write(own: Path, path: str
     data_config = data(f"{SETTING}.path={where}", f"{SETTING}.name={name}")
     with pytest.raises(DatasetClassNotUsable) as refused:
         dataset_class.check(data_config)
-    wanted = said.format(**places)
+    wanted = message.format(**places)
     assert str(refused.value).startswith(f"{SETTING}.{wanted}") or re.match(rf"{SETTING}\.{wanted}", str(refused.value))
     assert "\n" not in str(refused.value)
 
@@ -77,7 +75,7 @@ def test_the_files_of_a_run_are_checked_with_its_class(own: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("Own = 5\n", "TypeError: "),
         ("class Own: ...\n", "TypeError: The custom dataset class 'Own' from"),
@@ -85,11 +83,11 @@ def test_the_files_of_a_run_are_checked_with_its_class(own: Path) -> None:
         ("class Own: ...\nraise OSError('no network')\n", "OSError: no network; correct the module"),
     ],
 )
-def test_a_class_whose_module_fails_is_named_when_it_is_imported(own: Path, text: str, said: str) -> None:
+def test_a_class_whose_module_fails_is_named_when_it_is_imported(own: Path, text: str, message: str) -> None:
     own.write_text(text)
     data_config = data(f"{SETTING}.path={own}", f"{SETTING}.name=Own")
     dataset_class.check(data_config)
     with pytest.raises(DatasetClassNotUsable) as refused:
         dataset_class.load(data_config)
-    assert str(refused.value).startswith(f"{SETTING}: Own of {own} cannot be used: {said}")
+    assert str(refused.value).startswith(f"{SETTING}: Own of {own} cannot be used: {message}")
     assert str(refused.value).endswith("; correct the module, or write another class")

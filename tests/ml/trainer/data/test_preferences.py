@@ -1,7 +1,5 @@
 """Preference data sets: pairs of images to requests of updates, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of prompts are checked row by row before anything starts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -51,7 +49,7 @@ def test_usable_files_are_accepted(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (GOOD + '\n{"text": "red"}\n', f":3: {NO_PROMPT}"),
         (GOOD + '{"prompt": null}\n', f":2: {WRONG_PROMPT}null"),
@@ -93,9 +91,9 @@ def test_usable_files_are_accepted(tmp_path: Path, text: str) -> None:
         ("[]", " has no rows"),
     ],
 )
-def test_the_first_row_that_cannot_be_used_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_the_first_row_that_cannot_be_used_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "p.jsonl").write_text(text)
-    assert problem(tmp_path / "p.jsonl") == f"{tmp_path / 'p.jsonl'}{said}"
+    assert problem(tmp_path / "p.jsonl") == f"{tmp_path / 'p.jsonl'}{message}"
 
 
 def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
@@ -104,7 +102,7 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         (pa.table({"prompt": ["a", None]}), f": row 1: {WRONG_PROMPT}null"),
         (pa.table({"prompt": [b"a"]}), f": row 0: {WRONG_PROMPT}bytes"),
@@ -114,9 +112,9 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     ],
     ids=["null", "bytes", "no prompt", "no rows", "two columns of one name"],
 )
-def test_rows_of_parquet_files_are_checked(tmp_path: Path, table: Any, said: str) -> None:
+def test_rows_of_parquet_files_are_checked(tmp_path: Path, table: Any, message: str) -> None:
     parquet.write_table(table, tmp_path / "p.parquet")
-    assert problem(tmp_path / "p.parquet") == f"{tmp_path / 'p.parquet'}{said}"
+    assert problem(tmp_path / "p.parquet") == f"{tmp_path / 'p.parquet'}{message}"
 
 
 DIGITS = Decimal("1.00")
@@ -231,24 +229,24 @@ def test_the_name_of_a_file_says_what_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("prompts", "said"),
+    ("prompts", "message"),
     [
         (GOOD + '{"prompt": null}\n', f"/p.jsonl:2: {WRONG_PROMPT}null\n"),
         (GOOD, "actor_rollout_ref.model.path: /model/transformer has no weights; complete the"),
     ],
     ids=["a row without a prompt", "a model without weights"],
 )
-def test_a_run_is_refused_before_ray_starts(tmp_path: Path, prompts: str, said: str) -> None:
+def test_a_run_is_refused_before_ray_starts(tmp_path: Path, prompts: str, message: str) -> None:
     (tmp_path / "p.jsonl").write_text(prompts)
     model = shutil.copytree(Path(__file__).parents[4] / "examples" / "shapes-sd3", tmp_path / "model")
-    if "weights" in said:
+    if "weights" in message:
         (model / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
     files = {"actor_rollout_ref.model.path": "model", "data.train_files": "p.jsonl", "trainer.default_local_dir": "run"}
     overrides = [*NEEDED, *(f"{name}='{tmp_path / file}'" for name, file in files.items())]
     command = [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *overrides]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.replace(str(tmp_path), "").startswith(said) and done.stderr.count("\n") == 1
+    assert done.stderr.replace(str(tmp_path), "").startswith(message) and done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 

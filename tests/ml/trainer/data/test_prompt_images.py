@@ -1,7 +1,5 @@
 """Input images of prompts: messages have them, and what a model cannot edit is refused before training."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path
@@ -136,7 +134,7 @@ def test_an_image_that_is_damaged_behind_its_beginning_is_named_when_it_is_used(
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "text"),
     [
         ({"prompt": "a dog"}, r"row 1 .*has 0 images, and the model takes 1 in each prompt"),
         ({"prompt": "a dog", "images": ["red.png", "red.png"]}, "has 2 images, and the model takes 1"),
@@ -154,8 +152,8 @@ def test_an_image_that_is_damaged_behind_its_beginning_is_named_when_it_is_used(
         ),
     ],
 )
-def test_a_row_that_the_model_cannot_edit_is_refused(model: Path, folder: Path, row: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_row_that_the_model_cannot_edit_is_refused(model: Path, folder: Path, row: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
         load(model, folder, [{"prompt": "a circle", "images": ["red.png"]}, row])
 
 

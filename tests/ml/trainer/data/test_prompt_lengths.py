@@ -1,7 +1,5 @@
 """Prompts that are too long are found before training, and parts of prompts that have no effect."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Order of the prompts: a function of seed and epoch, computed once per epoch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

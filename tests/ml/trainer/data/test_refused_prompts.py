@@ -1,7 +1,5 @@
 """Prompts that the engine would refuse are found before anything is generated, with their row."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

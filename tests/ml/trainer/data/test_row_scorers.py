@@ -1,7 +1,5 @@
 """Without a reward function, every row must name its scorer; pairs of a data set are trained on without one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -23,18 +21,18 @@ FUNCTION = "reward.custom_reward_function.path"
 ADVICE = f"write {FUNCTION}, or reward.scorer for a built-in one"
 
 
-def checked(folder: Path, held_out: dict[str, Any], *given: str, train: dict[str, Any] = GOOD) -> tuple[Any, Any]:
+def checked(folder: Path, held_out: dict[str, Any], *more: str, train: dict[str, Any] = GOOD) -> tuple[Any, Any]:
     """The settings after the check, and what it names, for one row of each file."""
     for name, row in (("train", train), ("test", held_out)):
         (folder / f"{name}.jsonl").write_text(json.dumps(row))
     files = [f"data.train_files={folder}/train.jsonl", f"data.val_files={folder}/test.jsonl"]
-    config = configuration.load(["actor_rollout_ref.model.path=m", "trainer.total_training_steps=1", *files, *given])
+    config = configuration.load(["actor_rollout_ref.model.path=m", "trainer.total_training_steps=1", *files, *more])
     config.actor_rollout_ref.model.architecture = "StableDiffusion3Pipeline"
     return config, main_diffusion._check_files(config)
 
 
 @pytest.mark.parametrize(
-    ("row", "given"),
+    ("row", "overrides"),
     [
         (GOOD, []),
         ({"prompt": "red"}, ["reward.scorer=jpeg"]),
@@ -44,26 +42,26 @@ def checked(folder: Path, held_out: dict[str, Any], *given: str, train: dict[str
     ],
     ids=["named", "built-in", "of the reference", "own loop of the row", "own loop"],
 )
-def test_rows_with_a_scorer_are_accepted(tmp_path: Path, row: dict[str, Any], given: list[str]) -> None:
-    config, unused = checked(tmp_path, row, *given, train=row)
+def test_rows_with_a_scorer_are_accepted(tmp_path: Path, row: dict[str, Any], overrides: list[str]) -> None:
+    config, unused = checked(tmp_path, row, *overrides, train=row)
     assert unused == {} and config.data.val_files
 
 
 @pytest.mark.parametrize("file", ["train", "test"])
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"prompt": "red"}, "it has no column data_source"),
         ({"prompt": "red", "data_source": "prose"}, "scorer: prose"),
     ],
 )
 def test_a_row_without_a_scorer_is_refused_before_anything_starts(
-    tmp_path: Path, row: dict[str, Any], said: str, file: str
+    tmp_path: Path, row: dict[str, Any], message: str, file: str
 ) -> None:
     with pytest.raises(prompt_files.InvalidPromptFile) as refused:
         checked(tmp_path, row if file == "test" else GOOD, train=row if file == "train" else GOOD)
     text = str(refused.value)
-    assert text.startswith(f"{tmp_path}/{file}.jsonl:1: ") and said in text and text.endswith(ADVICE)
+    assert text.startswith(f"{tmp_path}/{file}.jsonl:1: ") and message in text and text.endswith(ADVICE)
 
 
 def test_held_out_rows_are_not_evaluated_where_pairs_are_trained_on_without_a_scorer(tmp_path: Path) -> None:

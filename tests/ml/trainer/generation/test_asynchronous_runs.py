@@ -1,7 +1,5 @@
 """Runs whose batches are generated ahead: they train on each prompt group once after stops, kills and losses."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Images are sent to the trainer at evaluations, not in training steps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

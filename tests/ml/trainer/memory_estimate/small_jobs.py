@@ -1,7 +1,5 @@
 """Jobs with tiny models and small images, and their estimates."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

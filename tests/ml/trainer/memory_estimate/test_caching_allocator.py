@@ -1,7 +1,5 @@
 """The model of torch's CUDA allocator: the sizes of its segments, and that it loses no byte of them."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

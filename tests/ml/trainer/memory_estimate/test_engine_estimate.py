@@ -1,7 +1,5 @@
 """`drl fit`: the engine's weights, and what its process needs and holds."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path

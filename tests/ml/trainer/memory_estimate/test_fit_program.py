@@ -1,7 +1,5 @@
 """`drl fit`: the program, and the changes of settings that it advises."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -176,21 +174,21 @@ def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> 
 
 
 @pytest.mark.parametrize(
-    ("accelerators", "size", "divisible", "said"),
+    ("accelerators", "size", "divisible", "replicas"),
     [(8, 1, 24, 4), (8, 2, 24, 2), (8, 1, 0, 4), (8, 2, 38, None), (2, 2, 24, None), (1, 1, 24, None)],
 )
 def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
-    accelerators: int, size: int, divisible: int, said: int | None
+    accelerators: int, size: int, divisible: int, replicas: int | None
 ) -> None:
     config = smallest_job.load(f"trainer.n_gpus_per_node={accelerators}", f"{SPLIT}={size}")
     splits = [change for change in advice.changes(config, divisible) if change.setting == SPLIT]
     assert [(change.value, change.costs.partition("; needs ")[2]) for change in splits] == (
-        [] if said is None else [(2 * size, f"spec.rollout.replicas: {said}")]
+        [] if replicas is None else [(2 * size, f"spec.rollout.replicas: {replicas}")]
     )
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["actor_rollout_ref.model.path=some/model", *REQUIRED], "Qwen/Qwen-Image"),
         (
@@ -202,7 +200,7 @@ def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
         (["nonsense=1", *REQUIRED], "nonsense: unknown setting"),
     ],
 )
-def test_invalid_settings_are_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_settings_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main(["--", *arguments]) == 2
     printed = capsys.readouterr()
-    assert said in printed.err and printed.out == ""
+    assert message in printed.err and printed.out == ""

@@ -1,7 +1,5 @@
 """`drl fit`: estimates against measured peaks, and what the settings change."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

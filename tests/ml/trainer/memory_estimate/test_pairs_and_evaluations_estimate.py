@@ -1,7 +1,5 @@
 """`drl fit`: jobs that train on pairs of a data set, and what evaluations need."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

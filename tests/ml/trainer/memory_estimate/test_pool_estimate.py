@@ -1,7 +1,5 @@
 """`drl fit` with standalone replicas: both pools against the estimate of shared devices, and what an update takes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path

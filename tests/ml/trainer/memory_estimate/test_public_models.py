@@ -1,7 +1,5 @@
 """Sizes of the public models of `drl fit`, against the published ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`drl fit` with reward models on the trainer's accelerators: their sizes, and the phases that have them."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The warnings that an observer gives in the course of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When a run's samples collapse, the trainer says so once; a run that learns nothing is left alone."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

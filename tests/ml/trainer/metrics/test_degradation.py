@@ -1,7 +1,5 @@
 """When a policy exploits its scorer, the statistics of its images show it, and the trainer says so once."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the training loop exports, with an agent loop and workers that answer at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

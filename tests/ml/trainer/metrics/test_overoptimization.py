@@ -1,7 +1,5 @@
 """A reward that is exploited: it rises while a held-out scorer falls; the warning, and the end of the run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +109,7 @@ def test_a_run_with_patience_ends_at_a_checkpoint_and_does_not_go_on_when_resume
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (
             [f"reward.reward_functions={EVALUATES}"],
@@ -123,11 +121,11 @@ def test_a_run_with_patience_ends_at_a_checkpoint_and_does_not_go_on_when_resume
         ),
     ],
 )
-def test_what_would_have_no_effect_is_refused(overrides: list[str], said: str) -> None:
+def test_what_would_have_no_effect_is_refused(overrides: list[str], message: str) -> None:
     valid = smallest_job.load(f"reward.reward_functions={EVALUATES}", "data.val_files=v")
     assert list(reward_settings.evaluation_problems(valid)) == []
     (problem,) = reward_settings.evaluation_problems(smallest_job.load(*overrides))
-    assert problem.startswith(said)
+    assert problem.startswith(message)
 
 
 def test_patience_is_a_positive_number() -> None:

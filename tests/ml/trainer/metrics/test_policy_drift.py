@@ -1,7 +1,5 @@
 """When updates move the policy too far, the trainer says so once for each sign."""
 
-from __future__ import annotations
-
 import pytest
 
 from verl_omni.trainer.metrics import policy_drift

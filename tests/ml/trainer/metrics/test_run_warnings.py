@@ -1,7 +1,5 @@
 """Warnings of a run: when it has a constant reward or a one-sided clip range, and that each is one event."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Samples that no scorer could score: left out of training and of all means, counted, and limited to a share."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -93,16 +91,16 @@ def test_a_prompt_whose_samples_all_fail_is_not_trained_on(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scorers", "share", "said"),
+    ("scorers", "share", "message"),
     [
         (Judged(both=True), 0.25, "2 samples have no score, and reward.max_failed_share allows 1 in this batch"),
         (Judged(), 0.0, "1 sample has no score, and reward.max_failed_share allows 0 in this batch"),
     ],
 )
 def test_above_the_share_the_run_stops_with_the_first_error(
-    tmp_path: Path, scorers: Judged, share: float, said: str
+    tmp_path: Path, scorers: Judged, share: float, message: str
 ) -> None:
-    with pytest.raises(TooManyUnscored, match=said) as stopped:
+    with pytest.raises(TooManyUnscored, match=message) as stopped:
         trainer(tmp_path, scorers, 7, f"{AHEAD}=0", f"{SHARE}={share}").fit(None)
     assert str(stopped.value).startswith("prompt '3': scorer judge failed: no rating. ")
 

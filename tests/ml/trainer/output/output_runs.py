@@ -1,7 +1,5 @@
 """Runs that train nothing and send results: their checkpoints, events and files."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

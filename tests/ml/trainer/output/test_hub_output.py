@@ -1,7 +1,5 @@
 """Results that leave for a repository of the Hugging Face hub: the real client, against a small hub on the loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -111,7 +109,7 @@ def test_a_readme_of_the_user_is_kept_and_a_repository_of_the_user_stays_public(
 
 
 @pytest.mark.parametrize(
-    ("token", "url", "said"),
+    ("token", "url", "message"),
     [
         ("hf_wrong", f"hf://{REPOSITORY}/a-job", "HTTP 401, the token is wrong or has expired"),
         (READER, f"hf://{REPOSITORY}/a-job", "HTTP 403, the token may not write to it"),
@@ -120,7 +118,7 @@ def test_a_readme_of_the_user_is_kept_and_a_repository_of_the_user_stays_public(
     ],
 )
 def test_a_hub_that_refuses_ends_the_run_before_it_trains(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str | None, url: str, said: str
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str | None, url: str, message: str
 ) -> None:
     monkeypatch.setattr(uploads, "REFUSED_SECONDS", 0.5)
     monkeypatch.setattr(uploads, "CHECK_SECONDS", 3600.0)  # so long a refusal is not repeated
@@ -137,7 +135,7 @@ def test_a_hub_that_refuses_ends_the_run_before_it_trains(
     assert trained == [] and hub.commits(REPOSITORY) == []
     (error,) = events(tmp_path / "a-job", "error")
     assert error["reason"] == "OutputNotSent"
-    assert said in error["message"] and f"they are in {tmp_path / 'a-job'}" in error["message"]
+    assert message in error["message"] and f"they are in {tmp_path / 'a-job'}" in error["message"]
     assert token is None or token not in error["message"]
 
 
@@ -308,15 +306,15 @@ def test_a_trainer_that_is_offline_refuses_to_send_to_the_hub() -> None:
     assert "/none" in problems[""] and "HF_HUB_OFFLINE" not in problems[""]
 
 
-@pytest.mark.parametrize(("given", "then"), [(None, "1"), ("", "1"), ("0", "0"), ("1", "1")])
+@pytest.mark.parametrize(("value", "then"), [(None, "1"), ("", "1"), ("0", "0"), ("1", "1")])
 def test_the_trainer_is_offline_unless_the_user_wants_otherwise(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, then: str
+    monkeypatch: pytest.MonkeyPatch, value: str | None, then: str
 ) -> None:
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "TOKENIZERS_PARALLELISM", "RAY_DEDUP_LOGS", startup.LOG_LEVEL):
         monkeypatch.setenv(name, "kept")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    if given is not None:
-        monkeypatch.setenv("HF_HUB_OFFLINE", given)
+    if value is not None:
+        monkeypatch.setenv("HF_HUB_OFFLINE", value)
     startup.prepare_environment(has_accelerator=True)
     assert os.environ["HF_HUB_OFFLINE"] == then
 

@@ -1,7 +1,5 @@
 """Results that leave for a store, and inputs that come from one: a real S3 server that checks signatures."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -173,7 +171,7 @@ def test_only_what_was_replaced_in_the_store_is_downloaded_again(
 
 
 @pytest.mark.parametrize(
-    ("name", "secret", "said"), [("", "wrong", "SIGNATURE_DOES_NOT_MATCH"), ("no-such-bucket", None, "NO_SUCH_BUCKET")]
+    ("name", "secret", "code"), [("", "wrong", "SIGNATURE_DOES_NOT_MATCH"), ("no-such-bucket", None, "NO_SUCH_BUCKET")]
 )
 def test_a_store_that_refuses_ends_the_run_before_it_trains(
     server: ObjectStore,
@@ -182,7 +180,7 @@ def test_a_store_that_refuses_ends_the_run_before_it_trains(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     secret: str | None,
-    said: str,
+    code: str,
 ) -> None:
     monkeypatch.setattr(uploads, "CHECK_SECONDS", 0.1)
     if secret:
@@ -193,8 +191,16 @@ def test_a_store_that_refuses_ends_the_run_before_it_trains(
     assert trained == []
     (error,) = events(tmp_path / "run", "error")
     assert error["reason"] == "OutputNotSent"
-    assert said in error["message"]
+    assert code in error["message"]
     assert f"they are in {tmp_path / 'run'}" in error["message"]
+
+
+def output_to(
+    server: ObjectStore, bucket: Path, folder: RunFolder, deadline_s: float, writer: Recorder
+) -> uploads.Output:
+    """The results of a run on their way to a store, without a report."""
+    destination = StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint)))
+    return uploads.Output(destination, folder, deadline_s, writer=writer, pause=0.01, write_report=lambda path: None)
 
 
 def test_a_store_that_comes_back_before_the_deadline_gets_everything(
@@ -212,14 +218,7 @@ def test_a_store_that_comes_back_before_the_deadline_gets_everything(
             asked.set()
 
     writer = Announcing()
-    output = uploads.Output(
-        StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))),
-        folder,
-        60,
-        writer=writer,
-        pause=0.01,
-        write_report=lambda path: None,
-    )
+    output = output_to(server, bucket, folder, deadline_s=60, writer=writer)
     output.add(2, save_adapter(folder, 2))
     assert asked.wait(30)
     away.rename(bucket)
@@ -234,15 +233,7 @@ def test_what_waits_while_a_store_is_down_is_given_up_but_for_the_newest(
 ) -> None:
     bucket.rename(bucket.with_name(f"{bucket.name}-gone"))
     folder = RunFolder(tmp_path / "run")
-    sent = Recorder()
-    output = uploads.Output(
-        StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))),
-        folder,
-        0.2,
-        writer=sent,
-        pause=0.01,
-        write_report=lambda path: None,
-    )
+    output = output_to(server, bucket, folder, deadline_s=0.2, writer=Recorder())
     for step in range(1, 6):
         output.add(step, save_adapter(folder, step))
     output.wait()

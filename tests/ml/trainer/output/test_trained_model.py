@@ -1,7 +1,5 @@
 """Transformers in diffusers' format, from checkpoints of all weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

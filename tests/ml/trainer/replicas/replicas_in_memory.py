@@ -1,7 +1,5 @@
 """Replicas, their processes and their nodes in memory, and a pool of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Replicas of a judge that join, fail and leave, with processes, nodes and router in memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

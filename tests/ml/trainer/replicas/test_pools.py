@@ -1,7 +1,5 @@
 """Settings of standalone replicas, and the manager of their weight updates with actors that fail."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -31,7 +29,7 @@ def filled_in(*overrides: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ([f"{ROLLOUT}.nnodes=-1"], "nnodes: must be a number of nodes"),
         ([f"{ROLLOUT}.checkpoint_engine.backend=omni_tcp"], "omni_tcp is for standalone replicas; write"),
@@ -56,10 +54,10 @@ def filled_in(*overrides: str) -> Any:
         ([*POOL, f"{ROLLOUT}.min_replicas=0"], "min_replicas: must be from 1 to the 8 replicas: 0"),
     ],
 )
-def test_what_does_not_work_with_or_without_standalone_replicas_is_refused(overrides: list[str], said: str) -> None:
+def test_what_does_not_work_with_or_without_standalone_replicas_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(configuration.SettingsError) as caught:
         smallest_job.load(*overrides)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_defaults_depend_on_the_nodes_of_the_rollout() -> None:

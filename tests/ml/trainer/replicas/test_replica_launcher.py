@@ -1,7 +1,5 @@
 """Where standalone replicas can be started, and what becomes of one that does not start or does not answer."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import sys

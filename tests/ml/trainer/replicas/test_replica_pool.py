@@ -1,7 +1,5 @@
 """Replicas that join, fail and leave: the cases by name, with processes and nodes in memory."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Replicas that join, fail and leave in any order, with processes and nodes in memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import settings

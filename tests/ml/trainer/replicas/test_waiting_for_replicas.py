@@ -1,7 +1,5 @@
 """Runs that wait for replicas with a step that is trained: what is saved, and how a resumed run continues."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

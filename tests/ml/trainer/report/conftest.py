@@ -1,7 +1,5 @@
 """A synthetic run folder, written by the trainer's own writer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The report in a real browser, on a desktop and on a phone, through the DevTools protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

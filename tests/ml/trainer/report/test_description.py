@@ -1,7 +1,5 @@
 """The table that describes a run: model, algorithm, reward, learning rate, seeds, machine, version, duration."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -53,7 +51,7 @@ def test_rewards(reward: dict[str, Any], expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rollout", "actor", "said"),
+    ("rollout", "actor", "description"),
     [
         (
             {"algo": {"noise_level": 0.7}, "val_kwargs": {"algo": {"noise_level": 0.0}}},
@@ -71,8 +69,8 @@ def test_rewards(reward: dict[str, Any], expected: str) -> None:
     ],
 )
 def test_the_caption_of_evaluations_says_what_they_measure(
-    rollout: dict[str, Any], actor: dict[str, Any], said: str
+    rollout: dict[str, Any], actor: dict[str, Any], description: str
 ) -> None:
     text = describe_evaluations({"actor_rollout_ref": {"rollout": rollout, "actor": actor}})
     assert text.startswith("Every evaluation generates the same held-out prompts from the same initial noise, ")
-    assert text.endswith(said)
+    assert text.endswith(description)

@@ -1,7 +1,5 @@
 """Images in the report: fixed prompts over the steps, best and worst samples, previews, and smaller copies."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

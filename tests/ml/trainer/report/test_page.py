@@ -1,7 +1,5 @@
 """The page: self-contained, escaped, complete or absent; warnings at its top."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The report makes a statement about a metric only if the run recorded it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parsing of a run folder: incomplete lines, repeated steps, malformed files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

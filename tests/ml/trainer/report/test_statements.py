@@ -1,7 +1,5 @@
 """Sentences and values of the report: results, endings, warnings, gaps."""
 
-from __future__ import annotations
-
 import pytest
 
 from verl_omni.trainer.report import statements

@@ -1,7 +1,5 @@
 """Reward workers of a run: the scores of a batch by a judge that sleeps otherwise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A scorer with a device: its reward workers reserve accelerators in Ray, or share the trainer's, or are refused."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -62,7 +60,7 @@ def test_a_run_says_where_its_scorers_run(overrides: list[str], where: str | Non
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ([SHARED, *AHEAD], "reward.scorer_kwargs.device: the trainer updates while the next batch is generated"),
         (
@@ -74,8 +72,8 @@ def test_a_run_says_where_its_scorers_run(overrides: list[str], where: str | Non
         ),
     ],
 )
-def test_accelerators_that_scorers_cannot_share_are_refused(overrides: list[str], said: str) -> None:
-    with pytest.raises(configuration.SettingsError, match=re.escape(said)):
+def test_accelerators_that_scorers_cannot_share_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(configuration.SettingsError, match=re.escape(message)):
         load(*overrides)
 
 

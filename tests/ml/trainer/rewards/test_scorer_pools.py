@@ -1,7 +1,5 @@
 """Pools of scorers on a real Ray: where their processes run, in which environment, and what their ends cost."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -212,7 +210,7 @@ def test_an_interpreter_that_cannot_run_a_scorer_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("pool", "said"),
+    ("pool", "message"),
     [
         ("true", "pool: must be a group of settings"),
         ("{nnodes: 0}", "pool.nnodes: must be a whole number of at least 1, not 0"),
@@ -224,8 +222,8 @@ def test_an_interpreter_that_cannot_run_a_scorer_is_refused(tmp_path: Path) -> N
         ("{}, device: cuda", "device: follows from pool.n_gpus_per_node; remove it"),
     ],
 )
-def test_invalid_pools_are_refused(pool: str, said: str) -> None:
+def test_invalid_pools_are_refused(pool: str, message: str) -> None:
     from verl_omni.trainer.settings import configuration
 
-    with pytest.raises(configuration.SettingsError, match=f"reward.reward_functions.clip.{said}"):
+    with pytest.raises(configuration.SettingsError, match=f"reward.reward_functions.clip.{message}"):
         load(SEVERAL, f"reward.reward_functions={{clip: {{name: clip_score, pool: {pool}}}}}")

@@ -1,7 +1,5 @@
 """Checkpoints that are written in the background: complete or absent, and no error is lost."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

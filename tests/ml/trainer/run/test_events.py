@@ -1,7 +1,5 @@
 """Lines of the trainer's output, one per event."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The description of the machine and of the sources."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

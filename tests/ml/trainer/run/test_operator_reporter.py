@@ -1,7 +1,5 @@
 """What a trainer posts to the operator, over a real HTTP client; a run never waits for it and never fails for it."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

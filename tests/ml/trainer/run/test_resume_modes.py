@@ -1,7 +1,5 @@
 """Where a run starts, for each `trainer.resume_mode`."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,14 +176,14 @@ def test_a_run_is_compared_with_what_its_own_checkpoint_was_trained_with(tmp_pat
     )
 
 
-@pytest.mark.parametrize(("kind", "said"), [("constant", False), ("cosine", True)])
-def test_a_longer_run_has_another_learning_rate_only_with_a_schedule(tmp_path: Path, kind: str, said: bool) -> None:
+@pytest.mark.parametrize(("kind", "warned"), [("constant", False), ("cosine", True)])
+def test_a_longer_run_has_another_learning_rate_only_with_a_schedule(tmp_path: Path, kind: str, warned: bool) -> None:
     def settings(steps: int) -> dict[str, Any]:
         return {"actor": {"optim": {"lr_scheduler_type": kind, "total_training_steps": steps}}}
 
     checkpoint(tmp_path / "checkpoints", 4, actor_rollout_ref=settings(10))
     _, events = started(tmp_path, "auto", actor_rollout_ref=settings(20))
-    assert [event["reason"] for event in events if event["event"] == "warning"] == ["ResumedWithChanges"] * said
+    assert [event["reason"] for event in events if event["event"] == "warning"] == ["ResumedWithChanges"] * warned
 
 
 def test_a_run_says_that_its_training_files_have_another_content(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The metrics of a step reach verl's trackers."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

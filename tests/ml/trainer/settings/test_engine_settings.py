@@ -1,7 +1,5 @@
 """Settings of the engine in `rollout.engine_kwargs.vllm_omni`: names, types, and what other settings rule out."""
 
-from __future__ import annotations
-
 import ast
 from importlib.metadata import distribution
 from pathlib import Path
@@ -68,7 +66,7 @@ def test_everything_that_a_stage_of_vllm_omni_takes_is_handed_on_or_refused_with
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("setting", "found"),
     [
         ("vae_use_tiling=true", {"vae_use_tiling": True}),
         ("vae-use-tiling=1", {"vae_use_tiling": True}),
@@ -82,8 +80,8 @@ def test_everything_that_a_stage_of_vllm_omni_takes_is_handed_on_or_refused_with
         ("flow_shift=null", {"flow_shift": None}),
     ],
 )
-def test_values_get_their_types_and_names_their_spelling(given: str, found: dict[str, Any]) -> None:
-    settings = engine(given)
+def test_values_get_their_types_and_names_their_spelling(setting: str, found: dict[str, Any]) -> None:
+    settings = engine(setting)
     assert {name: settings[name] for name in found} == found
     assert {name: type(settings[name]) for name in found if name != "cache_config"} == {
         name: type(value) for name, value in found.items() if name != "cache_config"
@@ -92,7 +90,7 @@ def test_values_get_their_types_and_names_their_spelling(given: str, found: dict
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("setting", "message"),
     [
         ("vae_use_tilling=true", "vae_use_tilling: unknown setting; did you mean vae_use_tiling?"),
         ("kv_cache_memory_bytes=1", "kv_cache_memory_bytes: unknown setting"),
@@ -111,8 +109,8 @@ def test_values_get_their_types_and_names_their_spelling(given: str, found: dict
         ("no_such.flow_shift=1", "no_such: unknown setting"),
     ],
 )
-def test_what_the_engine_does_not_take_is_refused(given: str, said: str) -> None:
-    assert refusal(f"{GROUP}.{given}").startswith(f"{GROUP}.{said}")
+def test_what_the_engine_does_not_take_is_refused(setting: str, message: str) -> None:
+    assert refusal(f"{GROUP}.{setting}").startswith(f"{GROUP}.{message}")
 
 
 def test_a_group_is_checked_like_its_settings() -> None:
@@ -171,7 +169,7 @@ def test_advice_changes_the_batch_size_where_it_is_set(overrides: list[str], set
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ([f"{GROUP}.enable_cpu_offload=true"], "enable_cpu_offload: an engine's sleep does not free offloaded weights"),
         (
@@ -192,8 +190,8 @@ def test_advice_changes_the_batch_size_where_it_is_set(overrides: list[str], set
         ),
     ],
 )
-def test_what_other_settings_rule_out_is_refused(overrides: list[str], said: str) -> None:
-    assert refusal(*overrides).startswith(f"{GROUP}.{said}")
+def test_what_other_settings_rule_out_is_refused(overrides: list[str], message: str) -> None:
+    assert refusal(*overrides).startswith(f"{GROUP}.{message}")
 
 
 def test_what_goes_with_other_settings_is_accepted() -> None:

@@ -1,7 +1,5 @@
 """The judge that a run serves itself: what is refused, where it runs, when it scores."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import distribution
 from pathlib import Path
@@ -28,7 +26,7 @@ def loaded(*overrides: str) -> DictConfig:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ((ON, ALONE), "model_path: must be given"),
         ((ON, PATH, ALONE, f"{RM}.rollout.skip_tokenizer_init=true"), "skip_tokenizer_init: a judge answers with text"),
@@ -41,24 +39,24 @@ def loaded(*overrides: str) -> DictConfig:
         ((ON, PATH, ALONE, "+" + f"{RM}.rollout.mtp={{enable: true}}"), "decodes one token at a time"),
     ],
 )
-def test_what_does_not_work_is_refused_with_the_setting(overrides: tuple[str, ...], said: str) -> None:
+def test_what_does_not_work_is_refused_with_the_setting(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(configuration.SettingsError) as caught:
         loaded(*overrides)
-    assert said in str(caught.value) and RM in str(caught.value)
+    assert message in str(caught.value) and RM in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ((), "tensor_model_parallel_size: the trainer's 1 accelerators are no multiple of the 2 of a replica"),
         ((*OWN, f"{RM}.n_gpus_per_node=3"), "1 x 3 accelerators are no multiple of the 2 of a replica"),
     ],
 )
 def test_accelerators_that_replicas_cannot_share_are_refused_and_a_cpu_has_replicas_of_one(
-    overrides: tuple[str, ...], said: str
+    overrides: tuple[str, ...], message: str
 ) -> None:
     config = loaded(ON, PATH, *overrides)
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         judge_settings.fill_in(config, has_accelerator=True)
     cpu_values.fill_in(config)
     judge_settings.fill_in(config, has_accelerator=False)

@@ -1,7 +1,5 @@
 """Settings whose defaults come from the machine or the model's family."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import operator
@@ -253,7 +251,7 @@ STEPS = "actor_rollout_ref.rollout.step_execution=true"
 
 
 @pytest.mark.parametrize(
-    ("architecture", "overrides", "said"),
+    ("architecture", "overrides", "message"),
     [
         ("MyPipeline", [], r"No model family for architecture 'MyPipeline'"),
         ("WanPipeline", [f"{FSDP}.fsdp_size=3", "trainer.n_gpus_per_node=4"], r"fsdp_size: 3 does not divide the 4 ra"),
@@ -274,9 +272,9 @@ STEPS = "actor_rollout_ref.rollout.step_execution=true"
     ],
 )
 def test_what_model_and_machine_rule_out_is_refused_before_anything_starts(
-    tmp_path: Path, architecture: str, overrides: list[str], said: str
+    tmp_path: Path, architecture: str, overrides: list[str], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         fitted(tmp_path, architecture, *overrides)
 
 

@@ -1,14 +1,10 @@
 """Numbers of workers and of requests in flight that a run derives from its size."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
+from tests.ml import smallest_job
 from verl_omni.trainer.settings import process_counts
 from verl_omni.trainer.settings.process_counts import RunSize
 
@@ -60,86 +56,61 @@ def test_there_is_at_least_one_worker_and_at_most_one_for_each_sample(size: RunS
     assert loops >= min(size.nodes, size.samples), "a worker on every node"
 
 
-def config(**given: Any) -> Any:
-    run_config = OmegaConf.create(
-        {
-            "trainer": {"nnodes": 2, "n_gpus_per_node": 8, "node_resource": None},
-            "data": {"train_batch_size": 16},
-            "reward": {"num_workers": None, "scorer_kwargs": {}, "reward_functions": {}},
-            "actor_rollout_ref": {
-                "rollout": {
-                    "n": 8,
-                    "max_num_seqs": 4,
-                    "tensor_model_parallel_size": 2,
-                    "data_parallel_size": 1,
-                    "pipeline_model_parallel_size": 1,
-                    "nnodes": 0,
-                    "n_gpus_per_node": 8,
-                    "agent": {"num_workers": None},
-                    "max_concurrent_requests": None,
-                }
-            },
-        }
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def filled_in(*overrides: str) -> tuple[int, int, int]:
+    """Agent-loop workers, requests in flight of each, and reward workers: two nodes with four engines each."""
+    config = smallest_job.load(
+        "trainer.nnodes=2",
+        "trainer.n_gpus_per_node=8",
+        "data.train_batch_size=16",
+        f"{ROLLOUT}.n=8",
+        f"{ROLLOUT}.max_num_seqs=4",
+        f"{ROLLOUT}.tensor_model_parallel_size=2",
+        *overrides,
     )
-    for name, value in given.items():
-        OmegaConf.update(run_config, name.replace("__", "."), value)
-    process_counts.fill_in(run_config, cpus=32)
-    rollout = run_config.actor_rollout_ref.rollout
-    return rollout.agent.num_workers, rollout.max_concurrent_requests, run_config.reward.num_workers
+    process_counts.fill_in(config, cpus=32)
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.agent.num_workers, rollout.max_concurrent_requests, config.reward.num_workers
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "reward.num_workers",
-        "actor_rollout_ref.rollout.agent.num_workers",
-        "actor_rollout_ref.rollout.max_concurrent_requests",
-    ],
+    "name", ["reward.num_workers", f"{ROLLOUT}.agent.num_workers", f"{ROLLOUT}.max_concurrent_requests"]
 )
 def test_a_number_that_is_not_positive_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}: must be at least 1, or null .*, not 0"):
-        config(**{name.replace(".", "__"): 0})
+        filled_in(f"{name}=0")
 
 
 def test_one_line_names_the_numbers_of_a_run() -> None:
-    settings = OmegaConf.create(
-        {
-            "trainer": {"n_gpus_per_node": 8},
-            "reward": {
-                "num_workers": 8,
-                "reward_model": {"enable": False, "enable_resource_pool": False},
-                "scorer_kwargs": {},
-                "reward_functions": {},
-            },
-            "actor_rollout_ref": {
-                "rollout": {
-                    "agent": {"num_workers": 2},
-                    "max_concurrent_requests": 32,
-                    "nnodes": 0,
-                    "n_gpus_per_node": 8,
-                }
-            },
-        }
+    settings = smallest_job.load(
+        "trainer.n_gpus_per_node=8",
+        "reward.num_workers=8",
+        f"{ROLLOUT}.agent.num_workers=2",
+        f"{ROLLOUT}.max_concurrent_requests=32",
+        f"{ROLLOUT}.n_gpus_per_node=8",
     )
     line = "agent-loop workers: 2, each with up to 32 requests in flight; reward workers: 8"
     assert process_counts.describe(settings) == line
     assert process_counts.logical_cpus(settings) == 34
     settings.actor_rollout_ref.rollout.nnodes = 1
     assert (process_counts.local_accelerators(settings), process_counts.logical_cpus(settings)) == (16, 50)
-    settings.reward.reward_model = {"enable": True, "enable_resource_pool": False}
+    settings.reward.reward_model.enable = True
     assert (process_counts.local_accelerators(settings), process_counts.logical_cpus(settings)) == (16, 66), (
         "on the trainer's"
     )
-    settings.reward.reward_model = {"enable": True, "enable_resource_pool": True, "nnodes": 1, "n_gpus_per_node": 4}
+    settings.reward.reward_model.update({"enable_resource_pool": True, "nnodes": 1, "n_gpus_per_node": 4})
     assert (process_counts.local_accelerators(settings), process_counts.logical_cpus(settings)) == (20, 58), (
         "on its own"
     )
 
 
 def test_settings_that_are_null_are_filled_in_and_others_stay() -> None:
-    assert config() == (2, 32, 8), "eight engines of two accelerators: 2 x 8 x 4 requests for two workers"
-    assert config(actor_rollout_ref__rollout__agent__num_workers=4) == (4, 16, 8)
-    assert config(actor_rollout_ref__rollout__max_concurrent_requests=7) == (2, 7, 8)
-    assert config(reward__num_workers=3) == (2, 32, 3)
-    assert config(reward__scorer_kwargs={"device": "cuda"}) == (2, 32, 1), "each reserves an accelerator"
-    assert config(reward__scorer_kwargs={"device": "cuda"}, reward__num_workers=3) == (2, 32, 3)
+    assert filled_in() == (2, 32, 8), "eight engines of two accelerators: 2 x 8 x 4 requests for two workers"
+    assert filled_in(f"{ROLLOUT}.agent.num_workers=4") == (4, 16, 8)
+    assert filled_in(f"{ROLLOUT}.max_concurrent_requests=7") == (2, 7, 8)
+    assert filled_in("reward.num_workers=3") == (2, 32, 3)
+    scorer = ("reward.scorer=clip_score", "reward.scorer_kwargs.device=cuda")
+    assert filled_in(*scorer) == (2, 32, 1), "it reserves an accelerator"
+    assert filled_in(*scorer, "reward.num_workers=3") == (2, 32, 3)

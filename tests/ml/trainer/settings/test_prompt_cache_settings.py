@@ -1,7 +1,5 @@
 """Settings of prompt embeddings on disk, and of text encoders in CPU memory."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

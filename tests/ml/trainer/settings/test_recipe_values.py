@@ -4,8 +4,6 @@ The values are from docs/figures/reference-settings.tsv, up to three of a settin
 abbreviated were completed. `<path>` stands for a path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,7 +107,7 @@ def test_every_value_loads_unless_it_is_out_of_scope() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("overrides", "named"),
     [
         ([f"{ROLLOUT}.calculate_log_probs=False"], f"{ROLLOUT}.calculate_log_probs"),
         ([NFT, f"{ROLLOUT}.calculate_log_probs=True"], f"{ROLLOUT}.calculate_log_probs"),
@@ -149,14 +147,14 @@ def test_every_value_loads_unless_it_is_out_of_scope() -> None:
         ),
     ],
 )
-def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str], named: str) -> None:
-    given = [*JOB, *given]
-    unused = configuration.without_effect(given, configuration.load(given))
+def test_a_value_that_changes_nothing_is_named_with_the_reason(overrides: list[str], named: str) -> None:
+    overrides = [*JOB, *overrides]
+    unused = configuration.without_effect(overrides, configuration.load(overrides))
     assert list(unused) == [named] and unused[named]
 
 
 @pytest.mark.parametrize(
-    "given",
+    "override",
     [
         f"{ROLLOUT}.tensor_model_parallel_size=2",
         f"{ROLLOUT}.rollout_attn_backend=FLASH_ATTN",
@@ -171,11 +169,11 @@ def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str],
         f"{ACTOR}.fsdp_config.optimizer_offload=true",
     ],
 )
-def test_a_value_that_changes_nothing_on_a_cpu_is_named_there(given: str) -> None:
-    name, value = given.split("=")
-    (named,) = configuration.without_effect([given], has_accelerator=False).items()
+def test_a_value_that_changes_nothing_on_a_cpu_is_named_there(override: str) -> None:
+    name, value = override.split("=")
+    (named,) = configuration.without_effect([override], has_accelerator=False).items()
     assert named[0] == name and named[1].startswith("on a CPU ")
-    assert configuration.without_effect([given], has_accelerator=True) == {}
+    assert configuration.without_effect([override], has_accelerator=True) == {}
     default = cpu_values.REPLACED.get(name) or cpu_values.IGNORED[name]
     plain = str(default[0]).lower() if isinstance(default[0], bool) else default[0]
     assert configuration.without_effect([f"{name}={plain}"], has_accelerator=False) == {} and str(plain) != value
@@ -191,7 +189,7 @@ def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("overrides", "reason"),
     [
         (
             [
@@ -218,18 +216,18 @@ def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
         ([DPO, "algorithm.global_std=False"], "diffusion_dpo orders samples without advantages"),
     ],
 )
-def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason: str) -> None:
+def test_settings_of_what_a_run_does_not_have_are_named(overrides: list[str], reason: str) -> None:
     """A recipe that forgets `lora_rank`, or has another algorithm's sampler, trains something else than it says."""
-    given = [*JOB, *given]
-    unused = configuration.without_effect(given, configuration.load(given))
-    named = {override.partition("=")[0] for override in given[len(JOB) :]}
+    overrides = [*JOB, *overrides]
+    unused = configuration.without_effect(overrides, configuration.load(overrides))
+    named = {override.partition("=")[0] for override in overrides[len(JOB) :]}
     read = {f"{ACTOR}.diffusion_loss.loss_mode", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path"}
     assert set(unused) == named - read
     assert all(text.startswith(reason) for text in unused.values())
 
 
 @pytest.mark.parametrize(
-    "given",
+    "overrides",
     [
         [f"{ROLLOUT}.algo.sde_type=cps"],
         [NFT, f"{ROLLOUT}.algo.sde_type=cps", f"{ROLLOUT}.algo.noise_level=0.7"],
@@ -248,9 +246,9 @@ def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason
     ],
     ids=str,
 )
-def test_settings_of_what_a_run_has_are_not_named(given: list[str]) -> None:
-    given = [*JOB, *given]
-    assert configuration.without_effect(given, configuration.load(given)) == {}
+def test_settings_of_what_a_run_has_are_not_named(overrides: list[str]) -> None:
+    overrides = [*JOB, *overrides]
+    assert configuration.without_effect(overrides, configuration.load(overrides)) == {}
 
 
 def test_a_run_on_a_cpu_names_them_once_at_its_start(
@@ -355,7 +353,7 @@ def test_several_scorers_in_one_override_are_named_where_they_are_replaced() -> 
 
 
 @pytest.mark.parametrize(
-    ("module", "given", "expected"),
+    ("module", "settings", "expected"),
     [
         (
             "http_scorer_client",
@@ -372,10 +370,10 @@ def test_several_scorers_in_one_override_are_named_where_they_are_replaced() -> 
 )
 @pytest.mark.parametrize("several", [False, True])
 def test_the_options_of_the_published_scorers_are_those_of_the_built_in_ones(
-    module: str, given: dict[str, Any], expected: dict[str, Any], several: bool
+    module: str, settings: dict[str, Any], expected: dict[str, Any], several: bool
 ) -> None:
     group, inside = ("reward.reward_functions.a", "") if several else (FUNCTION, "reward_kwargs.")
-    options = [f"+{group}.{inside}{name}={value}" for name, value in given.items()]
+    options = [f"+{group}.{inside}{name}={value}" for name, value in settings.items()]
     path = f"{group}.path=pkg://verl_omni.utils.reward_score.{module}"
     reward = configuration.load([*JOB, path, *options]).reward
     scorer_settings = reward.reward_functions.a if several else reward.scorer_kwargs

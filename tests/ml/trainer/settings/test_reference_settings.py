@@ -1,7 +1,5 @@
 """Settings of the reference: each is used, accepted without effect, or refused with a reason; nothing is ignored."""
 
-from __future__ import annotations
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -160,7 +158,7 @@ COPIES = f"{ACTOR}.rollout_correction"
 
 
 @pytest.mark.parametrize(
-    "given",
+    "settings",
     [
         ["bypass_mode=true"],
         ["rollout_is=token"],
@@ -169,14 +167,14 @@ COPIES = f"{ACTOR}.rollout_correction"
     ],
     ids=" ".join,
 )
-def test_the_actors_rollout_correction_is_that_of_the_algorithm(given: list[str]) -> None:
-    copies = smallest_job.load(*(f"{COPIES}.{setting}" for setting in given))
-    assert copies == smallest_job.load(*(f"{CORRECTION}.{setting}" for setting in given))
+def test_the_actors_rollout_correction_is_that_of_the_algorithm(settings: list[str]) -> None:
+    copies = smallest_job.load(*(f"{COPIES}.{setting}" for setting in settings))
+    assert copies == smallest_job.load(*(f"{CORRECTION}.{setting}" for setting in settings))
     assert copies != smallest_job.load()
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("setting", "message"),
     [
         ("loss_type=reinforce", f"{CORRECTION}.loss_type: reinforce is not supported; write ppo_clip"),
         ("rollout_is_batch_normalize=true", f"{CORRECTION}.rollout_is_batch_normalize: true is not supported; write"),
@@ -187,8 +185,8 @@ def test_the_actors_rollout_correction_is_that_of_the_algorithm(given: list[str]
         ("level=token", f"{COPIES}.level: unknown setting; write {CORRECTION}"),
     ],
 )
-def test_a_value_of_the_actors_rollout_correction_without_a_meaning_is_refused(given: str, said: str) -> None:
-    assert refusal(f"{COPIES}.{given}").startswith(said)
+def test_a_value_of_the_actors_rollout_correction_without_a_meaning_is_refused(setting: str, message: str) -> None:
+    assert refusal(f"{COPIES}.{setting}").startswith(message)
 
 
 @pytest.mark.parametrize("value", ["={rollout_is: token}", "=null"])

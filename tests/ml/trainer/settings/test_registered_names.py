@@ -1,7 +1,5 @@
 """Model families and agent loops that are not registered are refused before a model is looked for."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rewards that would fail, or would silently drop a setting, are refused before anything starts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +55,7 @@ def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["reward.scorer=colour"], "reward.scorer: unknown scorer colour; did you mean color?"),
         (
@@ -106,8 +104,8 @@ def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[
         ),
     ],
 )
-def test_a_reward_that_would_fail_is_refused_by_the_name_of_its_setting(overrides: list[str], said: str) -> None:
-    assert any(problem.startswith(said) for problem in problems(*overrides)), problems(*overrides)
+def test_a_reward_that_would_fail_is_refused_by_the_name_of_its_setting(overrides: list[str], message: str) -> None:
+    assert any(problem.startswith(message) for problem in problems(*overrides)), problems(*overrides)
 
 
 def test_a_setting_of_a_scorer_may_refer_to_another_one(tmp_path: Path) -> None:

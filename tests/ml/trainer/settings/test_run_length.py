@@ -1,7 +1,5 @@
 """Length of a run: steps, or epochs of the data set, whichever ends first."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -77,7 +75,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: st
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ((), "trainer.total_training_steps: must be given, or trainer.total_epochs"),
         (("trainer.total_epochs=0",), "trainer.total_epochs: must be positive: 0"),
@@ -88,7 +86,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: st
         ),
     ],
 )
-def test_a_length_that_cannot_be_is_refused(overrides: tuple[str, ...], said: str) -> None:
+def test_a_length_that_cannot_be_is_refused(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(configuration.SettingsError) as caught:
         load("t", *overrides)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)

@@ -1,7 +1,5 @@
 """What a model cannot sample is refused before the start: sizes, lengths of prompts, schedulers, shifts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path
@@ -76,7 +74,7 @@ def test_prompts_have_at_most_the_tokens_that_the_engine_takes(
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "said"),
+    ("name", "changed", "message"),
     [
         ("wan", {"use_flow_sigmas": None}, "use_flow_sigmas of UniPCMultistepScheduler must be true .*, not null"),
         ("wan", {"prediction_type": "epsilon"}, 'prediction_type of .* must be "flow_prediction" .*, not "epsilon"'),
@@ -91,13 +89,13 @@ def test_prompts_have_at_most_the_tokens_that_the_engine_takes(
     ],
 )
 def test_a_scheduler_that_the_sampler_cannot_follow_is_refused(
-    models: dict[str, Path], tmp_path: Path, name: str, changed: dict[str, Any], said: str | None
+    models: dict[str, Path], tmp_path: Path, name: str, changed: dict[str, Any], message: str | None
 ) -> None:
     file = models[name] / ("model_index.json" if changed is DDIM else "scheduler/scheduler_config.json")
     before = file.read_text()
     file.write_text(json.dumps(json.loads(before) | changed))
     try:
-        with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
+        with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
             load(tmp_path, models[name])
     finally:
         file.write_text(before)

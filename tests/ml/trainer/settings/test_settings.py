@@ -1,7 +1,5 @@
 """Overrides are applied to the defaults as Hydra applies them, although the defaults are read only once."""
 
-from __future__ import annotations
-
 import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
@@ -100,7 +98,7 @@ def test_settings_of_hydra_itself_are_accepted_where_they_change_nothing() -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("override", "message"),
     [
         ("hydra.job.chdir=true", "hydra.job.chdir: true is not supported; write false or null: a run stays"),
         ("--config-name=mine", "--config-name: mine is not supported; write diffusion_trainer"),
@@ -122,12 +120,12 @@ def test_settings_of_hydra_itself_are_accepted_where_they_change_nothing() -> No
         ),
     ],
 )
-def test_what_is_no_setting_or_no_value_is_refused(given: str, said: str) -> None:
-    assert said in smallest_job.refusal(given)
+def test_what_is_no_setting_or_no_value_is_refused(override: str, message: str) -> None:
+    assert message in smallest_job.refusal(override)
 
 
 @pytest.mark.parametrize(
-    ("given", "training", "evaluations"),
+    ("lines", "training", "evaluations"),
     [
         (["guidance_scale=2", "val.guidance_scale=4"], 2, 4),
         (["guidance_scale=2", "val.guidance_scale=4", "val.true_cfg_scale=3"], 2, 3),
@@ -137,11 +135,11 @@ def test_what_is_no_setting_or_no_value_is_refused(given: str, said: str) -> Non
     ids=["followed", "set", "set for training", "not given"],
 )
 def test_the_guidance_of_evaluations_has_the_name_of_every_family_too(
-    given: list[str], training: float, evaluations: float
+    lines: list[str], training: float, evaluations: float
 ) -> None:
     """Qwen-Image reads `true_cfg_scale`, which the value of training must not keep."""
     rollout = "actor_rollout_ref.rollout."
-    names = (name.replace("val.", "val_kwargs.pipeline.") if "val." in name else f"pipeline.{name}" for name in given)
+    names = (name.replace("val.", "val_kwargs.pipeline.") if "val." in name else f"pipeline.{name}" for name in lines)
     rollout_settings = smallest_job.load(*(f"{rollout}{name}" for name in names)).actor_rollout_ref.rollout
     sampled = [
         row_params(rollout_settings, meta, 1, {})[0]["true_cfg_scale"]

@@ -4,8 +4,6 @@ A setting counts as read where a module of its section reads an attribute or a k
 parent's name (`pipeline.height` for `...rollout.pipeline.height`) or from `config`.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """In which settings a step's update overlaps its generation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings of the reference that this trainer supports in part: the other values are refused before anything starts."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """Every section of the composed settings that names its type with `_target_` makes an object of that type."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values that a setting cannot have are refused with what to write, whatever would have read them first."""
 
-from __future__ import annotations
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -23,7 +21,7 @@ EMPTY = "has no value, such as from an empty variable of a script"
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("override", "problem"),
     [
         # types
         ("trainer.n_gpus_per_node=", f"{EMPTY}; write {WHOLE}"),
@@ -94,12 +92,13 @@ EMPTY = "has no value, such as from an empty variable of a script"
         ("trainer.logger=[console,mlflow]", "mlflow needs the Python package mlflow, which is not installed"),
     ],
 )
-def test_a_value_is_refused_with_what_to_write(given: str, said: str) -> None:
+def test_a_value_is_refused_with_what_to_write(override: str, problem: str) -> None:
     """The message begins with the setting; one in a group that is given as a whole by a dot and its own name."""
-    name = given.partition("=")[0]
-    wanted = f"{name}{said}" if said.startswith(".") else said if said.startswith("trainer.") else f"{name}: {said}"
-    message = refusal(given)
-    assert message.startswith(wanted) and "\n" not in message
+    name = override.partition("=")[0]
+    if not problem.startswith("trainer."):
+        problem = f"{name}{problem}" if problem.startswith(".") else f"{name}: {problem}"
+    message = refusal(override)
+    assert message.startswith(problem) and "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -112,16 +111,16 @@ def test_a_group_that_is_empty_by_default_may_be_null(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("algo", "reason"),
     [
         (["sde_window_range=[0,9]"], "an SDE window of 9 steps does not fit into [0, 9) of 4 steps"),
         (["sample_strategy=progressive", "sde_contiguous=false"], "a progressive window is contiguous: write"),
     ],
 )
-def test_noise_that_the_first_evaluation_would_refuse_is_refused_at_the_start(given: list[str], said: str) -> None:
+def test_noise_that_the_first_evaluation_would_refuse_is_refused_at_the_start(algo: list[str], reason: str) -> None:
     noisy = [f"{EVALUATED}.pipeline.num_inference_steps=4", f"{EVALUATED}.algo.noise_level=0.5"]
-    changed = [f"{EVALUATED}.algo.{setting}" for setting in given]
-    assert refusal("data.val_files=v", *noisy, *changed).startswith(f"{EVALUATED}.algo: {said}")
+    changed = [f"{EVALUATED}.algo.{setting}" for setting in algo]
+    assert refusal("data.val_files=v", *noisy, *changed).startswith(f"{EVALUATED}.algo: {reason}")
     load(*noisy, *changed)  # without held-out prompts
 
 
@@ -144,7 +143,7 @@ def test_no_number_or_switch_stops_with_another_error(value: str | None) -> None
 
 
 @pytest.mark.parametrize(
-    "given",
+    "override",
     [
         "trainer.val_before_train=0",
         "trainer.total_epochs=15.0",
@@ -167,5 +166,5 @@ def test_no_number_or_switch_stops_with_another_error(value: str | None) -> None
         "data.val_files=",
     ],
 )
-def test_usual_values_are_accepted(given: str) -> None:
-    load(given)
+def test_usual_values_are_accepted(override: str) -> None:
+    load(override)

@@ -1,7 +1,5 @@
 """Steps of a run whose update overlaps its generation: the same optimizer steps as without."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

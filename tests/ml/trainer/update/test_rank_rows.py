@@ -1,7 +1,5 @@
 """The order in which rows go to the ranks: the mini-batches of one process, whatever their number."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

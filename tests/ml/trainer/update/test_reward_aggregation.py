@@ -1,7 +1,5 @@
 """Scores of several scorers, normalized before they are added."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +38,7 @@ def test_a_scorer_without_scores_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "messages"),
     [
         ([SEVERAL, FUNCTIONS], []),
         (["reward.scorer=color"], ["write reward.reward_manager.name=MultiVisualRewardManager"]),
@@ -50,14 +48,14 @@ def test_a_scorer_without_scores_is_named() -> None:
         ),
     ],
 )
-def test_where_it_cannot_work_it_is_refused(overrides: list[str], said: list[str]) -> None:
+def test_where_it_cannot_work_it_is_refused(overrides: list[str], messages: list[str]) -> None:
     problems = list(reward_settings.normalization_problems(load(NORMALIZED, *overrides)))
-    assert len(problems) == len(said) and all(words in line for line, words in zip(problems, said, strict=True))
+    assert len(problems) == len(messages) and all(words in line for line, words in zip(problems, messages, strict=True))
     assert list(reward_settings.normalization_problems(load(*overrides))) == []
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "said"),
+    ("setting", "value", "message"),
     [
         (
             "actor_rollout_ref.rollout.n",
@@ -67,11 +65,11 @@ def test_where_it_cannot_work_it_is_refused(overrides: list[str], said: list[str
         ("algorithm.sample_source", "offline", "does not go with algorithm.sample_source=offline"),
     ],
 )
-def test_one_sample_of_a_prompt_and_pairs_of_a_data_set_are_refused(setting: str, value: Any, said: str) -> None:
+def test_one_sample_of_a_prompt_and_pairs_of_a_data_set_are_refused(setting: str, value: Any, message: str) -> None:
     config = load(NORMALIZED, SEVERAL, FUNCTIONS)
     OmegaConf.update(config, setting, value)
     (line,) = reward_settings.normalization_problems(config)
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.parametrize(("overrides", "signs"), [((), [-1, 1, -1, 1]), ((NORMALIZED,), [1, -1, -1, 1])])

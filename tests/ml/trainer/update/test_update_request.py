@@ -1,7 +1,5 @@
 """The request of an update: stored samples give the ranks the tensors that samples in the driver would."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

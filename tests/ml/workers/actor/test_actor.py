@@ -1,7 +1,5 @@
 """The trained model on one process: gradients, checkpoints, LoRA files (test_ranks.py: on several)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The moving average of the trained weights: its values, what is sent and saved, and checkpoints."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A checkpoint that is written while the training goes on: the state at the time of the save, and its errors."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model with two transformers, one for each part of the noise levels (Wan 2.2 A14B), in the trainer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

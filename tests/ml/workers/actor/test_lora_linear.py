@@ -1,7 +1,5 @@
 """The adapted layers of the trainer: peft's function and gradients, in the cheaper order of products."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FLOPs of the trained model: an analytic count, and what does not count."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

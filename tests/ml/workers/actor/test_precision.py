@@ -1,7 +1,5 @@
 """Mixed precision, activation checkpointing and guidance of the trained model, on one process in bfloat16."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training that continues from an adapter: of peft, of diffusers, of an earlier run; and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -4,8 +4,6 @@ The model is also written as pickle files, which every rank loads whole: the sta
 from a process that has imported everything, and each runs this file.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """CPU memory of the sharded start on 1, 2 and 4 ranks of one node (gloo): one copy of the weights in all."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """An update whose rows arrive in parts is the update with all rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

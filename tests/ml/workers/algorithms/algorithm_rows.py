@@ -1,7 +1,5 @@
 """Rows of an update for each algorithm: steps of a sampler, or final latents. Files that run as ranks get them made."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace

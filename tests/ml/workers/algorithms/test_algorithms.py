@@ -1,7 +1,5 @@
 """Training algorithms: settings, conflicts between settings, and training batches."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import fields
@@ -97,7 +95,7 @@ def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["actor_rollout_ref.rollout.rollout_adapter=old"], "the trained policy must sample"),
         (["actor_rollout_ref.rollout.algo.noise_level=0"], "must be positive: flow_grpo learns from noise"),
@@ -157,8 +155,8 @@ def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
         ),
     ],
 )
-def test_conflicting_settings_are_refused_at_the_start(overrides: list[str], said: str) -> None:
-    with pytest.raises(configuration.SettingsError, match=said):
+def test_conflicting_settings_are_refused_at_the_start(overrides: list[str], message: str) -> None:
+    with pytest.raises(configuration.SettingsError, match=message):
         load(*overrides)
 
 

@@ -1,7 +1,5 @@
 """AWM on a toy model in float64: the loss against its formula, and the first gradient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Objectives of DiffusionNFT and DiffusionDPO on a tiny model: gradients, old policy, checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,7 @@
 Recomputed log-probabilities, importance weights, `timestep_fraction`; the recomputed means of GRPO-Guard and Flow-DPPO.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,24 +239,30 @@ GUARD = GRPOGuardLossConfig(clip_ratio=1e-5, adv_clip_max=0.6)
 SIZE = 0.3  # of all steps of the batch
 
 
-def guard_loss(actor: DiffusionActor, data: dict[str, Tensor], old: list[tuple[Tensor, ...]]) -> tuple[float, float]:
-    """Loss and clip fraction under the current policy, in float64 after the model's own velocities.
+def moved_means(
+    objective: GuardObjective | DPPOObjective, data: dict[str, Tensor], old: list[tuple[Tensor, ...]]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """How much nearer the latent of a step is to its mean now, how far the mean has moved (both squared), and the
+    standard deviation, step by step; in float64 after the model's own velocities.
 
     Args:
         old: mean, standard deviation and log-probability of each step before the update.
     """
-    objective = GuardObjective(actor.policy, GUARD, kl_loss_coef=None, **SAMPLER)
+    for step in range(STEPS):
+        with torch.no_grad():
+            mean, std, _ = (part.double() for part in objective.density(data, step))
+        old_mean = old[step][0].double()
+        x = data["all_latents"][:, step + 1].double()
+        nearer = ((x - old_mean) ** 2).flatten(1).mean(1) - ((x - mean) ** 2).flatten(1).mean(1)
+        yield nearer, ((mean - old_mean) ** 2).flatten(1).mean(1), std.flatten()
+
+
+def guard_loss(objective: GuardObjective, data: dict[str, Tensor], old: list[tuple[Tensor, ...]]) -> tuple[float, ...]:
+    """Loss and clip fraction under the current policy."""
     losses = []
     clips = []
-    for place in range(STEPS):
-        with torch.no_grad():
-            mean, std, _ = (part.double() for part in objective.density(data, place))
-        old_mean = old[place][0].double()
-        x = data["all_latents"][:, place + 1].double()
-        squares = [((x - center) ** 2).flatten(1).mean(1) for center in (mean, old_mean)]
-        scale = std.flatten()
-        drift = ((mean - old_mean) ** 2).flatten(1).mean(1) / (2 * scale**2)
-        ratio = (scale * ((squares[1] - squares[0]) / (2 * scale**2) + drift)).exp()
+    for nearer, moved, std in moved_means(objective, data, old):
+        ratio = (std * (nearer + moved) / (2 * std**2)).exp()
         advantage = ADVANTAGES.double().clamp(-0.6, 0.6)
         clipped = ratio.clamp(1 - GUARD.clip_ratio, 1 + GUARD.clip_ratio)
         losses.append(torch.maximum(-advantage * ratio, -advantage * clipped) / SIZE)
@@ -271,35 +276,26 @@ def test_grpo_guard_against_float64(model_folder: Path) -> None:
     data = batch(actor)
     objective = GuardObjective(actor.policy, GUARD, kl_loss_coef=None, **SAMPLER)
     with torch.no_grad():
-        old = [objective.density(data, place) for place in range(STEPS)]
-    first, no_clip = guard_loss(actor, data, old)
+        old = [objective.density(data, step) for step in range(STEPS)]
+    first, no_clip = guard_loss(objective, data, old)
     metrics = actor.update(data, **SAMPLER)
     assert metrics["actor/loss"] == pytest.approx(first, rel=1e-5)
     assert metrics["actor/clip_fraction_at_start"] == no_clip == 0 and metrics["actor/ratio_max"] == 1
-    second, clip = guard_loss(actor, data, old)
+    second, clip = guard_loss(objective, data, old)
     both = make(model_folder, diffusion_loss=GUARD, ppo_epochs=2, optim=OPTIM).update(data, **SAMPLER)
     assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-5) and second != pytest.approx(first)
     assert 2 * both["actor/clip_fraction"] == clip > 0
 
 
 def dppo_loss(objective: DPPOObjective, data: dict[str, Tensor], old: list[tuple[Tensor, ...]]) -> tuple[float, ...]:
-    """Loss, excluded fraction, mean and largest KL under the current policy, in float64 after the model's velocities.
-
-    Args:
-        old: mean, standard deviation and log-probability of each step before the update.
-    """
+    """Loss, excluded fraction, mean and largest KL under the current policy."""
     losses = []
     masks = []
     drifts = []
-    for place in range(STEPS):
-        with torch.no_grad():
-            mean, std, _ = (part.double() for part in objective.density(data, place))
-        old_mean = old[place][0].double()
-        x = data["all_latents"][:, place + 1].double()
-        squares = [((x - center) ** 2).flatten(1).mean(1) for center in (mean, old_mean)]
-        scale = 1 if objective.sde_type == "cps" else 2 * std.flatten() ** 2  # `cps` omits the variance
-        ratio = ((squares[1] - squares[0]) / scale).exp()
-        drift = ((mean - old_mean) ** 2).flatten(1).mean(1) / (2 * std.flatten() ** 2)
+    for nearer, moved, std in moved_means(objective, data, old):
+        scale = 1 if objective.sde_type == "cps" else 2 * std**2  # `cps` omits the variance
+        ratio = (nearer / scale).exp()
+        drift = moved / (2 * std**2)
         advantage = ADVANTAGES.double().clamp(-0.6, 0.6)
         outward = ((advantage > 0) & (ratio > 1)) | ((advantage < 0) & (ratio < 1))
         masks.append(outward & (drift > objective.config.kl_mask_threshold))
@@ -319,7 +315,7 @@ def test_flow_dppo_against_float64(model_folder: Path, kind: str, threshold: flo
     data = batch(actor)
     objective = DPPOObjective(actor.policy, loss, kl_loss_coef=None, **sampler)
     with torch.no_grad():
-        old = [objective.density(data, place) for place in range(STEPS)]
+        old = [objective.density(data, step) for step in range(STEPS)]
     first, *nothing = dppo_loss(objective, data, old)
     metrics = actor.update(data, **sampler)
     assert metrics["actor/loss"] == pytest.approx(first, rel=1e-5)

@@ -3,8 +3,6 @@
 The ranks are forked from a process that has imported everything, and each runs this file.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Typed settings: errors of refused values, modules that are imported, and what is read from the model's folder."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path
@@ -25,7 +23,7 @@ MODEL = Path(__file__).parents[4] / "examples" / "shapes-sd3"
 
 
 @pytest.mark.parametrize(
-    ("config", "given", "error", "words"),
+    ("config", "settings", "error", "words"),
     [
         (DiffusionRolloutConfig, {"mode": "sync"}, ValueError, "'sync' is not supported"),
         (DiffusionRolloutConfig, {"rollout_adapter": "new"}, ValueError, "Invalid diffusion rollout rollout_adapter"),
@@ -60,9 +58,9 @@ MODEL = Path(__file__).parents[4] / "examples" / "shapes-sd3"
         (DiffusionModelConfig, {"path": str(MODEL), "target_modules": ["a", 3]}, TypeError, "or a list of strings"),
     ],
 )
-def test_what_is_refused(config: type, given: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_what_is_refused(config: type, settings: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        config(**given)
+        config(**settings)
 
 
 @pytest.mark.parametrize(

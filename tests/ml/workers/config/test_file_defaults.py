@@ -1,7 +1,5 @@
 """A default stands in the trainer's settings files alone: typed settings read it from there."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

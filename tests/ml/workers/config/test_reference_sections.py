@@ -3,8 +3,6 @@
 The sections are from docs/figures/reference-settings.tsv: all defaults, and every value that a recipe sets.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -116,7 +114,7 @@ def test_every_name_of_a_section_is_a_field_of_its_type(section: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "given", "said"),
+    ("section", "settings", "message"),
     [
         ("model", {"use_shm": True}, "model.use_shm: True is not supported; write False: files are read"),
         ("model", {"algo": {"noise": 1}}, "model.algo.noise: unknown setting"),
@@ -148,15 +146,15 @@ def test_every_name_of_a_section_is_a_field_of_its_type(section: str) -> None:
         ("rollout.pipeline", {"aspect_ratio": "16:9"}, "no supported model family reads it"),
     ],
 )
-def test_what_asks_for_something_else_is_refused(section: str, given: dict[str, Any], said: str) -> None:
+def test_what_asks_for_something_else_is_refused(section: str, settings: dict[str, Any], message: str) -> None:
     base = GIVEN.get(section, {}) | ({"diffusion_loss": {}} if section == "actor" else {})
     with pytest.raises((ValueError, TypeError)) as caught:
-        SECTIONS[section](**base, **given)
-    assert said in str(caught.value)
+        SECTIONS[section](**base, **settings)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("section", "given", "name"),
+    ("section", "settings", "name"),
     [
         ("model", {"model_type": "diffusion_nft_model"}, "model.model_type"),
         ("actor", {"data_loader_seed": 1}, "actor.data_loader_seed"),
@@ -165,11 +163,11 @@ def test_what_asks_for_something_else_is_refused(section: str, given: dict[str, 
     ],
 )
 def test_what_has_no_effect_is_named_once_with_its_reason(
-    section: str, given: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
+    section: str, settings: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = GIVEN.get(section, {}) | ({"diffusion_loss": {}} if section == "actor" else {})
     with caplog.at_level(logging.WARNING):
-        SECTIONS[section](**base, **given)
+        SECTIONS[section](**base, **settings)
     rule = find_rule(f"{TOP}.{name}")
     assert isinstance(rule, WithoutEffect)
     warnings = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
@@ -187,7 +185,7 @@ def test_other_names_set_what_they_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "actor", "said"),
+    ("model", "actor", "message"),
     [
         ({"pipeline": {"guidance_scale": 4.0}}, {}, "model.pipeline.guidance_scale: 4.0 differs from"),
         ({"algo": {"sde_window_range": [0, 4]}}, {}, "model.algo.sde_window_range: [0, 4] differs from"),
@@ -196,18 +194,18 @@ def test_other_names_set_what_they_mean() -> None:
         ({"algorithm": "diffusion_nft", "pipeline": {"guidance_scale": 4.0}}, {}, None),
     ],
 )
-def test_copies_must_agree_with_the_rollout(model: dict[str, Any], actor: dict[str, Any], said: str | None) -> None:
+def test_copies_must_agree_with_the_rollout(model: dict[str, Any], actor: dict[str, Any], message: str | None) -> None:
     copies = (
         config.DiffusionModelConfig(path=str(MODEL), **model),
         config.DiffusionActorConfig(diffusion_loss={}, **actor),
         config.DiffusionRolloutConfig(n=8, pipeline={"guidance_scale": 1.0}, algo={"sde_window_range": [0, 5]}),
     )
-    if said is None:
+    if message is None:
         check_copies(*copies)
         return
     with pytest.raises(ValueError, match="differs") as caught:
         check_copies(*copies)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("validate", [False, True])

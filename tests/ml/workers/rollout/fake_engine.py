@@ -1,8 +1,8 @@
 """A server without Ray whose engine is a fake that records its calls in order."""
 
-from __future__ import annotations
-
+import argparse
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,6 +85,20 @@ def server_with(engine: Any, mode: str = "HYBRID") -> Any:
     server.node_rank = 0
     server.rollout_mode = RolloutMode[mode]
     return server
+
+
+def command_line(model: Path, *options: str) -> argparse.Namespace:
+    """vLLM-Omni's command line that serves a model, with its defaults."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm_omni.entrypoints.cli import serve
+
+    parser = FlexibleArgumentParser()
+    kinds = parser.add_subparsers(dest="subparser")
+    for command in serve.cmd_init():
+        command.subparser_init(kinds)
+    args = parser.parse_args(["serve", str(model), *options])
+    args.model = args.model_tag
+    return args
 
 
 def asking(server: Any, name: str) -> asyncio.Task[Any]:

@@ -1,7 +1,5 @@
 """Doubles of verl's router and of its servers, for tests of the clients of rollout servers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import SimpleNamespace

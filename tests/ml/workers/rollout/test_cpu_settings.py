@@ -1,7 +1,5 @@
 """Settings of a rollout on a CPU: what the engine needs there, and nothing else changes."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Failures of an engine and of calls to a replica, each with the replica's name."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 from types import SimpleNamespace

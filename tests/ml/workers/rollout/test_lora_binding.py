@@ -1,7 +1,5 @@
 """LoRA layers of the engine: in all places that a layer has in the model."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

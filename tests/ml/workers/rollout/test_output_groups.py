@@ -1,7 +1,5 @@
 """Groups of outputs: what a caller gets is what the engine made."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Registration of a language model with vLLM-Omni's engine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

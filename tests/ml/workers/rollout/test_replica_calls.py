@@ -1,7 +1,5 @@
 """Calls to a replica end at a deadline, and errors name the replica."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

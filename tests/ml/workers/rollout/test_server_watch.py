@@ -1,7 +1,5 @@
 """A worker of an engine ends the engine's process when the server is killed; the processes are stand-ins."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

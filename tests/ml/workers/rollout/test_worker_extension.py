@@ -1,7 +1,5 @@
 """The worker extension and LoRA requests with tensors, without an engine."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Local Ray cluster whose workers are forks of the driver."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -6,8 +6,6 @@ Standard input: one line of JSON, the arguments of `ray.init`; closing it stops 
 with `address` and `raylet_pid`, once Ray is up.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Fork server: forks a Ray worker per request. It is itself a fork of the driver, with the training stack imported."""
 
-from __future__ import annotations
-
 import array
 import atexit
 import contextlib

@@ -3,13 +3,11 @@
 The thresholds and the order of the checks are the same as in the benchmark's program.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -72,7 +70,7 @@ class Conditions:
     is_counting: bool
 
     @classmethod
-    def parse(cls, row: Mapping[str, Any]) -> Conditions:
+    def parse(cls, row: Mapping[str, Any]) -> Self:
         """The conditions in a row's columns `include`, `exclude` and `tag`; a column may be JSON.
 
         Raises:

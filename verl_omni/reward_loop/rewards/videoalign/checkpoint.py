@@ -1,7 +1,5 @@
 """Files of the published VideoReward: where its weights are, its configuration, and the text that belongs to them."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Literal

@@ -5,8 +5,6 @@ a job. What its docstring says after the first paragraph goes to docs/reference/
 documents read these modules. Users add algorithms with `verl_omni.extensions`.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

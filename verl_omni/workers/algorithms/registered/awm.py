@@ -5,8 +5,6 @@ negative log-likelihood, and the policy gradient weights it by the sample's adva
 first optimizer step of an update.
 """
 
-from __future__ import annotations
-
 from verl_omni.settings_schema.declarations import COUNT, NOT_NEGATIVE, POSITIVE
 from verl_omni.workers.algorithms.description import (
     ONLINE,

@@ -1,7 +1,5 @@
 """Flow-DPPO (arXiv:2606.11025)."""
 
-from __future__ import annotations
-
 from verl_omni.settings_schema.declarations import NOT_NEGATIVE, POSITIVE
 from verl_omni.workers.algorithms.description import (
     LIKELIHOOD,

@@ -1,7 +1,5 @@
 """Flow-GRPO (arXiv:2505.05470), and the algorithms that differ from it in the sampler."""
 
-from __future__ import annotations
-
 from verl_omni.settings_schema.declarations import POSITIVE
 from verl_omni.workers.algorithms.description import LIKELIHOOD, JobName, RegisteredAlgorithm, step_conflicts
 

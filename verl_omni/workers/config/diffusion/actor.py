@@ -3,8 +3,6 @@
 Fields without an explanation here are explained in `trainer/config/diffusion_trainer.yaml`.
 """
 
-from __future__ import annotations
-
 from abc import ABCMeta
 from dataclasses import dataclass, field, fields, replace
 from typing import Any

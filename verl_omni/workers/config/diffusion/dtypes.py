@@ -1,7 +1,5 @@
 """PURE: names of dtypes in settings."""
 
-from __future__ import annotations
-
 import torch
 
 # verl's names, which recipes of the reference use, and torch's.

@@ -5,8 +5,6 @@ reference's that is refused, the value that asks for nothing. Other fields have 
 is made without the trainer has no machine, model or other settings to derive it from, or the field has no effect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 

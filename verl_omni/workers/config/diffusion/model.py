@@ -3,8 +3,6 @@
 Fields without an explanation here are explained in `trainer/config/diffusion_trainer.yaml`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 `settings_schema/reference_settings.yaml` says what becomes of each; the trainer takes its overrides by the same list.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields

@@ -1,7 +1,5 @@
 """Re-export: programs written for verl-omni import the server, the replica and the retry client from this path."""
 
-from __future__ import annotations
-
 from verl_omni.workers.rollout.vllm_rollout.driver.replica_handle import vLLMOmniReplica
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import DiffusionWholeSampleRetryLLMServerClient
 from verl_omni.workers.rollout.vllm_rollout.server.rollout_server import vLLMOmniHttpServer

@@ -1,7 +1,5 @@
 """Clients of a pool of rollout servers: lost replicas, replicas that join, and routers that are gone."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 from types import SimpleNamespace
@@ -76,18 +74,18 @@ async def test_a_sample_that_ends_each_replica_in_turn_fails_with_their_reasons(
 
 
 @pytest.mark.parametrize(
-    ("waits", "said"),
+    ("waits", "message"),
     [
         (True, r"no other one joined within 0\.01 s \(rollout\.deadline"),
         (False, "no other one has the weights of this batch"),
     ],
 )
 async def test_a_run_ends_without_replicas_where_none_joins_in_time(
-    waits: bool, said: str, monkeypatch: pytest.MonkeyPatch
+    waits: bool, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollout_client, "SERVER_POLL_SECONDS", 0.001)
     pool = Pool(a=ActorDiedError())
-    with pytest.raises(TooFewReplicas, match=f"all rollout replicas are lost, and {said}"):
+    with pytest.raises(TooFewReplicas, match=f"all rollout replicas are lost, and {message}"):
         await ask(of_pool(pool, least=1, deadline=0.01, waits=waits))
 
 

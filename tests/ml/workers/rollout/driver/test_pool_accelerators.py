@@ -1,7 +1,5 @@
 """Accelerators of a pool, by the driver's platform and Ray's name of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

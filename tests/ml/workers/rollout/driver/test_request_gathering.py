@@ -1,7 +1,5 @@
 """Requests of a batch are one call to the router and one to each replica."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Clients of one rollout server: errors, deadlines, cancelled requests and retries."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

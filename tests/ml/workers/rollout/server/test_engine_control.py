@@ -1,7 +1,5 @@
 """Abort, drain, sleep and wake of a server, with a fake engine that records its calls in order."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext

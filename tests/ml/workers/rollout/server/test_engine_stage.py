@@ -1,7 +1,5 @@
 """The configuration that vLLM-Omni makes of a server's settings before it starts its workers."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path
@@ -203,15 +201,15 @@ def test_a_vae_is_divided_among_the_accelerators_of_a_replica() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"ranks": 2}, "vae_patch_parallel_size: SimpleNamespace decodes on one accelerator; write 1"),
         ({"vae_use_tiling": True}, "vae_use_tiling: SimpleNamespace does not have it; write false"),
     ],
 )
-def test_a_vae_that_cannot_do_it_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_a_vae_that_cannot_do_it_is_refused(settings: dict[str, Any], message: str) -> None:
     from verl_omni.workers.rollout.vllm_rollout.engine_worker.worker_extension import apply_vae_settings
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         apply_vae_settings(SimpleNamespace(), engine_config(**settings))
     apply_vae_settings(None, engine_config())

@@ -1,7 +1,5 @@
 """The middleware of answers over HTTP, around apps that answer in several ways."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """HTTP app of a server, with a fake engine."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import AsyncIterator
@@ -13,6 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 from PIL import Image
+
+from tests.ml.workers.rollout.fake_engine import command_line
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # vLLM's app takes half a minute to import
 
@@ -62,18 +62,8 @@ class Engine:
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Any]:
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm_omni.entrypoints.cli import serve
-
     from verl_omni.workers.rollout.vllm_rollout.server.http_app import Policy, PolicyEngine, build_http_app
     from verl_omni.workers.rollout.vllm_rollout.server.http_gate import HttpGate
-
-    parser = FlexibleArgumentParser()
-    kinds = parser.add_subparsers(dest="subparser")
-    for command in serve.cmd_init():
-        command.subparser_init(kinds)
-    args = parser.parse_args(["serve", str(tmp_path)])
-    args.model = args.model_tag
 
     @asynccontextmanager
     async def policy() -> AsyncIterator[Policy]:
@@ -81,7 +71,7 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
 
     engine = Engine()
     gate = HttpGate(0.1, nullcontext)
-    app = await build_http_app(PolicyEngine(engine, policy, gate), args)
+    app = await build_http_app(PolicyEngine(engine, policy, gate), command_line(tmp_path))
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://replica") as http_client:
         yield SimpleNamespace(engine=engine, gate=gate, get=http_client.get, post=http_client.post)
 

@@ -1,7 +1,5 @@
 """The gate of requests over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The loaded adapter is cached, because `list_loras` waits for the running forward pass."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The exported metrics of a replica count the time in which it has no request."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ml.trainer.recorded_runs import Recorder

@@ -1,7 +1,5 @@
 """Conversion of requests for the engine, and of the engine's outputs for the agent loop."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 from typing import Any
@@ -160,9 +158,9 @@ def test_a_request_without_an_image_gives_an_empty_sample_with_its_stop_reason(
 # --- requests ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("given", "asked"), [(0, 1.0), (0.0, 1.0), (1.0, 1.0), (2.5, 2.5), (None, None)])
-def test_a_guidance_of_0_does_not_ask_for_the_engines_default(given: float | None, asked: float | None) -> None:
-    assert requests.engine_sampling_params({"true_cfg_scale": given}).true_cfg_scale == asked
+@pytest.mark.parametrize(("scale", "asked"), [(0, 1.0), (0.0, 1.0), (1.0, 1.0), (2.5, 2.5), (None, None)])
+def test_a_guidance_of_0_does_not_ask_for_the_engines_default(scale: float | None, asked: float | None) -> None:
+    assert requests.engine_sampling_params({"true_cfg_scale": scale}).true_cfg_scale == asked
 
 
 def test_parameters_are_split_between_engine_and_pipeline() -> None:
@@ -255,9 +253,9 @@ def test_a_response_is_limited_by_the_request_and_by_the_model(params: dict[str,
     assert params == before
 
 
-@pytest.mark.parametrize(("asked", "given"), [(True, 0), (3, 3), (0, 0), (False, None), (None, None)])
-def test_log_probabilities_of_tokens(asked: Any, given: int | None) -> None:
-    assert tokens({"logprobs": asked}).logprobs == given
+@pytest.mark.parametrize(("asked", "count"), [(True, 0), (3, 3), (0, 0), (False, None), (None, None)])
+def test_log_probabilities_of_tokens(asked: Any, count: int | None) -> None:
+    assert tokens({"logprobs": asked}).logprobs == count
 
 
 def test_the_repetition_penalty_has_a_default() -> None:

@@ -1,7 +1,5 @@
 """Checks of sampling parameters."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,5 @@
 """Hooks that verl's server and replica call while they start."""
 
-from __future__ import annotations
-
-import argparse
 import os
 import socket
 from pathlib import Path
@@ -12,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import EpsImagePlugin
 
+from tests.ml.workers.rollout.fake_engine import command_line
 from verl_omni.pipelines.registry import FAMILIES
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
@@ -103,27 +101,13 @@ def test_the_worker_extension_depends_on_device_and_mode(language_model: Path, m
     assert [rollout_server._get_worker_extension_cls() for rollout_server in servers] == [ascend, plain]
 
 
-def command_line() -> argparse.Namespace:
-    """vLLM-Omni's command line, with its defaults."""
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm_omni.entrypoints.cli import serve
-
-    parser = FlexibleArgumentParser()
-    kinds = parser.add_subparsers(dest="subparser")
-    for command in serve.cmd_init():
-        command.subparser_init(kinds)
-    args = parser.parse_args(["serve", str(MODEL), "--max-num-seqs", "8"])
-    args.model = args.model_tag
-    return args
-
-
-def prepared(given: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+def prepared(engine_settings: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
     rollout_server = diffusion_server(**settings)
     rollout_server.config.engine_kwargs = {
-        "vllm_omni": {**rollout_server.config.engine_kwargs["vllm_omni"], **(given or {})}
+        "vllm_omni": {**rollout_server.config.engine_kwargs["vllm_omni"], **(engine_settings or {})}
     }
     arguments: dict[str, Any] = rollout_server._mode.engine_args(
-        command_line(), rollout_server.config, rollout_server.model_config
+        command_line(MODEL, "--max-num-seqs", "8"), rollout_server.config, rollout_server.model_config
     )
     return arguments
 
@@ -178,12 +162,12 @@ def test_ids_for_other_encoders_are_refused_unless_a_family_of_a_user_may_read_t
     assert mode.engine_request(request, {}, None, None, [])["prompt"][f"{side}extra_prompt_ids"] == {"t5": [2]}
 
 
-@pytest.mark.parametrize("given", ["extra_prompt_ids", "negative_extra_prompt_ids", "negative_prompt_ids"])
-def test_a_language_model_refuses_what_it_does_not_read(given: str) -> None:
+@pytest.mark.parametrize("field", ["extra_prompt_ids", "negative_extra_prompt_ids", "negative_prompt_ids"])
+def test_a_language_model_refuses_what_it_does_not_read(field: str) -> None:
     from verl_omni.workers.rollout.vllm_rollout.language_model.token_requests import token_prompt
 
     with pytest.raises(ValueError, match="prompt_ids are not read: a language model"):
-        token_prompt(RolloutRequest(prompt_ids=[1], **{given: [2]}))
+        token_prompt(RolloutRequest(prompt_ids=[1], **{field: [2]}))
 
 
 class Started(Exception):
@@ -207,7 +191,7 @@ async def test_a_server_holds_the_port_of_its_engine_and_runs_no_image(monkeypat
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(vllm_omni.entrypoints, "AsyncOmni", start)
     with pytest.raises(Started):
-        await diffusion_server().run_server(command_line())
+        await diffusion_server().run_server(command_line(MODEL))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", ports[0]))
 

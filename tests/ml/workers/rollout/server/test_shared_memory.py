@@ -1,7 +1,5 @@
 """Removal of the shared memory of killed child processes, and of nothing else."""
 
-from __future__ import annotations
-
 import multiprocessing
 import subprocess
 import sys

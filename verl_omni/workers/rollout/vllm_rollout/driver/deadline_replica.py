@@ -1,7 +1,5 @@
 """`DeadlineReplica`: verl's handle of a replica's servers, with a deadline on its calls."""
 
-from __future__ import annotations
-
 import contextlib
 from abc import abstractmethod
 from collections.abc import Awaitable, Sequence

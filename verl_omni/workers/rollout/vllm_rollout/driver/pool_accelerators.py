@@ -1,7 +1,5 @@
 """Accelerators of a pool of replicas, which may be of another vendor than the driver's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """`vLLMOmniReplica`: handle of one rollout replica, with a deadline on every call to its servers."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

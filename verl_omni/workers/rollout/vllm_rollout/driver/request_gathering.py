@@ -1,7 +1,5 @@
 """`RequestGathering`: requests that the rows of a batch make at the same time, so that they are sent together."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager

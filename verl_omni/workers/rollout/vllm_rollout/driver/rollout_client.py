@@ -1,7 +1,5 @@
 """Clients of the rollout servers: errors that name the replica, deadlines, samples that are generated again."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Sequence

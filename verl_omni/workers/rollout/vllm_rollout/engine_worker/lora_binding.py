@@ -1,7 +1,5 @@
 """LoRA adapters in the engine's worker: checks of each one that is loaded, replacement of the policy's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ vLLM-Omni's worker uses vLLM's memory pool, which supports CUDA only. vllm-ascen
 module has not been run on an NPU; the tests check how it calls the pool.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Iterator

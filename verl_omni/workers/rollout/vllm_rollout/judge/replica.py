@@ -1,7 +1,5 @@
 """`JudgeReplica`: handle of one replica of a judge, with a deadline on every call to its servers."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ends the process of a vLLM engine when the process of its server has died."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,8 +1,6 @@
 """`JudgeWorkerExtension`: ends the engine of a judge when its server has died."""
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, Self
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
@@ -17,7 +15,7 @@ class JudgeWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
     accelerators. So the worker ends it.
     """
 
-    def __new__(cls, **kwargs: Any) -> JudgeWorkerExtension:
+    def __new__(cls, **kwargs: Any) -> Self:
         extension: JudgeWorkerExtension = super().__new__(cls, **kwargs)
         end_engine_with_server()
         return extension

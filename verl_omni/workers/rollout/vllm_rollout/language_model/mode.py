@@ -1,7 +1,5 @@
 """`LanguageModelMode`: tokens from a language model of vLLM in vLLM-Omni's engine."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

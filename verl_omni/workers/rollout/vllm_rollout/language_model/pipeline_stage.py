@@ -1,7 +1,5 @@
 """Registration of a language model with vLLM-Omni's engine, as a pipeline of one autoregressive stage."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

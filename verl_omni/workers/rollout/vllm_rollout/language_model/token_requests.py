@@ -1,7 +1,5 @@
 """PURE: prompts and sampling parameters of a language model, and its outputs as verl's `TokenOutput`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`DiffusionMode`: images and videos from a pipeline of `verl_omni.pipelines`."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`EngineControlServer`: control of a running engine: weight updates, abort, drain, sleep and wake."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from functools import cached_property

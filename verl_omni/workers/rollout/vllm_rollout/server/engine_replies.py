@@ -1,7 +1,5 @@
 """Checks of the engine's replies to control calls, and waits with deadlines."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any

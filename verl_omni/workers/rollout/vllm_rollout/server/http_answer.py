@@ -1,7 +1,5 @@
 """`AnswerMiddleware`: answers over HTTP have the version of the weights, and status 503 if they were not served."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """HTTP app of a server: vLLM-Omni's routes, served with the latest published weights."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import copy

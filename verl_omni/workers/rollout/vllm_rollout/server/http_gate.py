@@ -1,7 +1,5 @@
 """`HttpGate`: holds requests over HTTP while the engine sleeps or its weights change."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager

@@ -1,7 +1,5 @@
 """`ModelMode`: everything a rollout server does differently for diffusion models and for language models."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """PURE: conversion of the engine's output into a `DiffusionOutput`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`ReplicaMetrics`: the exported metrics of one rollout replica."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

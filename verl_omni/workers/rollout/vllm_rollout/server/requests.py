@@ -1,7 +1,5 @@
 """PURE: conversion of a request of the agent loop into prompt and sampling parameters of the engine."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields

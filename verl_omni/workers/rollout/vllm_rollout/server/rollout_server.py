@@ -1,7 +1,5 @@
 """`vLLMOmniHttpServer`: verl's rollout server, running vLLM-Omni's engine."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import importlib

@@ -3,8 +3,6 @@
 A value of a wrong type fails the whole batch of a request, and a value that is not finite gives an image of nothing.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real

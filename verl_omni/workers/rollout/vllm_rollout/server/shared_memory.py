@@ -4,8 +4,6 @@ Python's resource tracker would remove it when the server ends. But Ray first ki
 (CoreWorker::KillChildProcs), and the tracker is one of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable

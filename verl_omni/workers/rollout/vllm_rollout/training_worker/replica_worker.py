@@ -1,7 +1,5 @@
 """The Ray worker of a standalone replica, one for each accelerator: it receives weights for the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from typing import Any

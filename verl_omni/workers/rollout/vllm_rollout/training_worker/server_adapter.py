@@ -1,7 +1,5 @@
 """`ServerAdapter`: the sending end of a weight update, with deadlines and checked replies."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import zlib
