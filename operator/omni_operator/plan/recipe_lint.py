@@ -1,7 +1,5 @@
 """PURE: warnings about the recipe of a job, as the trainer prints them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob

@@ -13,8 +13,6 @@ Invariants of an attempt that waits:
 - the next number follows from the RayJob and the status alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 

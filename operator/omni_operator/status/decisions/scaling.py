@@ -4,8 +4,6 @@ A number that is the spec's, or an autoscaler's, counts for KubeRay only between
 its worker group, so limits that another program has set are put right where they do not allow it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
