@@ -4,8 +4,6 @@ Every name in it exists in the code, and every row names tests that inject its f
 all reasons (test_troubleshooting.py).
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ Names, types, ranges and values are the settings package's, which both import. T
 of the job stand for settings of the trainer: that is compared here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

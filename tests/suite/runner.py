@@ -1,7 +1,5 @@
 """A run of the suite: lanes of processes, their logs, and a report of each stage as it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

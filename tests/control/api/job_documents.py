@@ -4,8 +4,6 @@ A test gives each to the models and to an API server and compares the two verdic
 may differ, and these documents stay away from there.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """No field of a job is without effect: changing it changes an object, an override, a refusal or a job fact."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import dataclasses

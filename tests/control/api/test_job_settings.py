@@ -1,7 +1,5 @@
 """Settings of scorers, URLs and overrides in jobs: what is refused, and what is said then."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`drl fit`: where a job is to fit, refusals, and the text of an estimate."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

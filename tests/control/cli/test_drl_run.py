@@ -1,7 +1,5 @@
 """`drl run`: progress, stopping, failures, and clean-up."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Preflight checks of this machine before a local run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What may go wrong in every command: a wrong value of an option, a working directory that is gone."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The run folder before a run: of a job that was moved or changed, and where it cannot be written."""
 
-from __future__ import annotations
-
 import errno
 import json
 import resource

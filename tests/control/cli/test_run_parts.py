@@ -1,7 +1,5 @@
 """Units of `drl run` and `drl doctor`: JSON lines, run state, signals, failures, shared memory, diagnosis."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import mmap

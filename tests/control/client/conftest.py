@@ -1,7 +1,5 @@
 """A small API server, a kubeconfig for it, and a running job with a run folder."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

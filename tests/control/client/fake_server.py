@@ -1,7 +1,5 @@
 """A small API server with jobs, and `drl` on it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A job of the example and its pods, as API servers return them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

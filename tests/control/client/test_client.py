@@ -1,7 +1,5 @@
 """Commands and client for jobs on a cluster, against a small API server, and the explanation of a job."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

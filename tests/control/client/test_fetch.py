@@ -1,7 +1,5 @@
 """`drl fetch` against a small API server whose pods run the real program, or send what they should not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Kubeconfigs and clusters that cannot be used: one line that says why, and no traceback."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

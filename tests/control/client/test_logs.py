@@ -1,7 +1,5 @@
 """`drl logs` against a small API server."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`drl open` against a small API server that forwards to a small web server."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

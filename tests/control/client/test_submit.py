@@ -1,7 +1,5 @@
 """`drl submit` against a small API server, and the comparison of two jobs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`drl watch` against a small API server whose job changes with every request."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from io import StringIO

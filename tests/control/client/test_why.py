@@ -1,7 +1,5 @@
 """`drl why`: pods, Kueue and events next to the conditions, and rights that are missing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from control.client.fake_server import EVENTS, FakeServer, make_job, owners

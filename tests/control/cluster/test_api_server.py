@@ -1,7 +1,5 @@
 """The client of the API server, against a small HTTP server: requests as sent, errors, credentials, metering."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

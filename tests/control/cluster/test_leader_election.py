@@ -1,7 +1,5 @@
 """Leader election: at no time two replicas that may write, whatever happens to their requests, watches and clocks."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

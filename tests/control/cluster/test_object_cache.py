@@ -1,7 +1,5 @@
 """Cache of observed objects: newer versions win, recreated objects differ, missed deletions are found."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

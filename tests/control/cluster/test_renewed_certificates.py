@@ -1,7 +1,5 @@
 """Certificates that are renewed while the operator runs: their files are replaced in place, as kubelets do."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The client of watches, against a small HTTP server: requests as sent, long lines, errors, pages, credentials."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """Pure parts of whole clusters: command lines, settings, images; without a cluster."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

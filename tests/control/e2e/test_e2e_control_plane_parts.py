@@ -1,7 +1,5 @@
 """Pure parts of a control plane: builds, records of processes, folders; without a control plane."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

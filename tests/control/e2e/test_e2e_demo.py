@@ -1,7 +1,5 @@
 """The demo: its job, and what becomes of earlier results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from e2e.demo import EXAMPLE, JOB, ROOT, keep

@@ -1,7 +1,5 @@
 """Pure parts of the kind provider: settings, command lines, faults; without a container engine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Jobs that are gone: nothing that the operator keeps refers to them any more, whatever store it is in."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import re

@@ -1,7 +1,5 @@
 """Queue of jobs: no overlapping passes of a job, merged triggers, new jobs first, isolated errors."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta

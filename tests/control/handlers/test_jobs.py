@@ -1,7 +1,5 @@
 """Jobs that arrive through kopf: when all are known, and deletions that no event reports."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """What a replica does while it leads: passes over all jobs, with nothing remembered of an earlier time."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 

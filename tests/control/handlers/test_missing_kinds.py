@@ -1,7 +1,5 @@
 """Kinds that are installed after the operator."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """Reports over HTTP: attribution to an attempt, limits, and answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

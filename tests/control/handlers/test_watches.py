@@ -1,7 +1,5 @@
 """Start of the watches: one list of each kind, passes when the children are known, readiness when all is listed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Simulation for reconciler tests: in-memory API server, scripted KubeRay and kubelets, and a clock."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """A simulated job with rollout pods of their own, and its Kueue queue."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, WORKLOADS

@@ -1,7 +1,5 @@
 """Attempts of a job: creation, observation, end, and writes of the status."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rollout and reward pods whose number follows what waits for them, and the requests that a change takes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any

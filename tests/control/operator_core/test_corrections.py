@@ -1,7 +1,5 @@
 """Corrections of a job's objects while another program changes them back, or deletes them, again and again."""
 
-from __future__ import annotations
-
 import copy
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Cost of a job: what its passes validate, check, render and write, and the memory of one that is idle."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """A job that is edited before its trainer runs, and stored specs that break a rule of this version."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Attempts that fail: what ended them, how they are counted, and when the next one starts."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Health of jobs by kstatus (Flux, Helm 4) and by the documented script for Argo CD, in every state."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """Whatever KubeRay, kubelets and other writers put into statuses: passes end, and the job's status fits the CRD."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Lifecycle of a job: suspension, rejected children, invalid specs, deletion."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

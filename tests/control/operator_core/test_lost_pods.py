@@ -1,7 +1,5 @@
 """Rollout, reward and scorer pods that are lost, replaced and scaled while an attempt runs."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

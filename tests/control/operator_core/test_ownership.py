@@ -1,7 +1,5 @@
 """The operator creates, changes and deletes only objects that its job controls; labels and names do not decide."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

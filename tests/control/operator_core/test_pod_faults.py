@@ -1,7 +1,5 @@
 """Faults of nodes, pods and users, as kubelets, the scheduler and KubeRay write them into statuses; disruptions."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reports of the trainer: progress, stalls, weight versions, and the accelerator seconds of any history."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Jobs in a Kueue queue: without room for all rollout pods, in a default queue, and with autoscaled pods."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 At the fixed point: at most one attempt, nothing without an owner, nothing running that should not be, and no write.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Requests that the API server refuses or answers with 500, and passes that fail."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import timedelta
 from typing import Any

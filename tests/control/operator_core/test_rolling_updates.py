@@ -1,7 +1,5 @@
 """Rollout and reward pods that are replaced one by one while an attempt runs, also after an upgrade of the operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Containers of a pod that are not Ray's are shown, and decide nothing once Ray's container has started."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

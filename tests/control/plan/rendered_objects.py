@@ -1,7 +1,5 @@
 """The objects that are rendered for a job, and the parts of them that tests read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from control.api.small_job import GOOD

@@ -1,7 +1,5 @@
 """Tests of the shell command that starts the trainer in a pod."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A judge that the job serves: in the trainer's pods, or in its own reward pods."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

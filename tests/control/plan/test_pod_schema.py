@@ -1,7 +1,5 @@
 """Pod templates are checked against the schema of KubeRay's RayJob before anything is created."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

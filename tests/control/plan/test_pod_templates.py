@@ -1,7 +1,5 @@
 """Tests of merging pod templates and adding quantities."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two pools of pods: the trainer's, and rollout pods with engines of their own."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scorers with a pool: worker groups of their own, pinned and counted, and the trainer's settings of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

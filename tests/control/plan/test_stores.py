@@ -1,7 +1,5 @@
 """Stores in a job's pods: who gets keys, what downloads the model, where results go, which ports are open."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """YAML of rendered objects: readers of YAML 1.1 and 1.2 read what was written."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

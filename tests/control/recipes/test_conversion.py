@@ -1,7 +1,5 @@
 """Settings of a recipe to a job: every value is in a field, in the overrides, or named as left out."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

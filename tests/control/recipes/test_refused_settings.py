@@ -1,7 +1,5 @@
 """Settings of a recipe that a job cannot have: each is named once, with the reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from control.recipes.recipe_arguments import ACTOR, MODEL, REQUIRED, ROLLOUT, refused

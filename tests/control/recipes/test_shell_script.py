@@ -1,7 +1,5 @@
 """Recipes as shell scripts: the arguments of the trainer are those that bash would pass."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

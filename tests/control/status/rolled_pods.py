@@ -1,7 +1,5 @@
 """A RayCluster whose rollout or reward pods are replaced, with KubeRay and kubelets, in memory."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """For how many rollout pods a queued attempt asks: properties of the decision, for any pools, times and annotations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Tests of trainers' reports: strict types, bounded values, merged within an attempt."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from datetime import UTC, datetime, timedelta

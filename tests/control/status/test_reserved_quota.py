@@ -1,7 +1,5 @@
 """When quota of a queue is requested and returned: properties of the decision, for any numbers of pods."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given

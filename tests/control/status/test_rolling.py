@@ -1,7 +1,5 @@
 """Replacement of rollout and reward pods: decisions, and changes of a RayCluster, by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """How many rollout and reward pods a job has, by the samples and requests that wait for them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
