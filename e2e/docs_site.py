@@ -4,8 +4,6 @@ Links between documents stay as in the repository. A link to a document outside 
 a link to any other file becomes the file's name. PURE, besides reading the repository.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from pathlib import Path

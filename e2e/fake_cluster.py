@@ -2,8 +2,6 @@
 garbage collection by owner, ordered watch events. It records requests and fails on demand.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections import Counter

@@ -8,8 +8,6 @@ Where a rule of the CRD reads a whole number, the API server refuses 3.0 in JSON
 then sent again as kubectl does.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import importlib.util

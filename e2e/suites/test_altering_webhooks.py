@@ -1,7 +1,5 @@
 """Admission webhooks that alter what the operator creates and writes."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from pathlib import Path

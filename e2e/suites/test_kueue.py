@@ -1,7 +1,5 @@
 """Jobs in a queue of a real Kueue, with a real KubeRay: admission, also in part, waiting, preemption, return."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any

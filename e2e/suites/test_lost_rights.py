@@ -1,7 +1,5 @@
 """Rights of the operator that are taken away while it runs, or that it lacks in one of its namespaces."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults of the API server, of other parts of the cluster and of users, on a real API server."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal

@@ -1,7 +1,5 @@
 """The operator on a real API server: pods of a running job are scaled, autoscaled and replaced."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Jobs that were stored under a definition (CRD) without a rule that the present one has."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any
