@@ -35,6 +35,16 @@ def groups(job: DiffusionRLJob) -> list[dict[str, Any]]:
     return ray_job(job)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
 
 
+def pod_settings(job: DiffusionRLJob) -> dict[str, Any]:
+    """The trainer's settings in pods."""
+    return dict(plan.render_settings(*plan.resolve_for_pods(job)))
+
+
+def ray(**fields: Any) -> dict[str, Any]:
+    """The spec of a pod template with fields of Ray's container."""
+    return {"containers": [{"name": "ray", **fields}]}
+
+
 def refusals(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS) -> list[str]:
     return [f"{format_path(refusal.at)}: {refusal.text}" for refusal in plan.find_refusals(job, settings)]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import SETTINGS, groups, make_job
+from control.plan.rendered_objects import SETTINGS, groups, make_job, pod_settings
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import RENDERED_ANNOTATION
@@ -26,8 +26,8 @@ AUTOSCALED = "autoscaling={maxReplicas: 4, requestsPerReplica: 8}"
 
 
 def judge_settings(job: DiffusionRLJob) -> dict[str, Any]:
-    rendered = plan.render_settings(*plan.resolve_for_pods(job))
-    return {name.removeprefix(f"{RM}."): value for name, value in rendered.items() if name.startswith(f"{RM}.")}
+    prefix = f"{RM}."
+    return {name.removeprefix(prefix): value for name, value in pod_settings(job).items() if name.startswith(prefix)}
 
 
 def test_on_the_trainers_accelerators_there_is_one_pool_and_every_pod_downloads_it() -> None:

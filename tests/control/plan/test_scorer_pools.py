@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import SETTINGS, groups, make_job
+from control.plan.rendered_objects import SETTINGS, groups, make_job, pod_settings
 from omni_operator import plan
 from omni_operator.cluster.cache.job_parser import parse_job_facts
 from omni_operator.cluster.cache.object_parser import parse_rayjob
@@ -49,7 +49,7 @@ def test_each_pool_is_a_worker_group_with_its_own_resource_accelerators_and_imag
 
 
 def test_the_trainer_pins_the_processes_of_a_pool_to_its_pods() -> None:
-    settings = plan.render_settings(*plan.resolve_for_pods(make_job(*POOLS)))
+    settings = pod_settings(make_job(*POOLS))
     assert pools(settings) == {
         "pickscore.pool.nnodes": 2,
         "pickscore.pool.n_gpus_per_node": 3,
@@ -65,7 +65,7 @@ def test_the_trainer_pins_the_processes_of_a_pool_to_its_pods() -> None:
         "spec.rollout.replicas=2",
         f"spec.reward.scorers=[{ON_GPUS}]",
     )
-    assert pools(plan.render_settings(*plan.resolve_for_pods(on_npus)))["pickscore.pool.ray_resource"] == "GPU"
+    assert pools(pod_settings(on_npus))["pickscore.pool.ray_resource"] == "GPU"
     (refused,) = plan.find_refusals(on_npus, SETTINGS)
     assert refused.at == ("spec", "reward", "scorers", 0, "pool", "podTemplate")
 
@@ -84,8 +84,7 @@ def test_a_local_run_has_the_same_processes_on_one_machine() -> None:
 
 
 def test_a_single_scorer_with_a_pool_is_one_of_several() -> None:
-    job = make_job("spec.reward.scorers=[{name: jpeg, pool: {}}]")
-    settings = plan.render_settings(*plan.resolve_for_pods(job))
+    settings = pod_settings(make_job("spec.reward.scorers=[{name: jpeg, pool: {}}]"))
     assert settings["reward.reward_manager.name"] == "MultiVisualRewardManager"
     assert "reward.scorer" not in settings and settings["reward.reward_functions.jpeg.pool.nnodes"] == 1
 
