@@ -18,6 +18,19 @@ def pod(name: str, node_type: str = "worker", attempt: int = 1, cluster: str = C
     return {"metadata": meta, "status": {"phase": "Running"}}
 
 
+def event(reason: str, kind: str, name: str, message: str) -> dict[str, Any]:
+    """A warning about an object."""
+    return {
+        "metadata": {"uid": reason},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "count": 1,
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+        "involvedObject": {"kind": kind, "name": name},
+    }
+
+
 def full_job(status: dict[str, Any]) -> dict[str, Any]:
     body = load_job(EXAMPLE).document.plain()
     status = {"children": {"rayClusterUID": CLUSTER}, **status}
