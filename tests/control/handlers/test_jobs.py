@@ -10,6 +10,7 @@ from typing import Any
 import kopf
 import pytest
 
+from control.api.job_documents import SMALLEST
 from e2e.fake_cluster import FakeCluster
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import Forbidden
@@ -52,9 +53,7 @@ class Started:
 
     def make(self, name: str, namespace: str = "ns") -> Body:
         meta = {"name": name, "namespace": namespace}
-        return self.cluster.make(
-            {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": {}, "status": {"attempts": 1}}
-        )
+        return self.cluster.make({**SMALLEST, "metadata": meta, "spec": {}, "status": {"attempts": 1}})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

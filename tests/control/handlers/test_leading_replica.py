@@ -38,8 +38,7 @@ async def test_passes_are_made_only_while_it_leads_and_start_with_nothing_rememb
         return reconcilers[-1]
 
     replica = LeadingReplica(cache, reports, Settings(), lambda result, seconds: None, new_reconciler, lambda: NOW)
-    meta = {"namespace": KEY[0], "name": KEY[1]}
-    job = cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SMALLEST["spec"]})
+    job = cluster.make({**SMALLEST, "metadata": {"namespace": KEY[0], "name": KEY[1]}})
     cache.put(JOBS, job)
     replica.workers.wake(KEY)
     await asyncio.sleep(0)

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from control.operator_core.pools import KEY
 from e2e.faulty_cluster import OF_THE_JOB, Fault
 from omni_operator.api.names import JOB_LABEL, SELECTOR
 from omni_operator.api.status import Status
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS
 
-KEY = ("team-a", "red")
 EVENTS = (
     "start run succeed fail lose_head flap pod_gone rayjob_gone cluster_gone policy_gone suspend resume report "
     "checkpoint crash relist wait long_wait stuck free edit invalid valid queue unqueue delete reject outage "

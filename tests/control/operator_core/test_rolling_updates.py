@@ -207,7 +207,7 @@ async def test_a_template_before_that_is_none_stops_no_pass(simulation: Any, poo
     """Anyone who may change RayClusters may change their annotations."""
     await roll(simulation, pools, {"progressDeadlineSeconds": 600})
     before = rolling_names(ROLLOUT_GROUP).before
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, metadata={"annotations": {before: written}})
+    simulation.change(RAYCLUSTERS, metadata={"annotations": {before: written}})
     pools.replace_named(status={"phase": "Pending"})
     requests = pools.patches()
     await simulation.after(3600)
