@@ -178,10 +178,8 @@ def test_the_memory_limits_of_both_kinds_of_pods_are_checked(job: Path, two_pool
     arguments = (f"--set=spec.{name}.resources.limits={{memory: {size}}}" for name, size in limits.items())
     result = drl_fit(job, "--device", "h100-80g", *SEPARATE, *arguments)
     assert result.exit_code == 1
-    told = (
-        "the rollout host does not fit: 6.00 GiB, and the pod's limit is 5.00 GiB; raise spec.rollout.resources.limits"
-    )
-    assert told in result.stdout
+    limit = "6.00 GiB, and the pod's limit is 5.00 GiB; raise spec.rollout.resources.limits"
+    assert f"the rollout host does not fit: {limit}" in result.stdout
     assert "the trainer host" not in result.stdout
     more = ("--set=spec.rollout.sharedMemory.sizeLimit=4Gi", "--set=spec.rollout.resources.limits={memory: 3Gi}")
     larger = drl_fit(job, "--device", "h100-80g", *SEPARATE, *more, "--json")
