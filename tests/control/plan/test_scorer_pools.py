@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from control.plan.rendered_objects import SETTINGS, groups, make_job, pod_settings
 from omni_operator import plan
 from omni_operator.cluster.cache.job_parser import parse_job_facts
@@ -104,20 +102,3 @@ def test_pods_of_scorers_download_no_model_of_the_trainer() -> None:
     trainer, *others = groups(make_job(*POOLS, "spec.model.base=owner/name"))
     assert "initContainers" in trainer["template"]["spec"]
     assert all("initContainers" not in group["template"]["spec"] for group in others)
-
-
-@pytest.mark.parametrize(
-    ("scorer", "said"),
-    [
-        ("{name: x, http: {url: 'http://h'}, pool: {}}", "must not be given for a scorer that asks a server"),
-        ("{name: unified_reward, settings: {base_url: 'http://h/v1', model: m}, pool: {}}", "that asks a server"),
-        ("{name: clip_score, settings: {device: cuda}, pool: {}}", "must not be given with pool, whose accelerator"),
-        ("{name: x_, builtin: jpeg, pool: {}}", "must have at most 40 letters and end with a letter or digit"),
-        (f"{{name: {'x' * 41}, builtin: jpeg, pool: {{}}}}", "must have at most 40 letters"),
-        ("{name: jpeg, pool: {accelerator: {vendor: Mock}}}", "a pool's accelerator.vendor must be"),
-        ("{name: jpeg, pool: {python: ~/env/bin/python}}", "~"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(scorer: str, said: str) -> None:
-    with pytest.raises(Exception, match=said):
-        make_job(*GPUS, f"spec.reward.scorers=[{scorer}]")
