@@ -37,7 +37,6 @@ JOBS = "/apis/diffusionrl.io/v1alpha1/namespaces/default/diffusionrljobs?dryRun=
 INVALID = {400, 422}
 FLOAT = "expected int, got float64"
 SETTINGS = plan.ClusterSettings(image="rollout:1")
-OPEN = "x-kubernetes-preserve-unknown-fields"
 Document = dict[str, Any]
 
 

@@ -17,7 +17,6 @@ PAGE = "docs/contribute/evidence.md"
 TITLE = "\n## Budgets of the operator\n"  # of the section after the failure modes
 COLUMNS = ["Fault", "What happens", "How it shows", "Tests"]
 CODE = re.compile(r"`([^`]+)`")
-REASON = re.compile(r"[A-Z][A-Za-z]+")
 
 
 def rows(text: str) -> list[list[str]]:

@@ -8,8 +8,6 @@ from control.api.small_job import GOOD, problems
 from omni_operator.api import read_job
 from verl_omni.settings_schema.declarations import FIELDS
 
-JUDGE = "model: m, base_url: 'http://judge:80/v1'"
-
 
 def test_a_null_scorer_setting_means_the_default() -> None:
     text = GOOD.replace(
