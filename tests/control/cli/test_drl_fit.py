@@ -223,8 +223,8 @@ def test_the_estimate_gets_the_memory_of_the_device_and_the_settings_of_the_job(
 def test_an_accelerator_of_this_machine_is_used(
     job: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = machine_facts.Accelerators("NVIDIA", 2, ("NVIDIA X, 1000 MiB, 1", "NVIDIA Y, 900 MiB, 1"))
-    monkeypatch.setattr(machine_facts, "find_accelerators", lambda: (here,))
+    accelerators = machine_facts.Accelerators("NVIDIA", 2, ("NVIDIA X, 1000 MiB, 1", "NVIDIA Y, 900 MiB, 1"))
+    monkeypatch.setattr(machine_facts, "find_accelerators", lambda: (accelerators,))
     assert drl_fit(job).exit_code == 0
     assert option(commands[0], "--capacity") == 900 << 20
 
@@ -271,8 +271,8 @@ def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
     assert "a-job fits on x, with all 2 pods: 5.00" in fit_text.render(on_hosts, two_of_four, one_device)
     offload = {"setting": "actor_rollout_ref.rollout.offload_text_encoders", "costs": "a copy", "peak": 6 * GIB}
     needless = fit_text.render({**small_estimate, "not_needed": [offload]}, one_device, one_device).splitlines()
-    place = needless.index("not needed to fit, and slower:")
-    assert " ".join(needless[place + 1].split()) == (
+    heading = needless.index("not needed to fit, and slower:")
+    assert " ".join(needless[heading + 1].split()) == (
         "spec.rollout.engine.offloadTextEncoders: true without it 6.00 GiB (a copy)"
     )
     unknown = {**small_estimate, "capacity": None, "fits": None}

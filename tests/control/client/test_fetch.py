@@ -35,10 +35,10 @@ def test_results_come_from_a_running_pod(running: FakeServer, tmp_path: Path) ->
     assert (to / "report.html").stat().st_size == 300_000
     assert running.posts == []
     (to / "train.log").unlink()
-    told = json.loads(running.drl("fetch", "blue", f"--to={to}", "--checkpoints", "--json").stdout)
+    answer = json.loads(running.drl("fetch", "blue", f"--to={to}", "--checkpoints", "--json").stdout)
     states = {f"checkpoints/step_00000{step}/state/shard_0" for step in (1, 2)}
     assert states <= names(to)
-    assert states | {"train.log"} <= set(told["files"])
+    assert states | {"train.log"} <= set(answer["files"])
     assert "checkpoints/step_000003/lora/adapter.safetensors" not in names(to), "it has no manifest: it is not complete"
     assert [path.name for path in to.parent.iterdir()] == ["blue"]
 

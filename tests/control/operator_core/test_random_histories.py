@@ -165,8 +165,8 @@ class History:
     def _of_attempt(self, what: str, attempt: int) -> None:
         simulation = self.simulation
         name = f"red-a{attempt:02d}"
-        there = simulation.cluster.get(RAYJOBS, KEY[0], name)
-        ended = (there.get("status") or {}).get("jobDeploymentStatus") in ("Complete", "Failed")
+        rayjob = simulation.cluster.get(RAYJOBS, KEY[0], name)
+        ended = (rayjob.get("status") or {}).get("jobDeploymentStatus") in ("Complete", "Failed")
         cluster = simulation.cluster.get(RAYCLUSTERS, KEY[0], f"{name}-x1")
         head = simulation.cluster.get(PODS, KEY[0], f"{name}-x1-head")
         match what:

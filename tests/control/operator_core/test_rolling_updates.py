@@ -81,17 +81,17 @@ FIELDS: dict[str, Any] = {
 async def test_fields_that_only_these_pods_read_replace_them_and_no_others(
     simulation: Any, pools: Pools, pool: str, field: str, value: Any
 ) -> None:
-    place = PLACES[pool]
+    number = PLACES[pool]
     await pools.run_both()
     before = pools.specs()
     await simulation.edit_and_settle(**spec_of(pool, **{field: value}))
     assert len(pools.replace_named(pool)) == 1
     assert simulation.condition("Updated").reason == "RollingUpdate"
     after = pools.specs()
-    assert [group["template"] != after[index]["template"] for index, group in enumerate(before)].index(True) == place
+    assert [group["template"] != after[index]["template"] for index, group in enumerate(before)].index(True) == number
     await simulation.edit_and_settle(**spec_of(pool, **{field: None}))
     for part in ("template", "resources"):
-        assert pools.specs()[place][part] == before[place][part]
+        assert pools.specs()[number][part] == before[number][part]
 
 
 @pytest.mark.parametrize(

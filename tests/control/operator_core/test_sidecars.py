@@ -72,8 +72,8 @@ async def test_a_training_goes_on_whatever_becomes_of_a_container_that_is_not_ra
     assert "RewardConstant" in {entry.reason for entry in status.warnings}
     assert simulation.event_reasons().count(SIDECAR) == 1
     pods = tuple(parse_pod(body) for body in simulation.cluster.all(PODS))
-    told = explain("red", status, None, around=Surroundings(pods))
-    assert f"{SIDECAR}: {reason}" in told and "What to do: correct the container that the message names" in told
+    text = explain("red", status, None, around=Surroundings(pods))
+    assert f"{SIDECAR}: {reason}" in text and "What to do: correct the container that the message names" in text
 
 
 async def test_a_sidecar_that_keeps_restarting_costs_few_writes(simulation: Any) -> None:

@@ -68,7 +68,7 @@ def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(
 
 def test_on_one_machine_it_has_the_accelerators_of_all_its_pods() -> None:
     job = make_job(OCR, *OWN, "spec.reward.model.base=./judges/tiny")
-    here = plan.resolve_paths(job, "/jobs")
-    rendered = plan.render_settings(here, plan.local_layout(here, "/runs"))
+    resolved = plan.resolve_paths(job, "/jobs")
+    rendered = plan.render_settings(resolved, plan.local_layout(resolved, "/runs"))
     values = [rendered.get(f"{RM}.{name}") for name in ("model_path", "nnodes", "n_gpus_per_node", "node_resource")]
     assert values == ["/jobs/judges/tiny", 1, 12, None]

@@ -119,8 +119,8 @@ def test_the_trainer_gets_the_pools_as_settings() -> None:
     in_pods = pod_settings(job)
     assert [in_pods.get(name) for name in names] == [1, 8, "omni_trainer", 3, 4, "omni_rollout"]
     # One machine has the accelerators of all pods, and nodes need no names.
-    here = plan.render_settings(job, plan.local_layout(job, "/runs"))
-    assert [here.get(name) for name in names] == [1, 8, None, 1, 12, None]
+    on_one_machine = plan.render_settings(job, plan.local_layout(job, "/runs"))
+    assert [on_one_machine.get(name) for name in names] == [1, 8, None, 1, 12, None]
     colocated = pod_settings(make_job())
     assert [colocated.get(name) for name in names] == [1, 1, None, None, None, None]
 

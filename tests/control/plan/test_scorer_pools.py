@@ -69,8 +69,8 @@ def test_the_trainer_pins_the_processes_of_a_pool_to_its_pods() -> None:
 
 
 def test_a_local_run_has_the_same_processes_on_one_machine() -> None:
-    here = plan.resolve_paths(make_job(*POOLS), "/jobs")
-    settings = plan.render_settings(here, plan.local_layout(here, "/runs"))
+    resolved = plan.resolve_paths(make_job(*POOLS), "/jobs")
+    settings = plan.render_settings(resolved, plan.local_layout(resolved, "/runs"))
     assert pools(settings) == {
         "pickscore.pool.nnodes": 2,
         "pickscore.pool.n_gpus_per_node": 3,
