@@ -1,7 +1,5 @@
 """An admission webhook that alters objects of a namespace, as sidecar injectors and policy engines do."""
 
-from __future__ import annotations
-
 import base64
 import json
 import ssl

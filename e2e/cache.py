@@ -1,7 +1,5 @@
 """`python -m e2e.cache [--clean]`: what tests keep on the disk outside the tree, and its removal."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

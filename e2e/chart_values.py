@@ -1,7 +1,5 @@
 """Generator of the chart's README and of the descriptions in its schema, from the comments of values.yaml."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What the tests of both providers of whole clusters do: make pods, lose a node, find processes that are left."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Clusters that tests share: one of each kind for a session."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The queries of the chart's Grafana dashboards."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Programs of Debian's packages, unpacked into a folder and not installed: installed, some would start a service."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

@@ -3,8 +3,6 @@
 Cluster, KubeRay, operator and pods are real; the accelerator is fake, and the work runs on the CPU.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -4,8 +4,6 @@ Links between documents stay as in the repository. A link to a document outside 
 a link to any other file becomes the file's name. PURE, besides reading the repository.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from pathlib import Path
@@ -73,12 +71,12 @@ def _link(found: re.Match[str], source: str, page: str) -> str:
     name, hash_mark, heading = target.partition("#")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), name))
     if path in OUTSIDE:
-        there = OUTSIDE[path]
+        destination = OUTSIDE[path]
     elif path.startswith(f"{DOCS}/"):
-        there = path.removeprefix(f"{DOCS}/")
+        destination = path.removeprefix(f"{DOCS}/")
     else:
         return f"{text} (`{path}`)" if text != path else f"`{path}`"
-    return f"{mark}[{text}]({posixpath.relpath(there, posixpath.dirname(page) or '.')}{hash_mark}{heading})"
+    return f"{mark}[{text}]({posixpath.relpath(destination, posixpath.dirname(page) or '.')}{hash_mark}{heading})"
 
 
 def navigation(index: str, pages: list[str]) -> list[Any]:

@@ -1,7 +1,5 @@
 """`drl` as a user of a cluster, also of one whose kubeconfig runs an exec plug-in."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

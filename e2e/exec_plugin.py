@@ -1,7 +1,5 @@
 """An exec plug-in of a kubeconfig: a script that prints an ExecCredential, like the EKS, GKE and OIDC plug-ins."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path

@@ -2,12 +2,10 @@
 garbage collection by owner, ordered watch events. It records requests and fails on demand.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -182,6 +180,16 @@ class FakeCluster:
             manager=manager,
         )
         return self._store(kind, stored)
+
+    def make_owned(
+        self, kind: Kind, name: str, owner: Body, labels: Mapping[str, str] | None = None, **parts: Any
+    ) -> Body:
+        """Create an object whose controller is `owner`, with the labels of that too, as KubeRay does."""
+        of_owner = owner["metadata"]
+        controller = {"kind": owner["kind"], "name": of_owner["name"], "uid": of_owner["uid"], "controller": True}
+        meta = {"namespace": of_owner["namespace"], "name": name, "ownerReferences": [controller]}
+        meta["labels"] = {**of_owner["labels"], **(labels or {})}
+        return self.make({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, **parts})
 
     def change(self, kind: Kind, namespace: str, name: str, **parts: Any) -> Body:
         """Merge parts (`spec`, `status`, `metadata`) into an object."""

@@ -3,8 +3,6 @@
 The operator speaks HTTP to it, it speaks HTTPS to the API server as an administrator.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -3,8 +3,6 @@
 It wraps a `Cluster`, so tests can do the same to the in-memory API server and to a real one.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Health of jobs as Flux, Helm 4 and Argo CD see it, by a program that is built like the others of a test cluster."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

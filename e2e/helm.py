@@ -1,7 +1,5 @@
 """Helm, built like the other programs of a test cluster, and the objects it renders from our chart."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Jobs on an API server: what tests write, read and wait for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """KubeRay as a process next to a control plane."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Kueue as a process next to a control plane, with KubeRay as another one, or next to a whole cluster, which has it."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A real S3 server on the loopback: versitygw on a folder, with signatures checked."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

@@ -1,7 +1,5 @@
 """The operator as a process on a control plane."""
 
-from __future__ import annotations
-
 import functools
 import os
 import random

@@ -1,7 +1,5 @@
 """The operator's requests in the audit log of a control plane."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from e2e.cluster.audit import Mark, count

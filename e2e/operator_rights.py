@@ -1,7 +1,5 @@
 """The least rights that the operator needs: those that the chart grants, and that tests run it with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from e2e.cluster.api import Api

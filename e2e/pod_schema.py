@@ -3,8 +3,6 @@
 PYTHONPATH=. python -m e2e.pod_schema
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m e2e.programs [control-plane | nodes]`: build or fetch what tests on clusters need."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

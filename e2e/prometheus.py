@@ -1,7 +1,5 @@
 """Prometheus and promtool: the installed programs, or Debian's package, unpacked and not installed."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Random documents from an OpenAPI schema, valid and slightly wrong ones; the same seed makes the same documents."""
 
-from __future__ import annotations
-
 import copy
 import random
 import string

@@ -1,7 +1,5 @@
 """A real registry of images and charts on this machine: Debian's docker-registry."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

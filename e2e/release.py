@@ -5,8 +5,6 @@ It is checked on a cluster and then tagged. It pushes nothing.
 PYTHONPATH=operator:. python -m e2e.release VERSION [--images NAME ...] [--out dist]
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -3,8 +3,6 @@
 With the release before, it is also upgraded from that one and rolled back, each while a job trains.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

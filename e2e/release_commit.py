@@ -1,7 +1,5 @@
 """A release in git: the commit that its images are built from, and its tag."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

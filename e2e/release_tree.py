@@ -1,7 +1,5 @@
 """A copy of the files that a release reads and changes, so that a test can release versions."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -4,8 +4,6 @@ uv writes them. A bill lists the Python packages of a set with their files, hash
 them. It leaves out what an image's base contains (Debian's packages, Python itself).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """A wall clock that jumps in a running process, by a library that is loaded before all others (`shifted_clock.c`)."""
 
-from __future__ import annotations
-
 import struct
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The complete system on a cluster, as users install it: our images, KubeRay, our chart, and volumes for runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

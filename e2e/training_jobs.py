@@ -1,7 +1,5 @@
 """Jobs that train on a cluster: the examples as tests change them, their pods, and what their runs wrote."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

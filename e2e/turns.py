@@ -4,8 +4,6 @@ The rule is in docs/contribute/testing.md. What is known of earlier runs is in t
 and of the repository, written by `make test-times`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -8,8 +8,6 @@ Where a rule of the CRD reads a whole number, the API server refuses 3.0 in JSON
 then sent again as kubectl does.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import importlib.util
@@ -39,7 +37,6 @@ JOBS = "/apis/diffusionrl.io/v1alpha1/namespaces/default/diffusionrljobs?dryRun=
 INVALID = {400, 422}
 FLOAT = "expected int, got float64"
 SETTINGS = plan.ClusterSettings(image="rollout:1")
-OPEN = "x-kubernetes-preserve-unknown-fields"
 Document = dict[str, Any]
 
 

@@ -3,8 +3,6 @@
 `OMNI_CLUSTER` may say `bare` or `kind`; else it is kind where a Docker daemon answers.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

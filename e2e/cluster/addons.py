@@ -1,7 +1,5 @@
 """Add-ons of every cluster: fake accelerators, CoreDNS, KubeRay."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A client of the API server for cluster providers and tests: paths and dictionaries over the kubernetes package."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The audit log of the API server: which calls were made, counted."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable

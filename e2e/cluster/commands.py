@@ -1,7 +1,5 @@
 """Command lines of the control plane. PURE: what runs where is decided here, and started elsewhere."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

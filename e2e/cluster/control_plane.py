@@ -4,8 +4,6 @@ Needs no root. Everything is in one temporary folder, listens on the loopback in
 started it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

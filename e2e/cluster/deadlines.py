@@ -1,7 +1,5 @@
 """Deadlines of the cluster and of its tests, in seconds, and the one loop that polls until them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

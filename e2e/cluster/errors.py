@@ -1,7 +1,5 @@
 """Errors of clusters, each with a message for the user."""
 
-from __future__ import annotations
-
 
 class ClusterError(Exception):
     """Base of every error of this package."""

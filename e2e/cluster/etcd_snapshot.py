@@ -3,8 +3,6 @@
 Versions of objects go back with it, as with `etcdutl snapshot restore` without `--bump-revision`.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Nodes that only exist in the API server, for kwok. PURE."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images of a single static program, written as OCI archives without any daemon."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -4,8 +4,6 @@ A layer of gigabytes is then on the disk once, and is never packed or unpacked. 
 but cannot be exported: in place of each layer's archive it has an empty one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

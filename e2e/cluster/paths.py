@@ -1,7 +1,5 @@
 """Paths outside the tree: builds, images and the state of clusters."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Certificates of a cluster: an authority made at its start, who gets one, and kubeconfigs."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Daemons of a cluster: started with a log, known by id and start time, ended by id."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The interface of providers of whole clusters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

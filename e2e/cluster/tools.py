@@ -1,7 +1,5 @@
 """The programs of a cluster, built from Go modules once for each set of versions."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

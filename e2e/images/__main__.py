@@ -1,7 +1,5 @@
 """`python -m e2e.images [NAME ...] [--base BASE] [--export FOLDER]`: build images from the working tree."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Debian's own Python would do, but its version is not the one that the locked set was resolved for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

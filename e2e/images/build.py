@@ -1,7 +1,5 @@
 """An image of the working tree, built where no image of the same content is there."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Builders of images: Docker where its daemon answers, else Debian's buildah, which needs root and no daemon."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The images that there are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

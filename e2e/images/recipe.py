@@ -1,7 +1,5 @@
 """What decides how an image turns out: its Dockerfile, its base, and the files that go in."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The storage of buildah on the disk: where the layers of an image are."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An image as a folder, and a program run in it without a container: for tests of its permissions."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """An operator on the shared control plane, as most suites need it; Helm and an empty control plane for the chart's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

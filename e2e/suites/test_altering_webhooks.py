@@ -1,7 +1,5 @@
 """Admission webhooks that alter what the operator creates and writes."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from pathlib import Path
@@ -100,8 +98,8 @@ def test_what_a_webhook_denies_with_403_is_no_missing_right(
     with altering_webhook(installed, api, namespace, ["rayjobs", "rayclusters"], lambda *_: []) as webhook:
         webhook.denial = "[cost-centre] no label"
         job.submit()
-        told = job.await_condition("Ready", "False", "ChildRefused")["message"]
-        assert 'admission webhook "alter.example.com" denied the request: [cost-centre] no label' in told
+        message = job.await_condition("Ready", "False", "ChildRefused")["message"]
+        assert 'admission webhook "alter.example.com" denied the request: [cost-centre] no label' in message
         webhook.denial = ""
         job.run(1)
         job.await_condition("Ready", "False", "PodsNotReady")

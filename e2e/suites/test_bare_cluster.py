@@ -1,7 +1,5 @@
 """A whole cluster of this machine: real kubelets, real pods, real KubeRay, fake accelerators."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import struct

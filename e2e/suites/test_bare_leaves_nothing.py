@@ -1,7 +1,5 @@
 """A removed cluster leaves nothing on the machine, whatever happened to it."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

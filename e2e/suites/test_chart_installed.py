@@ -1,7 +1,5 @@
 """The chart on a real API server: installed, upgraded and removed by Helm, its operator with its own account only."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The chart where something is missing or wrong: a clear message, and nothing half-installed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Values that the chart's schema lists: the operator starts with each of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

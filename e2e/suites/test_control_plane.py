@@ -1,7 +1,5 @@
 """A control plane: it answers, fakes nodes and pods, counts every call, and leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Evictions on a real API server, with the pods of a real KubeRay."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`drl` on a real API server, as users with the roles of Kubernetes and an exec plug-in."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Two replicas whose clocks differ by two hours, while others edit their Lease and freeze their processes."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

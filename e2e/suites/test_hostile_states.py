@@ -1,7 +1,5 @@
 """Statuses that KubeRay or others write, and passes that fail, on a real API server."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

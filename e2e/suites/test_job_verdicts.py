@@ -1,7 +1,5 @@
 """The models and the CRD on a real API server accept and refuse the same documents, and the rules for updates hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Without Docker its nodes are containers of podman, with the node image that is built here.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

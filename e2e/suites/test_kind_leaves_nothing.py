@@ -1,7 +1,5 @@
 """A removed cluster of kind leaves nothing on the machine, whatever happened to it, and touches nothing of others."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

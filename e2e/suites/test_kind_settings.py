@@ -1,7 +1,5 @@
 """kind itself reads the settings of a cluster; without a Docker daemon it stops there."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

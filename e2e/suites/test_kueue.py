@@ -1,7 +1,5 @@
 """Jobs in a queue of a real Kueue, with a real KubeRay: admission, also in part, waiting, preemption, return."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -395,8 +393,8 @@ def test_a_queue_without_room_for_more_pods_holds_them_back_and_the_run_goes_on(
     with plane.api() as api:
         kueue.apply(plane, queue_objects(accelerators=4))
         elastic = ElasticJob(api, running.reports, "held")
-        told = "waits for quota of its Kueue queue"
-        elastic.report_until("the condition", 35, lambda: told in elastic.condition()[1])
+        message = "waits for quota of its Kueue queue"
+        elastic.report_until("the condition", 35, lambda: message in elastic.condition()[1])
         deadlines.wait_until("the second Workload", PATIENCE, lambda: sorted(elastic.workloads()) == [2, 4])
         deadlines.wait_until("two pods that wait", PATIENCE, lambda: len(elastic.pods()) == 4)
         assert len(elastic.scheduled()) == 2

@@ -1,7 +1,5 @@
 """Rights of the operator that are taken away while it runs, or that it lacks in one of its namespaces."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -50,14 +48,14 @@ def test_rights_that_are_taken_away_are_named_until_they_are_back(
         lost.start()
         allow(diffusionrljobs="delete", rayjobs="get")
         ended.end(1)
-        told = ended.await_condition("Ready", "False", "Forbidden")
-        assert 'cannot delete resource "diffusionrljobs"' in told["message"]
+        condition = ended.await_condition("Ready", "False", "Forbidden")
+        assert 'cannot delete resource "diffusionrljobs"' in condition["message"]
         assert ended.status()["state"] == "Succeeded"
         path = lost.ray("rayjobs", lost.attempt(1))
         labels = api.get(path)["metadata"]["labels"]
         api.patch(path, {"metadata": {"labels": dict.fromkeys(labels)}})
-        told = lost.await_condition("Ready", "False", "Forbidden")
-        assert 'cannot get resource "rayjobs"' in told["message"]
+        condition = lost.await_condition("Ready", "False", "Forbidden")
+        assert 'cannot get resource "rayjobs"' in condition["message"]
         allow()
         ended.await_gone()
         lost.await_condition("Ready", "True")

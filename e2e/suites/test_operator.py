@@ -1,7 +1,5 @@
 """The operator on a real API server: the requests of a job, counted, and its lifecycle."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

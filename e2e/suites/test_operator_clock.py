@@ -1,7 +1,5 @@
 """An operator whose clock is ahead of the API server's, or behind it, and jumps."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 

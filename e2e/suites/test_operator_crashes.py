@@ -6,8 +6,6 @@ of the life, so that together every write has every fault; all must end alike. E
 The operator is a reconciler in this process. A crash drops all its memory; the next one starts from lists.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The operator's credentials on a real API server: exec plug-ins whose tokens expire or are revoked."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """Faults of the API server, of other parts of the cluster and of users, on a real API server."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal
@@ -166,11 +164,11 @@ def test_an_etcd_that_stops_and_goes_on_delays_jobs(
     job, other = (JobOnPlane(api, namespace, spec={"backoffLimit": 1}, name=name) for name in ("first", "second"))
     job.start()
     other.submit()
-    told = len(running.log.read_text(encoding="utf-8"))
+    start = len(running.log.read_text(encoding="utf-8"))
     os.kill(etcd.pid, signal.SIGSTOP)
     try:
         deadlines.wait_until(
-            "the operator to notice", STOPPED, lambda: "retry" in running.log.read_text(encoding="utf-8")[told:]
+            "the operator to notice", STOPPED, lambda: "retry" in running.log.read_text(encoding="utf-8")[start:]
         )
         assert running.page("/healthz").status_code == 200
     finally:

@@ -1,7 +1,5 @@
 """The operator's image: its content, and a job run as an unprivileged user on a read-only root file system."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

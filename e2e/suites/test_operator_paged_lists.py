@@ -1,7 +1,5 @@
 """An API server that does not stream lists: the informer and kopf list in pages instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The operator on a real API server: pods of a running job are scaled, autoscaled and replaced."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -275,8 +273,8 @@ def replace_and_roll_back(
     def named() -> set[str]:
         """The trainer reports, and the names of the pods that KubeRay is to delete and has not deleted."""
         httpx2.post(url, json={"event": "heartbeat", f"{pool}/replica_versions": serving}, headers=sent)
-        there = {pod["metadata"]["name"] for pod in api.get(pods)["items"]}
-        return there & {*group().get("scaleStrategy", {}).get("workersToDelete", ())}
+        present = {pod["metadata"]["name"] for pod in api.get(pods)["items"]}
+        return present & {*group().get("scaleStrategy", {}).get("workersToDelete", ())}
 
     def replaced(pod: str, number: int, *, serves: bool = True) -> str:
         """Once it is this pod that is named, KubeRay deletes it and makes another one; its name."""

@@ -3,8 +3,6 @@
 Each replica has a separate service account with the chart's rights, so the audit log tells their writes apart.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

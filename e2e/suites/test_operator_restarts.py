@@ -1,7 +1,5 @@
 """Operators that are killed, run twice, have minimal permissions, or start before KubeRay is installed."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

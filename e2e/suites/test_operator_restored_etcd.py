@@ -1,7 +1,5 @@
 """etcd restored from an older snapshot under a running operator: versions go back, objects vanish and reappear."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

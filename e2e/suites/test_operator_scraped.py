@@ -1,7 +1,5 @@
 """The operator's metrics: promtool reports no problems, and a real Prometheus scrapes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Objects of other owners on a real API server: they survive a job of the same name unchanged."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The pods of a job and the operator's default policy, compared with Pod Security admission of a real API server."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

@@ -4,8 +4,6 @@ Pods that KubeRay would make of an accepted RayJob can still be refused: the ope
 before, and refuses none that the API server accepts.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The image of a release, through a real registry: built, exported, copied by the documented command, and pulled."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

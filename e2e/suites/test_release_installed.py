@@ -3,8 +3,6 @@
 It is the check of `make release`. There nodes also pull the image for training, of 11 GB; here they have it already.
 """
 
-from __future__ import annotations
-
 from datetime import date
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Jobs on a real API server with a real KubeRay: repaired before they run, and with a container that ends meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reports to a running operator: real tokens of pods, and senders who attack it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Jobs that were stored under a definition (CRD) without a rule that the present one has."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -62,8 +60,8 @@ def always_checked(node: Any) -> Any:
         return [always_checked(item) for item in node]
     if not isinstance(node, dict):
         return node
-    told = str(node.get("messageExpression", ""))
-    if any(rule in told for rule in (SPEC_RULE, PART_RULE)) and "oldSelf" not in node["rule"]:
+    message = str(node.get("messageExpression", ""))
+    if any(rule in message for rule in (SPEC_RULE, PART_RULE)) and "oldSelf" not in node["rule"]:
         rule = f"({node['rule']}) && (oldSelf.hasValue() || !oldSelf.hasValue())"
         return {**node, "rule": rule, "optionalOldSelf": True}
     return {name: always_checked(part) for name, part in node.items()}
@@ -115,8 +113,8 @@ def test_stored_jobs_that_break_a_new_rule_of_the_spec_end_are_suspended_and_del
 ) -> None:
     ends, stops = jobs = store(api, namespace, BREAKS_SPEC, SPEC_RULE)
     for job in jobs:
-        told = job.await_condition("Updated", "False", "InvalidSpec")
-        assert SPEC_RULE in told["message"]
+        condition = job.await_condition("Updated", "False", "InvalidSpec")
+        assert SPEC_RULE in condition["message"]
         api.patch(job.own_path, {"metadata": {"labels": {"team": "a"}}})
         assert job.condition("Ready")["status"] == "True"
     ends.end(1)
@@ -159,8 +157,8 @@ def test_stored_jobs_that_break_a_new_rule_of_a_part_of_the_spec_can_be_stopped(
         api.patch(stops.own_path, {"spec": {"suspend": True, "rollout": OBEYS_PART}})
     else:
         api.patch(f"{stops.own_path}/status", status, dryRun="All")
-        told = ends.await_condition("Updated", "False", "InvalidSpec")
-        assert PART_RULE in told["message"]
+        condition = ends.await_condition("Updated", "False", "InvalidSpec")
+        assert PART_RULE in condition["message"]
         with pytest.raises(ApiError, match=PART_RULE):
             api.patch(stops.own_path, {"spec": {"rollout": {"samplesPerPrompt": 16}}})
     stops.await_condition("Suspended", "True")

@@ -1,7 +1,5 @@
 """Claims whose volumes are folders of this machine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast

@@ -3,8 +3,6 @@
 python -m omni_operator.installation_check http://omni-omni-operator.omni-system.svc:8080
 """
 
-from __future__ import annotations
-
 import sys
 import time
 import urllib.error

@@ -3,8 +3,6 @@
 Credentials and settings (docs/operate/operator.md) are environment variables.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

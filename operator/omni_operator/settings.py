@@ -1,7 +1,5 @@
 """Settings of the operator from environment variables: `OMNI_OPERATOR_...`."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import re

@@ -1,7 +1,5 @@
 """Files that are written aside and then renamed, so that an error leaves the files that were there before."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator

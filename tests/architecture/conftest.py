@@ -1,7 +1,5 @@
 """Fixtures: the committed files, parsed once."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from dataclasses import dataclass

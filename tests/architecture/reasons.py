@@ -1,7 +1,5 @@
 """Reasons that the code of the operator and of the trainer gives."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Committed text is portable, without an address of a package index or a path of a machine, and has short lines."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

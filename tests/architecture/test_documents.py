@@ -1,7 +1,5 @@
 """The README and the documents: links lead somewhere, commands exist, the job of the README is a job."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -4,8 +4,6 @@ Every name in it exists in the code, and every row names tests that inject its f
 all reasons (test_troubleshooting.py).
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -19,7 +17,6 @@ PAGE = "docs/contribute/evidence.md"
 TITLE = "\n## Budgets of the operator\n"  # of the section after the failure modes
 COLUMNS = ["Fault", "What happens", "How it shows", "Tests"]
 CODE = re.compile(r"`([^`]+)`")
-REASON = re.compile(r"[A-Z][A-Za-z]+")
 
 
 def rows(text: str) -> list[list[str]]:

@@ -1,7 +1,5 @@
 """Modules of a package do not import each other in a cycle, imports inside functions included."""
 
-from __future__ import annotations
-
 import graphlib
 
 import grimp

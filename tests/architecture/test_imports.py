@@ -1,7 +1,5 @@
 """Importing does nothing, and the control side never loads the training stack."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import os

@@ -1,7 +1,5 @@
 """docs/contribute/map.md names every folder and module at the top of both packages, and only paths that exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

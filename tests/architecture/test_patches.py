@@ -1,7 +1,5 @@
 """A patch of upstream refuses untested versions and states when it can be removed."""
 
-from __future__ import annotations
-
 import ast
 from importlib.metadata import version
 from typing import Any

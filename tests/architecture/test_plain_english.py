@@ -1,7 +1,5 @@
 """Committed text is read once: few of the phrases that readers had to translate back."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

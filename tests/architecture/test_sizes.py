@@ -1,7 +1,5 @@
 """Limits of modules, functions and folders; an exception is an entry here, with its reason."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """Every condition and reason of the code is explained, and every explanation belongs to one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import get_args

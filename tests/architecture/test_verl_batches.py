@@ -1,7 +1,5 @@
 """verl's batches and their open fields stay in the modules that speak to verl; the others know `verl_omni.samples`."""
 
-from __future__ import annotations
-
 import ast
 from typing import Any
 

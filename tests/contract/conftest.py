@@ -1,7 +1,5 @@
 """Fixture of tests that run `drl fit` on a real model."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import subprocess

@@ -3,8 +3,6 @@
 The published recipes themselves are not in this repository. Each of these sets 60 to 80 settings, as those do.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 MODEL = "actor_rollout_ref.model"

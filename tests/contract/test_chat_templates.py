@@ -1,7 +1,5 @@
 """A chat template of several lines becomes one of one line in a job, and makes the same text."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

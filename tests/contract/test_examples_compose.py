@@ -1,7 +1,5 @@
 """Every example is valid, its overrides load in the trainer's settings, and released models fit into memory."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

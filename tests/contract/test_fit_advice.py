@@ -1,7 +1,5 @@
 """What `drl fit` advises is valid in a job, and does what it says in the trainer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`drl fit` and the program that it starts agree about options, settings and the JSON between them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

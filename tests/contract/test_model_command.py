@@ -1,7 +1,5 @@
 """`drl model` passes on what the trainer's program takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The init container that downloads a model: its command, with the variables of our images, against a hub."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Programs that are started in a checkout of the reference import its package, unless they are told not to."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

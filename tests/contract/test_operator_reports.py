@@ -1,7 +1,5 @@
 """The operator's parser accepts every event that the trainer posts, byte for byte as it is posted."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

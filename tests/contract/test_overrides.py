@@ -4,8 +4,6 @@ Names, types, ranges and values are the settings package's, which both import. T
 of the job stand for settings of the trainer: that is compared here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache
@@ -139,14 +137,14 @@ def test_a_job_refuses_the_names_and_values_that_the_trainer_refuses(
     changes: list[str], mark: str, name: str, value: str
 ) -> None:
     line = f"{mark}{name}={value}"
-    there = refused_by_trainer(changes, line, [])
-    here = list(refused_in_job([line], changes).values())
-    assert there or not here, f"{line}: {here}"
-    for problem in there:
+    refused_later = refused_by_trainer(changes, line, [])
+    refused_early = list(refused_in_job([line], changes).values())
+    assert refused_later or not refused_early, f"{line}: {refused_early}"
+    for problem in refused_later:
         if problem.startswith(f"{name}: ") and CHECKS.search(problem):
-            assert here, problem
+            assert refused_early, problem
             # A list or mapping is shown as each side reads it.
-            assert problem == here[0] or value.startswith(("{", "[")), (problem, here)
+            assert problem == refused_early[0] or value.startswith(("{", "[")), (problem, refused_early)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The tutorial docs/start/own-reward.md: its function scores, its job is valid, and a misspelt setting is refused."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ray has a CPU for each actor that the trainer starts when a job leaves the numbers of workers open."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Complete command lines of recipes load in the trainer, and become jobs that train with the same settings."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

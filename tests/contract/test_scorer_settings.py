@@ -1,7 +1,5 @@
 """The settings that a job may give a built-in scorer are the scorer's own arguments, with the same defaults."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import subprocess

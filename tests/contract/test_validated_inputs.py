@@ -1,7 +1,5 @@
 """`drl validate` says what the trainer's first check would say about the files that a job names."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

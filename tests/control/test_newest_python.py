@@ -1,7 +1,5 @@
 """The operator and `drl` on a newer Python than the training stack supports."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The versions of the support matrix are those that tests on clusters build and that the chart asks for."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

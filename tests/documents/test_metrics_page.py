@@ -1,7 +1,5 @@
 """docs/reference/metrics.md lists the metrics of both packages."""
 
-from __future__ import annotations
-
 from tools import metrics_page
 from verl_omni.utils.metrics.exported_metrics import PREFIX, ROLLOUT, TRAINER
 

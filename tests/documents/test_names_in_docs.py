@@ -1,7 +1,5 @@
 """Fields, settings, chart values and modules that the documents name exist."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

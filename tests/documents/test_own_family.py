@@ -1,7 +1,5 @@
 """docs/guides/own-family.md shows the code of examples/own-family, whose parts have the documented members."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Python in the documents: it can be parsed, and what it imports from this repository exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

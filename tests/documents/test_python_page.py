@@ -1,7 +1,5 @@
 """The Python API: everything exported is described, and every error that the client's docstrings name is exported."""
 
-from __future__ import annotations
-
 import builtins
 import inspect
 import re

@@ -1,7 +1,5 @@
 """`python -m suite check | test | test-cluster | test-all | times`: run a part of the suite, or write its durations."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

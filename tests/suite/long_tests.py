@@ -7,8 +7,6 @@ machine's cache keeps when each file passed. On a new machine `make test` runs a
 file, because a new machine has less time for tests.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Set
 from pathlib import Path

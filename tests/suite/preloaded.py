@@ -8,8 +8,6 @@ Nothing that it imports loads Ray: a process that has loaded Ray cannot fork its
 machines without an accelerator, whose context does not survive a fork.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A run of the suite: lanes of processes, their logs, and a report of each stage as it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -64,15 +62,15 @@ class Runner:
         return [stage.name for stage in stages if not self._ended.get(stage.name, False)]
 
     def _wait(self, threads: Sequence[threading.Thread]) -> None:
-        told = time.monotonic()
+        printed_at = time.monotonic()
         while any(thread.is_alive() for thread in threads):
             threads[0].join(0.2) if threads[0].is_alive() else time.sleep(0.2)
-            if time.monotonic() - told > HEARTBEAT_S:
-                told = time.monotonic()
+            if time.monotonic() - printed_at > HEARTBEAT_S:
+                printed_at = time.monotonic()
                 with self._changed:
                     running = dict(self._running)
                 for name, begun in running.items():
-                    self._print(f"running for {told - begun:.0f} s: {name}  {self._last_line(name)}")
+                    self._print(f"running for {printed_at - begun:.0f} s: {name}  {self._last_line(name)}")
 
     def _run_lane(self, own: deque[Stage], others: set[str]) -> None:
         builds = all(stage.niceness for stage in own)

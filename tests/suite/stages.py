@@ -6,8 +6,6 @@ lane of tests that has ended, or whose next stage cannot start yet, takes over s
 on any machine both end at about the same time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum

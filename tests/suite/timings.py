@@ -1,7 +1,5 @@
 """Durations of stages and tests, and their table in docs/contribute/testing.md. PURE, but for `read` and `passed`."""
 
-from __future__ import annotations
-
 import json
 import re
 import xml.etree.ElementTree as ET

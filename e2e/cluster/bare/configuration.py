@@ -1,7 +1,5 @@
 """Configuration files of the programs on a bare node. PURE. Written as JSON, which every YAML parser reads."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

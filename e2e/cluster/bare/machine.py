@@ -1,7 +1,5 @@
 """Resources of the machine that a bare cluster needs, and their release: packages, rights, folders, cgroups."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Addresses and links of a bare cluster. PURE: the commands are decided here and run elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network

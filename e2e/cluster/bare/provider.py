@@ -1,7 +1,5 @@
 """The bare provider: a whole Kubernetes of processes and network namespaces of this machine."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Images for nodes: taken or unpacked once on this machine, then shared by hard links."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Container engines that run kind's nodes: Docker where its daemon answers, else podman with separate storage."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What is wrong with a machine where kind makes no cluster, in one sentence. PURE."""
 
-from __future__ import annotations
-
 import re
 
 # What a container engine, kubeadm or a kubelet prints, and what to do.

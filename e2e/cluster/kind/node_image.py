@@ -3,8 +3,6 @@
 As kind does it in `images/base` of its module, with Debian's containerd, runc and CNI plug-ins.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The kind provider: the same cluster in containers of Docker or podman."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Settings and command lines of kind. PURE."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

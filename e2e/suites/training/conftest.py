@@ -1,7 +1,5 @@
 """Users of the cluster with the operator on it. Its tests run one after the other: each job has the CPU to itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Training in Ray pods: operator, KubeRay, kubelets and Ray are real; only the accelerators are fake."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

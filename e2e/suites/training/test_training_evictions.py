@@ -1,7 +1,5 @@
 """A rollout pod that is evicted while a weight update waits for the other one, which is cut off."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 The jobs run a line of Python instead of the trainer.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

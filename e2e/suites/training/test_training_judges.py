@@ -1,7 +1,5 @@
 """Training with judges in pods of their own, which leave, join and are lost in mid-run; only accelerators are fake."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

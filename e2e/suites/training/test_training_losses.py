@@ -1,7 +1,5 @@
 """Rollout pods that are cut off or lost while two of them serve: the trainer goes on, and the job succeeds."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Training with engines in pods of their own, on other nodes than the trainer's; only the accelerators are fake."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A training in a queue of a real Kueue: fewer rollout pods than it asks for, an eviction, and then all of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 Losing the pod with the training program is the same as for a job in one pod: test_training_faults.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

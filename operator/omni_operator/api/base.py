@@ -6,8 +6,6 @@ A test on a real API server checks that both agree. A message does not repeat th
 fields in full, as `spec.model.lora.enabled`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ The subset: `self.a_field`, constants, lists of them, `is None`, comparisons, `i
 fails on the API server. A list that is absent on the API server is empty in a model, so the test for it is only CEL's.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

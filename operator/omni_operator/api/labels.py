@@ -1,7 +1,5 @@
 """PURE: syntax of labels and annotations, as the API server checks it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 

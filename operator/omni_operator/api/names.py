@@ -1,7 +1,5 @@
 """PURE: names, labels and annotations of a job's objects, derived from the job alone."""
 
-from __future__ import annotations
-
 import re
 import string
 from dataclasses import dataclass

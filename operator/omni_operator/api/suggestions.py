@@ -1,7 +1,5 @@
 """PURE: suggestions for misspelt names."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """PURE: pydantic's validation errors as messages that name the field and the fix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """`drl convert`: a recipe of the reference becomes a job."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

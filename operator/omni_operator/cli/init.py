@@ -1,7 +1,5 @@
 """`drl init`: a commented job for a model family and a reward, made of a tested example."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The `drl` program, also installed as the kubectl plug-in `kubectl drl`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """Options that several commands share, and the settings of a cluster."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Root command group; turns common errors into one-line messages."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import os

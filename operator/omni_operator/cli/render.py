@@ -1,7 +1,5 @@
 """`drl render`: the trainer's overrides, or the Kubernetes objects, that a job becomes."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`drl report`: write the report of a run."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`drl validate`: check jobs without running them, without a cluster and without the training stack."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

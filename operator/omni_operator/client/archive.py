@@ -1,7 +1,5 @@
 """Unpacking an archive of a pod, which is not trusted, into a folder of the user's."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from collections.abc import Container, Iterator

@@ -1,7 +1,5 @@
 """Requests to the API server with the credentials of a kubeconfig."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

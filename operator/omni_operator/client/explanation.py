@@ -1,7 +1,5 @@
 """PURE: what holds a job, since when, and what to do: from its conditions, its pods and their events."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass

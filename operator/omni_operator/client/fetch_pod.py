@@ -1,7 +1,5 @@
 """PURE: the short-lived pod that reads a run folder after the job's own pods are gone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Results of a run from a cluster: report, samples, adapter, checkpoints."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """PURE: the pods of a job and its run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,14 +1,12 @@
 """Synchronous client of jobs, on the official kubernetes package."""
 
-from __future__ import annotations
-
 import math
 import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from omni_operator.api.status import Status
 from omni_operator.api.suggestions import did_you_mean
@@ -128,7 +126,7 @@ class Client:
     @classmethod
     def from_kubeconfig(
         cls, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
-    ) -> Client:
+    ) -> Self:
         """A client with the credentials of a kubeconfig.
 
         Args:

@@ -1,7 +1,5 @@
 """PURE: Kubernetes events, as those who read them need them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

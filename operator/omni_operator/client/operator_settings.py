@@ -1,7 +1,5 @@
 """Settings of the operator that runs the jobs of a namespace, from its Deployment."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

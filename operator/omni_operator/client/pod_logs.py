@@ -1,7 +1,5 @@
 """Output of a job's pods."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -1,7 +1,5 @@
 """A local port whose connections go to a port of a pod."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Needs only Python's standard library: `python3 -c PROGRAM FOLDER results|checkpo
 in FOLDER itself. Links and other special files are left out.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

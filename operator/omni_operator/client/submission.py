@@ -1,7 +1,5 @@
 """PURE: whether two documents are the same job."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

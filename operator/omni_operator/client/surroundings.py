@@ -1,7 +1,5 @@
 """What is around a job on a cluster: pods and warning events."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

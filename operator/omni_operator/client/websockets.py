@@ -1,7 +1,5 @@
 """Exec and port-forward over WebSockets, through the official kubernetes package."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

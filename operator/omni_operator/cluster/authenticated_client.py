@@ -1,7 +1,5 @@
 """HTTP client with the operator's credentials: what the clients of requests and of watches share."""
 
-from __future__ import annotations
-
 from types import TracebackType
 from typing import Self
 

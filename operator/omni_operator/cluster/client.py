@@ -1,7 +1,5 @@
 """Client of the API server over HTTP, on the official kubernetes package."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -43,6 +41,15 @@ CONNECTIONS = 24  # each takes 128 KiB for TLS
 # called with verb, resource, status code (0: no answer) and seconds
 Meter = Callable[[str, str, int, float], None]
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer of the API server; `body` is None if it is not a JSON object."""
+
+    code: int
+    body: Body | None
+    retry_after: str | None
 
 
 class ApiServer(AuthenticatedClient):
@@ -279,15 +286,6 @@ class ApiServer(AuthenticatedClient):
         if body is not None and not ANSWERS.isdisjoint(body):  # no page of a proxy, which has another clock
             self.clock.observe(response.headers.get("Date"), sent)
         return _Answer(code, body, response.headers.get("Retry-After"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answer of the API server; `body` is None if it is not a JSON object."""
-
-    code: int
-    body: Body | None
-    retry_after: str | None
 
 
 def _as_manager(name: str) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Credentials for the API server: the pod's service account, or a kubeconfig, both loaded by the kubernetes package."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

@@ -20,8 +20,6 @@ ClusterError
     └── ServerFailed  ServerError several times in a row
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

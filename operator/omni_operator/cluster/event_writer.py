@@ -1,7 +1,5 @@
 """Writer of Kubernetes Events about jobs."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """PURE: field managers: who changed an object last, from its `managedFields`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kinds of objects that the operator reads or writes, and their URLs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias

@@ -5,8 +5,6 @@ How many Python parses, and what then writes or compares them, depends on its ve
 must not hide all others of its list or watch.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Interface between the operator and the API server; a real client and an in-memory fake implement it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol
 

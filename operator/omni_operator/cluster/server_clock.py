@@ -4,8 +4,6 @@ The wall clock of the operator's node may differ from it by minutes. The API ser
 cut to a second; between them, a clock counts on that cannot be set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Background tasks next to the watches: the Lease heartbeat, periodic lists, kinds installed later."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -1,7 +1,5 @@
 """HTTP servers of the operator: `/healthz`, `/readyz` and `/metrics` on one port, reports of trainers on another."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

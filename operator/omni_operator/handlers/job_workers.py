@@ -7,8 +7,6 @@ are still cached. The queue starts at most one pass per turn of the event loop: 
 them would delay everything else in the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import heapq

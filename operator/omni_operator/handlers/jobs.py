@@ -10,8 +10,6 @@ it does not repeat a list that was interrupted. A list of metadata says what is 
 kopf or a watch of children had to list again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

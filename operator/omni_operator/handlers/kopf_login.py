@@ -4,8 +4,6 @@ The API server takes objects that are nested in 10,000 levels, also in fields th
 ends when it cannot parse an event, so deeper levels are cut from the text before (`cluster/nested_json.py`).
 """
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What only the replica that leads does: passes over the jobs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

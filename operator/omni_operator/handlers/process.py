@@ -4,8 +4,6 @@ kopf runs the process (signals, start and stop of its activities, login) and wat
 of their children are our own (docs/adr/0013-jobs-through-kopf.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

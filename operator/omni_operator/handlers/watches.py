@@ -10,8 +10,6 @@ A namespace in which the operator may not list something waits alone: who delete
 namespace itself, must not stop the jobs of all others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

@@ -1,7 +1,5 @@
 """PURE: digests that detect changes of rendered objects."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

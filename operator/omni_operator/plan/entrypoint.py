@@ -1,7 +1,5 @@
 """PURE: entry point of a job's RayJob: the command of a local run, in the run folder of the claim."""
 
-from __future__ import annotations
-
 import shlex
 
 from omni_operator.api import DiffusionRLJob

@@ -1,7 +1,5 @@
 """PURE: a job without the secrets in its pod templates, for the copy in the run folder, which the report shows."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

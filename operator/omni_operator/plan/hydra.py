@@ -1,7 +1,5 @@
 """PURE: Hydra overrides from names and values, quoted so that Hydra parses the same values."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """PURE: NetworkPolicy of a job's pods."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_network

@@ -1,7 +1,5 @@
 """PURE: all objects that the operator applies for a job, in order."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, TypeVar
 

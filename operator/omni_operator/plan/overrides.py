@@ -1,7 +1,5 @@
 """PURE: trainer settings of a job, as Hydra overrides; the operator and `drl run` use the same."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Sequence
 from typing import Any, cast

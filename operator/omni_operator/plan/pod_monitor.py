@@ -1,7 +1,5 @@
 """PURE: PodMonitor of a job, for the Prometheus operator."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -4,8 +4,6 @@ The rules see the pods as KubeRay gets them, with the author's template merged. 
 pods remain, which satisfy every policy, so that only service account and Secrets are left to check.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any

@@ -4,8 +4,6 @@ The rules are the Pod Security standard `restricted`, with the policy's exceptio
 merged, without nulls, and with values of the right types.
 """
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """PURE: pools of a job: the trainer's pods, and the separate pods of engines, of a judge and of scorers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

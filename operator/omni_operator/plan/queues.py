@@ -1,7 +1,5 @@
 """PURE: labels and annotations of a job for the scheduler whose queue it is in."""
 
-from __future__ import annotations
-
 # Annotation of a job whose number of pods may change in a Kueue queue, and scheduling gate of its pods: Kueue adds the
 # gate if it supports that, and removes it from as many pods as the queue has admitted.
 ELASTIC_JOB = "kueue.x-k8s.io/elastic-job"

@@ -1,7 +1,5 @@
 """PURE: RayJob of an attempt."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

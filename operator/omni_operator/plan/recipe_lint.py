@@ -1,7 +1,5 @@
 """PURE: warnings about a job: of its recipe, as the trainer prints them, and of a judge that no scorer asks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob

@@ -1,7 +1,5 @@
 """PURE: why the operator refuses a valid job on this cluster, and what it warns of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any

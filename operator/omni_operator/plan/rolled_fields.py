@@ -1,7 +1,5 @@
 """PURE: what rollout and reward pods are made of that a job may change while they run."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP

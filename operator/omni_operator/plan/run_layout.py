@@ -1,7 +1,5 @@
 """PURE: layout of a run: its folder, nodes and accelerators, and absolute paths of the job."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ libyaml writes it: the pure Python writer of ruamel.yaml, which reads jobs becau
 than everything else that the operator does to create a job.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

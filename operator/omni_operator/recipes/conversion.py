@@ -1,7 +1,5 @@
 """PURE: settings of a recipe to a job. What has a field goes there, the rest to `overrides` if the trainer takes it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """PURE: the field of the job for each setting of the reference, and the reference's defaults where ours differ."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

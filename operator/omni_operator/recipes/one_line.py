@@ -4,8 +4,6 @@ The text that a template makes stays the same. As transformers do, it is read wi
 `lstrip_blocks`.
 """
 
-from __future__ import annotations
-
 import re
 
 _TAG = re.compile(r"\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\}", re.DOTALL)

@@ -1,7 +1,5 @@
 """Scorers that a published command line names, as scorers of a job."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """PURE: commands of a shell script that run another script, and what they set for it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """PURE: conditions of a shell script, as far as they depend on nothing but its variables."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,6 @@ script. Without the arguments that it needs, a script ends with `exit`, or a fun
 followed, since a recipe has no arguments here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence

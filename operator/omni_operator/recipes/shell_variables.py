@@ -1,7 +1,5 @@
 """PURE: variables of a shell script, and the words that they make."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

@@ -1,7 +1,5 @@
 """PURE: the call of a trainer in a shell script."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

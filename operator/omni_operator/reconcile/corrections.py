@@ -4,8 +4,6 @@ Another controller, or a user's script, may put its own values back each time. W
 as the API server answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta

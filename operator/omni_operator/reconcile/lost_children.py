@@ -1,7 +1,5 @@
 """Search for a RayJob and a RayCluster that the status records and no watch delivers: they may have lost labels."""
 
-from __future__ import annotations
-
 from omni_operator.api.names import JOB_LABEL, Names
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.cache.object_parser import owner_of

@@ -4,8 +4,6 @@ Anyone who may create a job chooses the names of its objects. An object of anoth
 changed, adopted nor deleted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 

@@ -3,8 +3,6 @@
 Another field manager owns this one condition, so that writing and removing it changes nothing else.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """State between the passes of one process. If it is lost, requests may be repeated, and nothing else happens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 

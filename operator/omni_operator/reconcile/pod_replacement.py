@@ -4,8 +4,6 @@ KubeRay applies a template to new pods only, deletes the pods that are named in 
 starts others for them at once.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from datetime import datetime

@@ -4,8 +4,6 @@ Kueue updates the Workload of a suspended RayJob in place, which keeps its place
 for it: then Kueue deletes the Workload, with the reservation, and makes another one. So the Workload is read before.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

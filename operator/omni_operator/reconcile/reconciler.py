@@ -9,8 +9,6 @@ Every trigger leads here: a change of the job or of a child, a report, a timer, 
 observed objects and the written status, so it can be repeated, interrupted anywhere, or continued by another process.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

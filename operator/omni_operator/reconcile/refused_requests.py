@@ -1,7 +1,5 @@
 """Requests of a job that the API server refused, in a row: what the status says, and the pause after each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -4,17 +4,16 @@ Passes over a starting job follow each other closely. A parsed spec takes severa
 that is cached for a job, so the cache keeps only the most recent specs.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
+from omni_operator.api.base import FieldPath
 from omni_operator.api.job import DiffusionRLJob
 from omni_operator.api.names import RENDERED_ANNOTATION
 from omni_operator.api.validation_messages import describe_errors, format_path
@@ -30,9 +29,6 @@ from omni_operator.plan import (
     render_job_objects,
 )
 from omni_operator.status.observed.observation import ObservedRayJob
-
-if TYPE_CHECKING:
-    from omni_operator.api.base import FieldPath
 
 REPAIRS = 8  # times that fields are removed until the others are valid
 KEPT = 64  # several times the passes that run at the same time

@@ -3,8 +3,6 @@
 A write is repeated at once while only the rest of the job changes, as its labels.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Another program may change them back each time. After some corrections in a row 
 longer each time, and finds out who it is.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

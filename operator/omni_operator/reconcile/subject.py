@@ -1,7 +1,5 @@
 """The job of a pass, and the result of the pass."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 

@@ -5,8 +5,6 @@ token is genuine, so a forged one costs a request only if it names an existing p
 its sender is limited.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import functools

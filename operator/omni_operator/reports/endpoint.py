@@ -5,8 +5,6 @@ API server's, are rejected. The token must be bound to one of the job's pods: a 
 pod, whatever it says. The answer `{"checkpoint": true}` requests a checkpoint.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

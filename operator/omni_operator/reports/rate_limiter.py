@@ -1,7 +1,5 @@
 """Token buckets by key, in bounded memory."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 It has checked the token by then, so the leader, which checks it too, sees no forged tokens from its address.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

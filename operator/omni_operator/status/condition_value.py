@@ -1,7 +1,5 @@
 """PURE: the value of a condition: status, reason and message."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

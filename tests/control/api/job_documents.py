@@ -4,8 +4,6 @@ A test gives each to the models and to an API server and compares the two verdic
 may differ, and these documents stay away from there.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from typing import Any
@@ -38,6 +36,7 @@ SMALLEST: Document = {
 }
 OWN_JUDGE = {"base": "owner/judge", "placement": "Separate"}
 FOR_JUDGES = {"maxReplicas": 2, "requestsPerReplica": 8}
+FOR_ROLLOUTS = {"maxReplicas": 2, "samplesPerReplica": 8}
 # Fields that appear together in rules, with values near their limits, which independent draws would rarely combine.
 TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("trainer.replicas", (1, 2, 3)),
@@ -98,7 +97,7 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
         (
             {"enabled": True},
             {"maxReplicas": 2},
-            {"maxReplicas": 2, "samplesPerReplica": 8},
+            FOR_ROLLOUTS,
             {"minReplicas": 3, "maxReplicas": 2, "samplesPerReplica": 8},
         ),
     ),
@@ -138,27 +137,12 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     (
         "output",
         (
-            {"url": "s3://b"},
-            {"url": "s3://b/a/c"},
-            {"url": "file:///a"},
-            {"url": "file:///a", "claimName": "c"},
-            {"url": "s3://b", "claimName": "c"},
-            {"url": "file://a/b"},
-            {"url": "file:////"},
-            {"url": "/a"},
-            {"url": "s3://"},
-            {"url": "s3://b/?x=1"},
             {},
-            {"url": "hf://a/b"},
-            {"url": "hf://a.b/c-d_e/runs/x.y/"},
-            {"url": "hf://a"},
-            {"url": "hf://a/b@main"},
-            {"url": "hf://a/b--c"},
-            {"url": "hf://a/b/../c"},
-            {"url": "hf://datasets/a/b"},
-            {"url": "hf://models/a"},
-            {"url": "hf://a/b", "claimName": "c"},
-            {"url": "hf://a/b//c"},
+            *({"url": url, "claimName": "c"} for url in ("file:///a", "s3://b", "hf://a/b")),
+            *({"url": url} for url in ("s3://b", "s3://b/a/c", "s3://", "s3://b/?x=1")),
+            *({"url": url} for url in ("file:///a", "file://a/b", "file:////", "/a")),
+            *({"url": f"hf://{path}"} for path in ("a/b", "a.b/c-d_e/runs/x.y/", "a", "a/b@main", "a/b--c")),
+            *({"url": f"hf://{path}"} for path in ("a/b/../c", "a/b//c", "datasets/a/b", "models/a")),
         ),
     ),
     ("storage", ({}, {"secretName": "s"}, {"endpoint": "http://h:9000"}, {"endpoint": "h:9000"}, {"region": "eu-1"})),
@@ -235,6 +219,30 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
         ),
     ),
 )
+# Changes of a job with rollout pods.
+WITH_ROLLOUT_PODS: tuple[Change, ...] = (
+    {"rollout.replicas": 3},
+    {"rollout.batchesAhead": 1},
+    {"rollout.drainSeconds": 0},
+    {"rollout.autoscaling": FOR_ROLLOUTS},
+    {"rollout.updateStrategy": {"maxUnavailable": 2, "progressDeadlineSeconds": 60}},
+    {"rollout.replicas": 3, "rollout.autoscaling": FOR_ROLLOUTS},
+    {"rollout.replicas": 2, "rollout.minReplicas": 2, "rollout.autoscaling": FOR_ROLLOUTS},
+    {"rollout.autoscaling": {"minReplicas": 2, "maxReplicas": 3, "samplesPerReplica": 8, "stabilizationSeconds": 9}},
+    {"rollout.accelerator": {}, "rollout.resources": {}, "rollout.podTemplate": {}},
+    {"rollout.scheduling": {"topology": {"required": "rack"}}},
+    {"rollout.engine": {"tensorParallelSize": 2}},
+    {"rollout.engine": {"tensorParallelSize": 2}, "rollout.accelerator": {"count": 4}},
+    {"rollout.accelerator": {"vendor": "NVIDIA"}},
+    {"trainer.accelerator": {"vendor": "NVIDIA"}},
+    {"trainer.accelerator": {"vendor": "NVIDIA"}, "rollout.accelerator": {}},
+    {"trainer.accelerator": {"vendor": "NVIDIA"}, "rollout.accelerator": {"vendor": "Ascend"}},
+    {
+        "trainer.accelerator": {"vendor": "NVIDIA"},
+        "rollout.accelerator": {"vendor": "NVIDIA", "count": 4, "preset": "NVIDIA"},
+    },
+    {"security.rayAuth": "Disabled"},
+)
 # Combinations of changes that a rule refuses or accepts together.
 SETS: tuple[dict[str, Any], ...] = (
     {"model.lora.enabled": False, "algorithm.name": "DiffusionNFT"},
@@ -252,44 +260,7 @@ SETS: tuple[dict[str, Any], ...] = (
     {"data": {"train": ["a", "s3://b/a.jsonl"]}, "storage": {"region": "eu-1"}},
     {"trainer.replicas": 3, "rollout.replicas": 3},
     {"trainer.replicas": 2, "rollout.replicas": 2},
-    {"rollout.placement": "Separate", "rollout.replicas": 3},
-    {"rollout.placement": "Separate", "rollout.batchesAhead": 1},
-    {"rollout.placement": "Separate", "rollout.drainSeconds": 0},
-    {"rollout.placement": "Separate", "rollout.autoscaling": {"maxReplicas": 2, "samplesPerReplica": 8}},
-    {"rollout.placement": "Separate", "rollout.updateStrategy": {"maxUnavailable": 2, "progressDeadlineSeconds": 60}},
-    {
-        "rollout.placement": "Separate",
-        "rollout.replicas": 3,
-        "rollout.autoscaling": {"maxReplicas": 2, "samplesPerReplica": 8},
-    },
-    {
-        "rollout.placement": "Separate",
-        "rollout.replicas": 2,
-        "rollout.minReplicas": 2,
-        "rollout.autoscaling": {"maxReplicas": 2, "samplesPerReplica": 8},
-    },
-    {
-        "rollout.placement": "Separate",
-        "rollout.autoscaling": {"minReplicas": 2, "maxReplicas": 3, "samplesPerReplica": 8, "stabilizationSeconds": 9},
-    },
-    {"rollout.placement": "Separate", "rollout.accelerator": {}, "rollout.resources": {}, "rollout.podTemplate": {}},
-    {"rollout.placement": "Separate", "rollout.scheduling": {"topology": {"required": "rack"}}},
-    {"rollout.placement": "Separate", "rollout.engine": {"tensorParallelSize": 2}},
-    {"rollout.placement": "Separate", "rollout.engine": {"tensorParallelSize": 2}, "rollout.accelerator": {"count": 4}},
-    {"rollout.placement": "Separate", "rollout.accelerator": {"vendor": "NVIDIA"}},
-    {"rollout.placement": "Separate", "trainer.accelerator": {"vendor": "NVIDIA"}},
-    {"rollout.placement": "Separate", "trainer.accelerator": {"vendor": "NVIDIA"}, "rollout.accelerator": {}},
-    {
-        "rollout.placement": "Separate",
-        "trainer.accelerator": {"vendor": "NVIDIA"},
-        "rollout.accelerator": {"vendor": "Ascend"},
-    },
-    {
-        "rollout.placement": "Separate",
-        "trainer.accelerator": {"vendor": "NVIDIA"},
-        "rollout.accelerator": {"vendor": "NVIDIA", "count": 4, "preset": "NVIDIA"},
-    },
-    {"rollout.placement": "Separate", "security.rayAuth": "Disabled"},
+    *({"rollout.placement": "Separate", **change} for change in WITH_ROLLOUT_PODS),
     {"rollout.sampler.window": {"size": 1, "end": 1}, "rollout.pipeline.steps": 1},
     {"algorithm.name": "Custom", "rollout.samplesPerPrompt": 1},
     {"algorithm.name": "DiffusionNFT", "rollout.samplesPerPrompt": 1},

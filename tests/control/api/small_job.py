@@ -1,7 +1,5 @@
 """A small valid job as text, and the problems that are found in it after a change."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

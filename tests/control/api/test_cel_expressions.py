@@ -1,7 +1,5 @@
 """Rules of a job are Python expressions, from which the CEL of the API server is made."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the generated CRD: structural schema, descriptions, bounds and rules."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """No field of a job is without effect: changing it changes an object, an override, a refusal or a job fact."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import dataclasses
@@ -265,12 +263,12 @@ def effects(spec: dict[str, Any]) -> str:
 
 def leaves(model: type[BaseModel], path: Path_ = ()) -> Iterator[Path_]:
     for name, info in model.model_fields.items():
-        here = (*path, info.alias or name)
+        field_path = (*path, info.alias or name)
         inner = next(models_in(info.annotation), None)
         if inner:
-            yield from leaves(inner, here)
+            yield from leaves(inner, field_path)
         else:
-            yield here
+            yield field_path
 
 
 LEAVES = list(leaves(Spec))

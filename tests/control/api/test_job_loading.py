@@ -1,7 +1,5 @@
 """Jobs are read strictly, and what is wrong with them is said with file, line and the nearest valid name."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Tests of the models of spec and status, with written and drawn documents."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

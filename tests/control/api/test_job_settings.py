@@ -1,7 +1,5 @@
 """Settings of scorers, URLs and overrides in jobs: what is refused, and what is said then."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -9,8 +7,6 @@ import pytest
 from control.api.small_job import GOOD, problems
 from omni_operator.api import read_job
 from verl_omni.settings_schema.declarations import FIELDS
-
-JUDGE = "model: m, base_url: 'http://judge:80/v1'"
 
 
 def test_a_null_scorer_setting_means_the_default() -> None:

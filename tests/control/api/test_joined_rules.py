@@ -1,7 +1,5 @@
 """Tests of the joined rules: each rule is in the CRD, and few are evaluated for a job."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tests of the metadata of a file: a misspelt field is named, and what a cluster adds is accepted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Fixtures of the chart's tests: a real Helm, built once per version."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

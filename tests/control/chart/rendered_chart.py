@@ -1,7 +1,5 @@
 """What tests of the chart look up in the objects that Helm makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

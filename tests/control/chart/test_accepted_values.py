@@ -1,7 +1,5 @@
 """Values that the chart's schema accepts: the operator starts with them; also as a part of an umbrella chart."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

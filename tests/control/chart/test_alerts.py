@@ -1,7 +1,5 @@
 """The chart's alert rules: what each has, whether it fires, and the object that Helm makes of them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

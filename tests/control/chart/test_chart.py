@@ -1,7 +1,5 @@
 """Tests of the chart, rendered by a real Helm: objects and invalid values."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 from pathlib import Path

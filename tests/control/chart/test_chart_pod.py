@@ -1,7 +1,5 @@
 """Tests of the operator's pod as the chart renders it, with values of a cluster's admin, and of `helm test`."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

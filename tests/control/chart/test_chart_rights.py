@@ -1,7 +1,5 @@
 """Tests of the chart's permissions: exactly what the operator's requests need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

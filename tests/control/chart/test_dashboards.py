@@ -1,7 +1,5 @@
 """The chart's Grafana dashboards: their queries, and the ConfigMaps that Helm makes of them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

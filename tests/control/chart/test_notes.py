@@ -1,7 +1,5 @@
 """The notes that Helm prints after an installation: what the cluster lacks, and how to go on."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

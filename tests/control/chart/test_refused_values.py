@@ -1,7 +1,5 @@
 """Values that the API server would refuse in the middle of an installation: Helm refuses them before that."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

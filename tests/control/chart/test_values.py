@@ -1,7 +1,5 @@
 """Values of the chart: each is described, in the schema and in the README, and the generated files are up to date."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

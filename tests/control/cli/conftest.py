@@ -1,7 +1,5 @@
 """Fixtures: `drl` as a process, and jobs whose trainer is a script."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

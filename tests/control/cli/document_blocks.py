@@ -1,7 +1,5 @@
 """Code blocks of the committed Markdown files, and the commands in them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

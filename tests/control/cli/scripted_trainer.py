@@ -3,8 +3,6 @@
 It waits for signals, never for a time, so that results do not depend on the load of the machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

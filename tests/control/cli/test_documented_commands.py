@@ -1,7 +1,5 @@
 """Pages for users: every job and setting that they show is valid, every command of drl in them can be parsed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Options of helm and kubectl in the documents exist in the programs that tests use."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every shell command in the documents names what exists, and is run by a test or listed with what it needs."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`drl convert`: the job on standard output, and on standard error what is not in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

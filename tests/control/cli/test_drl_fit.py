@@ -1,7 +1,5 @@
 """`drl fit`: where a job is to fit, refusals, and the text of an estimate."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -180,10 +178,8 @@ def test_the_memory_limits_of_both_kinds_of_pods_are_checked(job: Path, two_pool
     arguments = (f"--set=spec.{name}.resources.limits={{memory: {size}}}" for name, size in limits.items())
     result = drl_fit(job, "--device", "h100-80g", *SEPARATE, *arguments)
     assert result.exit_code == 1
-    told = (
-        "the rollout host does not fit: 6.00 GiB, and the pod's limit is 5.00 GiB; raise spec.rollout.resources.limits"
-    )
-    assert told in result.stdout
+    limit = "6.00 GiB, and the pod's limit is 5.00 GiB; raise spec.rollout.resources.limits"
+    assert f"the rollout host does not fit: {limit}" in result.stdout
     assert "the trainer host" not in result.stdout
     more = ("--set=spec.rollout.sharedMemory.sizeLimit=4Gi", "--set=spec.rollout.resources.limits={memory: 3Gi}")
     larger = drl_fit(job, "--device", "h100-80g", *SEPARATE, *more, "--json")
@@ -227,8 +223,8 @@ def test_the_estimate_gets_the_memory_of_the_device_and_the_settings_of_the_job(
 def test_an_accelerator_of_this_machine_is_used(
     job: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = machine_facts.Accelerators("NVIDIA", 2, ("NVIDIA X, 1000 MiB, 1", "NVIDIA Y, 900 MiB, 1"))
-    monkeypatch.setattr(machine_facts, "find_accelerators", lambda: (here,))
+    accelerators = machine_facts.Accelerators("NVIDIA", 2, ("NVIDIA X, 1000 MiB, 1", "NVIDIA Y, 900 MiB, 1"))
+    monkeypatch.setattr(machine_facts, "find_accelerators", lambda: (accelerators,))
     assert drl_fit(job).exit_code == 0
     assert option(commands[0], "--capacity") == 900 << 20
 
@@ -275,8 +271,8 @@ def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
     assert "a-job fits on x, with all 2 pods: 5.00" in fit_text.render(on_hosts, two_of_four, one_device)
     offload = {"setting": "actor_rollout_ref.rollout.offload_text_encoders", "costs": "a copy", "peak": 6 * GIB}
     needless = fit_text.render({**small_estimate, "not_needed": [offload]}, one_device, one_device).splitlines()
-    place = needless.index("not needed to fit, and slower:")
-    assert " ".join(needless[place + 1].split()) == (
+    heading = needless.index("not needed to fit, and slower:")
+    assert " ".join(needless[heading + 1].split()) == (
         "spec.rollout.engine.offloadTextEncoders: true without it 6.00 GiB (a copy)"
     )
     unknown = {**small_estimate, "capacity": None, "fits": None}

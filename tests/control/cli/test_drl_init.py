@@ -1,7 +1,5 @@
 """`drl init`: a job to begin with."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

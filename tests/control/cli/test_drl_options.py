@@ -1,7 +1,5 @@
 """Options of every command: help, version, completion, JSON, standard input, and options without effect."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

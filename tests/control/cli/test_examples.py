@@ -1,7 +1,5 @@
 """Every example validates and renders, for this machine and for a cluster, without a network."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

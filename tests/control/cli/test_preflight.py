@@ -1,14 +1,12 @@
 """Preflight checks of this machine before a local run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
 from control.api.small_job import GOOD
-from omni_operator.api import read_job
+from omni_operator.api import Problem, read_job
 from omni_operator.api.files.yaml_document import Document
 from omni_operator.cli.local.preflight import file_problems, machine_problems, variable_problems
 from omni_operator.cli.machine.machine_facts import Accelerators
@@ -25,25 +23,22 @@ POOL = "pool: {replicas: 2, accelerator: {vendor: NVIDIA, count: 1}}"
 POOLED = JOB.replace("    - name: jpeg", f"    - name: pickscore\n      {POOL}")
 
 
+def problems_on(count: int, text: str) -> list[Problem]:
+    """What keeps a job from running on a machine with so many accelerators of NVIDIA."""
+    loaded = read_job(text, "job.yaml")
+    accelerators = (Accelerators("NVIDIA", count, ("H100",) * count),)
+    return list(machine_problems(loaded.job, loaded.document, accelerators, ()))
+
+
 @pytest.mark.parametrize(("text", "needed"), [(JOB, 8), (JUDGED, 10), (POOLED, 10)])
 def test_a_machine_needs_the_accelerators_of_all_pools(text: str, needed: int) -> None:
-    job = read_job(text, "job.yaml").job
-    document = Document.parse(text, "job.yaml")
-    problems = []
-    for count in (needed - 1, needed):
-        here = (Accelerators("NVIDIA", count, ("H100",) * count),)
-        problems.append([problem.text for problem in machine_problems(job, document, here, ())])
+    problems = [[problem.text for problem in problems_on(count, text)] for count in (needed - 1, needed)]
     assert problems == [[f"the job needs {needed} NVIDIA accelerators; this machine has {needed - 1}"], []]
 
 
 def test_a_local_run_has_accelerators_of_one_vendor() -> None:
-    text = JUDGED.replace("vendor: NVIDIA", "vendor: Ascend").replace(
-        "vendor: Ascend, count: 2", "vendor: NVIDIA, count: 2"
-    )
-    job = read_job(text, "job.yaml").job
-    document = Document.parse(text, "job.yaml")
-    here = (Accelerators("NVIDIA", 10, ("H100",) * 10),)
-    problems = {problem.field: problem.text for problem in machine_problems(job, document, here, ())}
+    text = JUDGED.replace("vendor: NVIDIA", "vendor: Ascend").replace("Ascend, count: 2", "NVIDIA, count: 2")
+    problems = {problem.field: problem.text for problem in problems_on(10, text)}
     reason = "is Ascend: a local run uses accelerators of one vendor, and the trainer's are NVIDIA"
     assert problems == {"spec.rollout.accelerator.vendor": reason, "spec.reward.model.accelerator.vendor": reason}
 
@@ -56,12 +51,8 @@ def test_a_shell_that_is_offline_cannot_send_results_to_the_hub() -> None:
     (problem,) = variable_problems(job, document, {"HF_HUB_OFFLINE": "1"})
     assert problem.field == "spec.output.url"
     assert "this shell sets HF_HUB_OFFLINE=1: unset it, and only the results reach the hub" in problem.text
-    mixed = [
-        "spec.output={url: hf://owner/name}",
-        "spec.storage={endpoint: 'http://m:9000'}",
-        "spec.model.base=s3://b/m",
-    ]
-    both = read_job(JOB, "job.yaml", mixed).job
+    mixed = ["spec.output={url: hf://owner/name}", "spec.storage={endpoint: 'http://m:9000'}"]
+    both = read_job(JOB, "job.yaml", [*mixed, "spec.model.base=s3://b/m"]).job
     (problem,) = variable_problems(both, document, {})
     assert problem.field == "spec.storage.endpoint" and problem.text.startswith("is ambiguous")
     assert list(variable_problems(both, document, {"HF_ENDPOINT": "https://hub"})) == []
@@ -140,7 +131,8 @@ def test_the_folder_of_a_judge_must_exist(tmp_path: Path) -> None:
 
 def reward_problems(text: str) -> list[str]:
     """What is wrong with the scorers of a job on this machine."""
-    problems = file_problems(read_job(text, "job.yaml").job, Document.parse(text, "job.yaml"))
+    loaded = read_job(text, "job.yaml")
+    problems = file_problems(loaded.job, loaded.document)
     return [f"{problem.field}: {problem.text}" for problem in problems if problem.field.startswith("spec.reward")]
 
 

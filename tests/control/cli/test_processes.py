@@ -1,7 +1,5 @@
 """Processes that a run leaves behind are ended, however little time they get."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What may go wrong in every command: a wrong value of an option, a path that cannot be used, a missing folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The run folder before a run: of a job that was moved or changed, and where it cannot be written."""
 
-from __future__ import annotations
-
 import errno
 import json
 import resource
@@ -22,12 +20,12 @@ kind: DiffusionRLJob
 metadata: {{name: a-job}}
 spec:
   model: {{base: ./model, lora: {{startFrom: ./sft}}}}
-  data: {{train: [prompts/train.jsonl, {shared}]}}
+  data: {{train: [prompts/train.jsonl, {shared}], validation: [held.jsonl]}}
   reward:
     model: {{base: ./judge}}
     scorers:
     - {{name: mine, function: {{path: reward.py}}, pool: {{python: env/bin/python}}}}
-    - {{name: aesthetic, settings: {{head_path: head.pth}}}}
+    - {{name: aesthetic, settings: {{head_path: head.pth, model_name_or_path: ./clip}}}}
   trainer: {{totalSteps: {steps}, learningRate: {rate}}}
 """
 
@@ -66,9 +64,16 @@ def test_a_run_folder_that_was_moved_alone_resumes(tmp_path: Path) -> None:
 
 def test_a_run_folder_of_another_project_is_of_another_job(tmp_path: Path) -> None:
     prepare(tmp_path / "one", tmp_path / "runs")
-    with pytest.raises(
-        run_folder.RunFolderError, match=r"differ:\n  spec.data.train\n  spec.model.base\n  spec.model.lora.startFrom\n"
-    ):
+    fields = (
+        "data.train",
+        "data.validation",
+        "model.base",
+        "model.lora.startFrom",
+        "reward.model.base",
+        "reward.scorers",
+    )
+    differ = "".join(f"  spec.{field}\n" for field in fields)
+    with pytest.raises(run_folder.RunFolderError, match=f"differ:\n{differ}"):
         prepare(tmp_path / "two", tmp_path / "runs")
 
 

@@ -1,7 +1,5 @@
 """Units of `drl run` and `drl doctor`: JSON lines, run state, signals, failures, shared memory, diagnosis."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import mmap
@@ -15,9 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.api import small_job
-from omni_operator import plan
-from omni_operator.api.files.job_loader import read_job
 from omni_operator.cli.local import failure, run_folder, run_text
 from omni_operator.cli.local.json_lines import JsonLinesReader, MalformedLine, read_records
 from omni_operator.cli.local.run import summary, trainer_environment
@@ -29,6 +24,8 @@ from omni_operator.cli.machine.machine_facts import Accelerators, Machine
 from omni_operator.cli.machine.training_stack import STACK
 
 GIB = 1024**3
+TRACEBACK = "Traceback (most recent call last):"
+OUT_OF_MEMORY = "out of memory: the kernel killed a process of the run"
 GOOD = Machine(
     python=(3, 11),
     cpus=2,
@@ -113,52 +110,40 @@ def test_a_failure_is_distinguished_from_a_stop(code: int, asked: int, stopped: 
 
 
 @pytest.mark.parametrize(
-    ("code", "reported", "log", "out_of_memory", "said"),
+    ("code", "reported", "log", "out_of_memory", "printed"),
     [
         (1, "KeyError: a\nmore\nlines", [], False, ["  | more", "  | lines", "failed: KeyError: a"]),
-        (
-            1,
-            None,
-            ["Traceback (most recent call last):", "ValueError: x", "after"],
-            False,
-            ["  | Traceback (most recent call last):", "failed: ValueError: x"],
-        ),
+        (1, None, [TRACEBACK, "ValueError: x", "after"], False, [f"  | {TRACEBACK}", "failed: ValueError: x"]),
         (1, None, ["Killed"], False, ["  | Killed", "failed: the trainer exited with code 1; the log has no error"]),
         (2, None, [], False, ["failed: the trainer exited with code 2; the log has no error"]),
         (-11, None, [], False, ["failed: the trainer was ended by SIGSEGV"]),
-        (-9, None, [], True, ["failed: out of memory: the kernel killed a process of the run"]),
-        (
-            1,
-            "a worker died",
-            [],
-            True,
-            ["failed: out of memory: the kernel killed a process of the run; a worker died"],
-        ),
+        (-9, None, [], True, [f"failed: {OUT_OF_MEMORY}"]),
+        (1, "a worker died", [], True, [f"failed: {OUT_OF_MEMORY}; a worker died"]),
     ],
 )
 def test_the_last_line_of_a_failure_is_its_cause(
-    code: int, reported: str | None, log: list[str], out_of_memory: bool, said: list[str]
+    code: int, reported: str | None, log: list[str], out_of_memory: bool, printed: list[str]
 ) -> None:
     lines = failure.explain(code, reported, log, "runs/a/train.log", out_of_memory=out_of_memory, disk_full=False)
-    assert lines == [*said[:-1], "log: runs/a/train.log", said[-1]]
+    assert lines == [*printed[:-1], "log: runs/a/train.log", printed[-1]]
 
 
 @pytest.mark.parametrize(
-    ("reported", "said"),
+    ("reported", "cause"),
     [(None, "failed: the disk of the run folder is full"), ("OSError: no space", "failed: OSError: no space")],
 )
-def test_a_full_disk_is_the_cause_of_a_failure_without_an_error(reported: str | None, said: str) -> None:
+def test_a_full_disk_is_the_cause_of_a_failure_without_an_error(reported: str | None, cause: str) -> None:
     lines = failure.explain(1, reported, [], "train.log", out_of_memory=False, disk_full=True)
-    assert lines[-1].startswith(said)
+    assert lines[-1].startswith(cause)
 
 
 def test_a_log_excerpt_is_the_last_traceback() -> None:
     log = [
         "INFO starting",
-        "Traceback (most recent call last):",
+        TRACEBACK,
         "  old",
         "ValueError: old",
-        "\x1b[36m(WorkerDict pid=12)\x1b[0m Traceback (most recent call last):",
+        f"\x1b[36m(WorkerDict pid=12)\x1b[0m {TRACEBACK}",
         '\x1b[36m(WorkerDict pid=12)\x1b[0m   File "a.py", line 1, in f',
         "    g()",
         "    ^^^",
@@ -166,12 +151,8 @@ def test_a_log_excerpt_is_the_last_traceback() -> None:
         "INFO shutting down",
         "",
     ]
-    assert failure.log_excerpt(log) == [
-        "Traceback (most recent call last):",
-        '  File "a.py", line 1, in f',
-        "    g()",
-        "verl_omni.errors.StaleSample: 3 of 4",
-    ]
+    excerpt = [TRACEBACK, '  File "a.py", line 1, in f', "    g()", "verl_omni.errors.StaleSample: 3 of 4"]
+    assert failure.log_excerpt(log) == excerpt
 
 
 def test_only_new_unused_segments_of_the_stack_are_removed(tmp_path: Path) -> None:
@@ -212,7 +193,7 @@ def test_a_complete_machine_is_ready() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "level", "said"),
+    ("change", "level", "message"),
     [
         ({"python": (3, 13)}, "missing", "use Python 3.11 or 3.12"),
         ({"shared_memory": 0}, "missing", "mount -t tmpfs tmpfs /dev/shm"),
@@ -225,29 +206,17 @@ def test_a_complete_machine_is_ready() -> None:
         ({"reference": "0.1"}, "missing", "remove verl-omni"),
     ],
 )
-def test_each_finding_has_its_remedy(change: dict[str, object], level: str, said: str) -> None:
+def test_each_finding_has_its_remedy(change: dict[str, object], level: str, message: str) -> None:
     shown = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]
     assert [finding.level for finding in shown] == [level]
-    assert said in f"{shown[0].text} {shown[0].remedy}"
+    assert message in f"{shown[0].text} {shown[0].remedy}"
 
 
 def test_remedies_name_only_commands_that_exist() -> None:
-    nothing = replace(
-        GOOD,
-        python=(3, 9),
-        memory_free=0,
-        shared_memory=0,
-        disk_free=0,
-        compiler=None,
-        reference="1",
-        installed=dict.fromkeys(STACK),
-    )
-    remedies = [
-        finding.remedy
-        for machine in (nothing, replace(GOOD, shared_memory_free=0))
-        for finding in diagnose(machine)
-        if finding.remedy
-    ]
+    nothing = replace(GOOD, python=(3, 9), compiler=None, reference="1", installed=dict.fromkeys(STACK))
+    nothing = replace(nothing, memory_free=0, shared_memory=0, disk_free=0)
+    machines = (nothing, replace(GOOD, shared_memory_free=0))
+    remedies = [finding.remedy for machine in machines for finding in diagnose(machine) if finding.remedy]
     assert len(remedies) >= 7 + len(STACK)
     makefile = (Path(__file__).parents[3] / "Makefile").read_text(encoding="utf-8")
     for target in {name for remedy in remedies for name in re.findall(r"\bmake ([a-z-]+)", remedy)}:
@@ -260,18 +229,6 @@ def test_a_local_build_of_the_pinned_version_is_accepted() -> None:
     assert {finding.level for finding in diagnose(built)} == {"ok"}
 
 
-def test_a_copied_job_has_every_path_that_is_resolved(tmp_path: Path) -> None:
-    scorers = "[{name: mine, function: {path: reward.py, name: score}}, {name: jpeg}]"
-    changes = ("spec.data.validation=[held.jsonl]", f"spec.reward={{model: {{base: ./judge}}, scorers: {scorers}}}")
-    loaded = read_job(small_job.GOOD, "job.yaml", changes)
-    job = plan.resolve_paths(loaded.job, "/somewhere")
-    for _ in range(2):  # the second run finds the copy of the first
-        run_folder.prepare(tmp_path / "run", job, loaded.document, lambda each: [str(each.spec)], fresh=False)
-    written = (tmp_path / "run" / run_folder.JOB).read_text()
-    assert written.count("/somewhere/") == 5
-    assert "base: /somewhere/judge" in written
-
-
 def test_a_run_that_would_end_before_its_last_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step_000030").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step_000030" / "manifest.json").touch()
@@ -279,13 +236,3 @@ def test_a_run_that_would_end_before_its_last_checkpoint_is_refused(tmp_path: Pa
         run_folder.check_length(tmp_path, total)
     with pytest.raises(run_folder.RunFolderError, match="checkpoint of step 30, after the last step of this job, 10"):
         run_folder.check_length(tmp_path, 10)
-
-
-def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
-    for step, complete in ((2, True), (4, False)):
-        folder = tmp_path / "checkpoints" / f"step_{step:06d}"
-        folder.mkdir(parents=True)
-        if complete:
-            (folder / "manifest.json").touch()
-    assert run_folder.last_checkpoint(tmp_path) == 2
-    assert run_folder.last_checkpoint(tmp_path / "checkpoints") is None

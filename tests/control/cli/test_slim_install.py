@@ -1,7 +1,5 @@
 """`drl` with only its own dependencies installed: what works, and the errors of commands that need more."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

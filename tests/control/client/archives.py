@@ -1,7 +1,5 @@
 """Archives that pods send to `drl fetch`, and the files that come of them."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Callable

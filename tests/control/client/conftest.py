@@ -1,15 +1,12 @@
 """A small API server, a kubeconfig for it, and a running job with a run folder."""
 
-from __future__ import annotations
-
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from control.client.fake_server import FakeServer, run_program
+from control.client.fake_server import FakeServer, run_program, serving
 from control.client.job_objects import DONE, MADE, PODS, full_job, pod
 
 
@@ -26,12 +23,8 @@ def server(tmp_path: Path) -> Iterator[FakeServer]:
     }
     fake.kubeconfig = tmp_path / "kubeconfig"
     fake.kubeconfig.write_text(json.dumps(config))
-    thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield fake
-    fake.shutdown()
-    thread.join()
-    fake.server_close()
+    with serving(fake):
+        yield fake
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """A small API server with jobs, and `drl` on it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -104,8 +104,8 @@ class Handler(BaseHTTPRequestHandler):
         if "Upgrade" in self.headers and (serve := self.server.sockets.get(parts.path)):
             serve(FakeWebSocket(self), parse_qs(parts.query).get("command", []))
             return
-        if texts := self.server.texts.get(urlsplit(self.path).path):
-            self.server.queries.append(dict(parse_qsl(urlsplit(self.path).query)))
+        if texts := self.server.texts.get(parts.path):
+            self.server.queries.append(dict(parse_qsl(parts.query)))
             self.answer_text(texts.pop(0) if len(texts) > 1 else texts[0])
             return
         self.answer(*self.server.reply(self.path))
@@ -171,6 +171,19 @@ class Handler(BaseHTTPRequestHandler):
         return
 
 
+@contextmanager
+def serving(server: FakeServer) -> Iterator[None]:
+    """The server answers while the context is open; then it is closed."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 def drl(kubeconfig: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments, f"--kubeconfig={kubeconfig}"])
 
@@ -186,9 +199,8 @@ def run_program(root: Path) -> Callable[[FakeWebSocket, list[str]], None]:
             web.send(1, done.stdout[start : start + 50_000])
         if done.stderr:
             web.send(2, done.stderr)
-        web.send(
-            3, b'{"status": "Success"}' if done.returncode == 0 else b'{"status": "Failure", "message": "exit code 1"}'
-        )
+        failure = b'{"status": "Failure", "message": "exit code 1"}'
+        web.send(3, failure if done.returncode else b'{"status": "Success"}')
         web.close()
 
     return serve

@@ -1,7 +1,5 @@
 """The server's end of a WebSocket, as API servers speak it for exec and port-forward."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import struct

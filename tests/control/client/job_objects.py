@@ -1,7 +1,5 @@
 """A job of the example and its pods, as API servers return them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,19 @@ def pod(name: str, node_type: str = "worker", attempt: int = 1, cluster: str = C
     labels = {"ray.io/node-type": node_type, "diffusionrl.io/attempt": str(attempt)}
     meta = {"name": name, "labels": labels, "ownerReferences": owners(cluster)}
     return {"metadata": meta, "status": {"phase": "Running"}}
+
+
+def event(reason: str, kind: str, name: str, message: str) -> dict[str, Any]:
+    """A warning about an object."""
+    return {
+        "metadata": {"uid": reason},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "count": 1,
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+        "involvedObject": {"kind": kind, "name": name},
+    }
 
 
 def full_job(status: dict[str, Any]) -> dict[str, Any]:

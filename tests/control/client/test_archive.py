@@ -1,7 +1,5 @@
 """Archives that `drl fetch` reads: of unsafe, malformed and incomplete ones nothing is kept."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The Python example of docs/reference/cli.md runs as it is written."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

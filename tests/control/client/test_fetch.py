@@ -1,7 +1,5 @@
 """`drl fetch` against a small API server whose pods run the real program, or send what they should not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -37,10 +35,10 @@ def test_results_come_from_a_running_pod(running: FakeServer, tmp_path: Path) ->
     assert (to / "report.html").stat().st_size == 300_000
     assert running.posts == []
     (to / "train.log").unlink()
-    told = json.loads(running.drl("fetch", "blue", f"--to={to}", "--checkpoints", "--json").stdout)
+    answer = json.loads(running.drl("fetch", "blue", f"--to={to}", "--checkpoints", "--json").stdout)
     states = {f"checkpoints/step_00000{step}/state/shard_0" for step in (1, 2)}
     assert states <= names(to)
-    assert states | {"train.log"} <= set(told["files"])
+    assert states | {"train.log"} <= set(answer["files"])
     assert "checkpoints/step_000003/lora/adapter.safetensors" not in names(to), "it has no manifest: it is not complete"
     assert [path.name for path in to.parent.iterdir()] == ["blue"]
 
@@ -90,11 +88,9 @@ DEPLOYMENTS = "/apis/apps/v1/deployments"
 
 def rayjob(image: str, owner: str = "u") -> dict[str, Any]:
     """The RayJob of an attempt, whose trainer pods run this image."""
+    sidecar = {"name": "sidecar"}
     groups = [
-        {
-            "groupName": group,
-            "template": {"spec": {"containers": [{"name": "sidecar"}, {"name": "ray", "image": group_image}]}},
-        }
+        {"groupName": group, "template": {"spec": {"containers": [sidecar, {"name": "ray", "image": group_image}]}}}
         for group, group_image in (("rollout", "other:1"), ("trainer", image))
     ]
     meta = {"name": "blue-a01", "ownerReferences": [{"kind": "DiffusionRLJob", "uid": owner, "controller": True}]}
@@ -107,9 +103,8 @@ def test_the_pod_runs_the_image_of_the_job_of_its_attempt_or_of_its_operator(end
     def fetched(*options: str) -> str:
         done = ended.drl("fetch", "blue", f"--to={tmp_path / 'a'}", *options)
         image = str(ended.posts[-1]["spec"]["containers"][0]["image"])
-        assert (done.exit_code, f"pod blue-fetch-x with image {image} mounts the claim" in done.stderr) == (0, True), (
-            done.output
-        )
+        assert done.exit_code == 0, done.output
+        assert f"pod blue-fetch-x with image {image} mounts the claim" in done.stderr
         return image
 
     ended.objects[DEPLOYMENTS] = 200, {"items": [deployment("omni", IMAGE="operator:1")]}
@@ -125,8 +120,8 @@ def test_the_pod_runs_the_image_of_the_job_of_its_attempt_or_of_its_operator(end
 
 
 def test_no_pod_runs_an_image_of_what_may_not_be_the_operator(ended: FakeServer, tmp_path: Path) -> None:
-    there = [deployment("a-tenant", IMAGE="evil:1"), deployment("omni-system", IMAGE="operator:1")]
-    ended.objects[DEPLOYMENTS] = 200, {"items": there}
+    operators = [deployment("a-tenant", IMAGE="evil:1"), deployment("omni-system", IMAGE="operator:1")]
+    ended.objects[DEPLOYMENTS] = 200, {"items": operators}
     refused = ended.drl("fetch", "blue", f"--to={tmp_path / 'a'}")
     assert (refused.exit_code, ended.posts) == (1, []), refused.output
     assert "2 Deployments may be the operator of namespace team: a-tenant/omni, omni-system/omni" in refused.stderr
@@ -143,13 +138,13 @@ def test_a_pod_that_does_not_start_is_deleted_and_told(
     ended.objects[MADE] = 200, {"metadata": meta, "status": {"phase": "Pending", "containerStatuses": [waits]}}
     failed = ended.drl("fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
     assert (failed.exit_code, len(ended.deletions), (tmp_path / "a").exists()) == (1, 1, False)
-    told = "pod blue-fetch-x does not start: ErrImagePull: no such image"
-    assert told in failed.stderr
+    cause = "pod blue-fetch-x does not start: ErrImagePull: no such image"
+    assert cause in failed.stderr
     waits_for = "note: pod blue-fetch-x does not run yet: ErrImagePull: no such image; waiting up to "
     assert failed.stderr.count(waits_for) == 1, "told at once, and once"
     ended.deletion = 403, {"message": "User u cannot delete pods"}
     failed = ended.drl("fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
-    assert f"{told}; pod blue-fetch-x could not be deleted, delete it yourself: " in failed.stderr
+    assert f"{cause}; pod blue-fetch-x could not be deleted, delete it yourself: " in failed.stderr
 
 
 def test_without_pod_claim_or_image_the_reason_is_told(ended: FakeServer, tmp_path: Path) -> None:
@@ -168,11 +163,9 @@ def test_a_missing_run_folder_and_a_missing_right_are_told(running: FakeServer, 
     assert "there is no run folder" in running.fails(1, "fetch", "blue", f"--to={tmp_path / 'a'}")
     del running.sockets[path]
     running.objects[path] = 403, {"message": "User u cannot get pods/exec"}
-    failed = running.drl("fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert failed.exit_code == 1
-    assert failed.stderr.startswith(
-        "exec in pod blue-a01-w0: User u cannot get pods/exec; ask for this right: docs/reference/cli.md"
-    )
+    message = running.fails(1, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    right = "User u cannot get pods/exec; ask for this right: docs/reference/cli.md"
+    assert message.startswith(f"exec in pod blue-a01-w0: {right}")
     assert not (tmp_path / "a").exists()
 
 

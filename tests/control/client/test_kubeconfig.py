@@ -1,7 +1,5 @@
 """Kubeconfigs and clusters that cannot be used: one line that says why, and no traceback."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl
@@ -14,13 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from control.client.fake_server import FakeServer, drl
+from control.client.fake_server import FakeServer, drl, serving
+from control.client.job_objects import EXAMPLE
 from control.cluster.old_certificates import remove_identifiers
 from e2e.cluster import pki
 from omni_operator.client import Client, UnusableKubeconfig, connection
 from omni_operator.cluster.errors import Unavailable
-
-EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
 
 
 def change(kubeconfig: Path, server: str | None = None, user: dict[str, Any] | None = None, **cluster: str) -> None:
@@ -32,10 +29,10 @@ def change(kubeconfig: Path, server: str | None = None, user: dict[str, Any] | N
     kubeconfig.write_text(json.dumps(config))
 
 
-def only_line(said: Result) -> str:
+def only_line(failed: Result) -> str:
     """The only line that a failed command prints to stderr."""
-    assert said.exception is None or isinstance(said.exception, SystemExit), said.exception
-    (line,) = said.stderr.splitlines()
+    assert failed.exception is None or isinstance(failed.exception, SystemExit), failed.exception
+    (line,) = failed.stderr.splitlines()
     return line
 
 
@@ -102,11 +99,8 @@ def test_a_certificate_of_another_authority_is_one_line(kubeconfig: Path, tmp_pa
             return
 
     with listening(answer) as port:
-        change(
-            kubeconfig,
-            f"https://127.0.0.1:{port}",
-            **{"certificate-authority-data": pki.encoded(authorities[1].certificate.read_bytes())},
-        )
+        authority = pki.encoded(authorities[1].certificate.read_bytes())
+        change(kubeconfig, f"https://127.0.0.1:{port}", **{"certificate-authority-data": authority})
         failed = drl(kubeconfig, "why", "blue")
     assert (failed.exit_code, "CERTIFICATE_VERIFY_FAILED" in only_line(failed)) == (1, True)
     assert "compare server, tls-server-name and certificate-authority" in failed.stderr
@@ -168,18 +162,14 @@ def pod_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
     (tmp_path / "ca.crt").write_bytes(authority.certificate.read_bytes())
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_port))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setattr(connection, "POD_FILES", tmp_path)
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield server.server_port
 
 
 def test_a_pod_without_a_kubeconfig_uses_its_service_account(

@@ -1,7 +1,5 @@
 """`drl open` against a small API server that forwards to a small web server."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket
@@ -89,8 +87,8 @@ def test_url_and_place_of_the_token_are_printed(server: FakeServer, monkeypatch:
         "kubectl get secret blue-a01-x --namespace team --output jsonpath='{.data.auth_token}' | base64 --decode"
         in opened.stdout
     )
-    told = json.loads(server.drl("open", "blue", "--port=0", "--json").stdout)
-    assert (told["secret"], told["key"]) == ("blue-a01-x", "auth_token")
+    answer = json.loads(server.drl("open", "blue", "--port=0", "--json").stdout)
+    assert (answer["secret"], answer["key"]) == ("blue-a01-x", "auth_token")
     dashboard = find_dashboard(parse_pods([head()]))
     assert dashboard.describe_token("team") == "it asks for no token"
 
@@ -113,8 +111,8 @@ def test_the_report_is_copied_and_opened_in_the_browser(
     path = tmp_path / "runs" / "blue" / "report.html"
     assert (reported.exit_code, reported.stdout, opened) == (0, f"report: {path}\n", [path.as_uri()]), reported.output
     assert sorted(file.name for file in path.parent.iterdir()) == [MARKER, "report.html"]
-    told = server.drl("open", "blue", "--report", "--json")
-    assert (json.loads(told.stdout), len(opened)) == ({"report": str(path)}, 1)
+    as_json = server.drl("open", "blue", "--report", "--json")
+    assert (json.loads(as_json.stdout), len(opened)) == ({"report": str(path)}, 1)
     refused = server.drl("open", "blue", "--report", "--port=0")
     assert (refused.exit_code, refused.stderr) == (2, "--port has no effect with --report\n")
     (run / "report.html").unlink()

@@ -1,17 +1,15 @@
 """`drl watch` against a small API server whose job changes with every request."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from control.client.fake_server import EVENTS, PATH, FakeServer, make_job
+from control.client.job_objects import EXAMPLE, event
 from omni_operator.cli.local.progress_display import make_display
 from omni_operator.cli.on_cluster import watch
 from omni_operator.client import Client
@@ -20,17 +18,8 @@ from omni_operator.client.jobs import _job
 from omni_operator.client.kubernetes_events import parse_event, sort_events
 
 
-def event(uid: str, reason: str, count: int = 1) -> dict[str, Any]:
-    about = {"kind": "DiffusionRLJob", "name": "blue"}
-    return {
-        "metadata": {"uid": uid},
-        "type": "Warning",
-        "reason": reason,
-        "message": "a\n b:key:",
-        "count": count,
-        "lastTimestamp": "2026-01-01T00:00:00Z",
-        "involvedObject": about,
-    }
+def warning(reason: str, message: str = "a\n b:key:") -> dict[str, Any]:
+    return event(reason, "DiffusionRLJob", "blue", message)
 
 
 def status(state: str, step: int | None = None, attempts: int = 1) -> dict[str, Any]:
@@ -40,6 +29,9 @@ def status(state: str, step: int | None = None, attempts: int = 1) -> dict[str, 
     if state in ("Succeeded", "Failed"):
         fields["conditions"] = [{"type": state, "status": "True", "reason": "OutOfMemory"}]
     return fields
+
+
+Tell = Callable[..., None]
 
 
 class Story:
@@ -57,11 +49,8 @@ class Story:
                 return answer, {"message": f"answer {answer}", "details": {"name": "blue"}}
             if answer is not None:
                 uid = answer.get("uid", "uid-blue")
-                self._server.jobs["blue"] = {
-                    **make_job("blue"),
-                    "status": answer,
-                    "metadata": {"name": "blue", "uid": uid},
-                }
+                metadata = {"name": "blue", "uid": uid}
+                self._server.jobs["blue"] = {**make_job("blue"), "status": answer, "metadata": metadata}
         return self._reply(target)
 
 
@@ -70,24 +59,16 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "POLL_SECONDS", 0.01)
 
 
-def tell(server: FakeServer, monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | int) -> None:
-    monkeypatch.setattr(server, "reply", Story(server, *answers).reply)
+@pytest.fixture
+def tell(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Tell:
+    return lambda *answers: monkeypatch.setattr(server, "reply", Story(server, *answers).reply)
 
 
-def test_a_job_is_followed_by_lines_to_its_end(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.objects[EVENTS] = 200, {"items": [event("u", "Unschedulable"), event("v", "Retried")]}
+def test_a_job_is_followed_by_lines_to_its_end(server: FakeServer, tell: Tell) -> None:
+    server.objects[EVENTS] = 200, {"items": [warning("Unschedulable"), warning("Retried")]}
     running = status("Running", 1)
-    retrying = status("Retrying", 1, attempts=2)
-    tell(
-        server,
-        monkeypatch,
-        status("Pending"),
-        running,
-        running,
-        retrying,
-        status("Running", 2, 2),
-        status("Succeeded", 3, 2),
-    )
+    second = (status("Retrying", 1, attempts=2), status("Running", 2, 2), status("Succeeded", 3, 2))
+    tell(status("Pending"), running, running, *second)
     watched = server.drl("watch", "blue")
     assert watched.exit_code == 0, watched.output
     assert watched.stdout.splitlines() == [
@@ -110,36 +91,30 @@ def test_events_cannot_control_the_terminal(terminal: bool) -> None:
     with make_display("blue", Console(file=screen, force_terminal=terminal, width=80), plain=False) as display:
         before = len(screen.getvalue())
         shown = watch.DisplayView(display)
-        shown.event(parse_event({**event("u", "Warning"), "message": "\x1b]0;title\x07 \x9b2J"}))
+        shown.event(parse_event(warning("Warning", "\x1b]0;title\x07 \x9b2J")))
         ready = {"type": "Ready", "status": "False", "reason": "PodsNotReady", "message": "\x1b]0;title\x07"}
         shown.job(_job({**make_job("blue"), "status": {"state": "Running", "conditions": [ready]}}))
     text = screen.getvalue()[before:]
     assert "]0;title" in text and "\x1b]" not in text and "\x9b" not in text and "\x07" not in text
 
 
-def test_json_has_a_line_for_each_change(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.objects[EVENTS] = 200, {"items": [event(str(number), "Old") for number in range(9)]}
-    tell(server, monkeypatch, status("Running", 1), status("Running", 1), status("Failed", 1))
+def test_json_has_a_line_for_each_change(server: FakeServer, tell: Tell) -> None:
+    server.objects[EVENTS] = 200, {"items": [warning(f"Old{number}") for number in range(9)]}
+    tell(status("Running", 1), status("Running", 1), status("Failed", 1))
     watched = server.drl("watch", "blue", "--json")
     lines = [json.loads(line) for line in watched.stdout.splitlines()]
-    assert [line["kind"] for line in lines] == ["event"] * 5 + ["status", "status"], (
-        "nine events, of which only the last are news"
-    )
-    assert (lines[5]["state"], lines[5]["step"], lines[5]["reward"], lines[-1]["state"]) == (
-        "Running",
-        1,
-        0.5,
-        "Failed",
-    )
+    assert [line["kind"] for line in lines] == ["event"] * 5 + ["status"] * 2, "of nine events only the last are news"
+    assert [lines[5][name] for name in ("state", "step", "reward")] == ["Running", 1, 0.5]
+    assert lines[-1]["state"] == "Failed"
     assert (watched.exit_code, watched.stderr) == (1, "blue is Failed; run drl why blue\n")
     page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     listed = page.partition("\n- `watch`: one object per line:")[2].partition("\n- ")[0]
     assert [name for line in lines for name in line if name != "kind" and f"`{name}`" not in listed] == []
 
 
-def test_events_that_may_not_be_read_are_named_once(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_may_not_be_read_are_named_once(server: FakeServer, tell: Tell) -> None:
     server.objects[EVENTS] = 403, {"message": "User u cannot list events"}
-    tell(server, monkeypatch, status("Running", 1), status("Running", 2), status("Succeeded", 3))
+    tell(status("Running", 1), status("Running", 2), status("Succeeded", 3))
     watched = server.drl("watch", "blue")
     assert watched.exit_code == 0
     assert watched.stderr.splitlines() == [
@@ -148,22 +123,22 @@ def test_events_that_may_not_be_read_are_named_once(server: FakeServer, monkeypa
 
 
 def test_a_cluster_that_does_not_answer_for_a_while_is_asked_again(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell(server, monkeypatch, status("Running", 1), 503, 429, 500, status("Succeeded", 3))
+    tell(status("Running", 1), 503, 429, 500, status("Succeeded", 3))
     assert server.drl("watch", "blue").exit_code == 0
     monkeypatch.setattr(jobs_module, "PATIENCE_SECONDS", 0.0)
-    tell(server, monkeypatch, status("Running", 1), *[503] * 50)
+    tell(status("Running", 1), *[503] * 50)
     assert "answer 503" in server.fails(1, "watch", "blue")
-    tell(server, monkeypatch, 503)
+    tell(503)
     assert server.drl("watch", "blue").exit_code == 1, "the first request is not repeated"
 
 
-def test_a_job_that_is_deleted_meanwhile_ends_the_watch(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    tell(server, monkeypatch, status("Running", 1), 404)
+def test_a_job_that_is_deleted_meanwhile_ends_the_watch(server: FakeServer, tell: Tell) -> None:
+    tell(status("Running", 1), 404)
     gone = server.drl("watch", "blue")
     assert (gone.exit_code, gone.stderr.splitlines()[-1]) == (1, "blue was deleted")
-    tell(server, monkeypatch, status("Running", 1), {**status("Running", 2), "uid": "another"})
+    tell(status("Running", 1), {**status("Running", 2), "uid": "another"})
     again = server.drl("watch", "blue")
     assert (again.exit_code, again.stderr.splitlines()[-1]) == (1, "blue was deleted, and created again")
 
@@ -185,7 +160,7 @@ def test_the_bar_shows_state_and_numbers_in_one_line_on_a_narrow_terminal() -> N
         view = watch.DisplayView(display)
         for shown in ({"state": "Starting", "conditions": [starting]}, status("Running", 2)):
             view.job(_job({**make_job("blue"), "status": shown}))
-            view.event(parse_event(event("u", "Retried")))  # draws the status again
+            view.event(parse_event(warning("Retried")))  # draws the status again
     text = file.getvalue()
     assert "Starting: PodsNotReady: 2 of 3 pods a…" in text and "ready" not in text
     for part in ("Running", "2/3", "Retried: a b"):
@@ -197,10 +172,9 @@ def test_submit_can_watch(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         "omni_operator.cli.on_cluster.submit.watch_job", lambda _, name, *, as_json: watched.append(name)
     )
-    example = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
-    assert server.drl("submit", str(example), "--watch").exit_code == 0
+    assert server.drl("submit", str(EXAMPLE), "--watch").exit_code == 0
     assert watched == ["red-grpo-cluster"]
-    assert "--watch has no effect" in server.fails(2, "submit", str(example), "--watch", "--dry-run")
+    assert "--watch has no effect" in server.fails(2, "submit", str(EXAMPLE), "--watch", "--dry-run")
 
 
 def test_events_of_one_second_are_in_their_order() -> None:

@@ -1,16 +1,14 @@
 """`drl why`: pods, Kueue and events next to the conditions, and rights that are missing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from control.client.fake_server import EVENTS, FakeServer, make_job, owners
+from control.client.job_objects import PODS, event
 from omni_operator.api.status import Children, Condition, Status
 from omni_operator.client.explanation import PodTrouble, Surroundings, explain, find_pod_troubles
 from omni_operator.client.surroundings import select_warnings
 from omni_operator.cluster.cache.object_parser import parse_pod
 
-PODS = "/api/v1/namespaces/team/pods"
 AT = "2026-01-01T00:00:00Z"
 NO_NODE = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
@@ -33,18 +31,6 @@ def ended(name: str, code: int) -> dict[str, Any]:
 def unscheduled(name: str) -> dict[str, Any]:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_NODE}
     return pod(name, conditions=[condition])
-
-
-def event(reason: str, kind: str, name: str, message: str) -> dict[str, Any]:
-    about = {"kind": kind, "name": name}
-    return {
-        "metadata": {"uid": reason},
-        "type": "Warning",
-        "reason": reason,
-        "message": message,
-        "lastTimestamp": AT,
-        "involvedObject": about,
-    }
 
 
 def test_pods_with_the_same_trouble_are_told_once() -> None:

@@ -1,7 +1,5 @@
 """A small HTTP server for tests of the clients of the API server, and credentials for it."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """Certificates without key identifiers, as older tools issue them; Python 3.13 refuses them by default."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cryptography import x509

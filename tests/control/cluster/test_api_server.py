@@ -1,11 +1,10 @@
 """The client of the API server, against a small HTTP server: requests as sent, errors, credentials, metering."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -79,9 +78,17 @@ async def server() -> AsyncIterator[RecordingServer]:
         yield recording
 
 
-def client(server: RecordingServer, *tokens: str, timeout: float = 30.0) -> ApiServer:
-    credentials = RotatingCredentials(server.port, *(tokens or ("t",)))
-    return ApiServer(credentials, server.meter, version="1", timeout=timeout)
+def client(server: RecordingServer, *tokens: str, **options: Any) -> ApiServer:
+    return ApiServer(RotatingCredentials(server.port, *(tokens or ("t",))), server.meter, version="1", **options)
+
+
+@asynccontextmanager
+async def silence() -> AsyncIterator[int]:
+    """A port that takes connections and answers none."""
+    opened: list[asyncio.StreamWriter] = []  # from Python 3.13 on, a stream without a reference is closed
+    server = await asyncio.start_server(lambda reader, writer: opened.append(writer), "127.0.0.1", 0)
+    yield int(server.sockets[0].getsockname()[1])
+    server.close()
 
 
 def status(code: int, message: str = "no", **details: Any) -> Callable[[web.Request], web.Response]:
@@ -121,8 +128,7 @@ async def test_a_replica_that_does_not_lead_sends_no_write(server: RecordingServ
     body = {**JOB, "metadata": {**JOB["metadata"], "uid": "u", "resourceVersion": "7"}}
     lease = {**body, "apiVersion": LEASES.api_version, "kind": LEASES.kind}
     fence = WriteFence()
-    credentials = RotatingCredentials(server.port, "t")
-    async with ApiServer(credentials, server.meter, version="1", fence=fence.require) as cluster:
+    async with client(server, fence=fence.require) as cluster:
         writes = (
             lambda: cluster.apply(body),
             lambda: cluster.create(body),
@@ -147,14 +153,9 @@ async def test_a_replica_that_does_not_lead_sends_no_write(server: RecordingServ
 
 
 async def test_a_write_ends_with_the_lease(server: RecordingServer) -> None:
-    opened: list[asyncio.StreamWriter] = []  # from Python 3.13 on, a stream without a reference is closed
-    silent = await asyncio.start_server(lambda reader, writer: opened.append(writer), "127.0.0.1", 0)
-    server.port = silent.sockets[0].getsockname()[1]
-    credentials = RotatingCredentials(server.port, "t")
-    async with ApiServer(credentials, server.meter, version="1", timeout=3600.0, fence=lambda what: 0.1) as cluster:
+    async with silence() as server.port, client(server, timeout=3600.0, fence=lambda what: 0.1) as cluster:
         with pytest.raises(Unavailable, match="no answer in time"):
             await cluster.create(JOB)
-    silent.close()
 
 
 async def test_a_write_is_not_repeated_with_new_credentials_after_the_lease(server: RecordingServer) -> None:
@@ -166,8 +167,7 @@ async def test_a_write_is_not_repeated_with_new_credentials_after_the_lease(serv
         return status(401)(request)
 
     server.answer = rejected
-    credentials = RotatingCredentials(server.port, "old", "new")
-    async with ApiServer(credentials, server.meter, version="1", fence=fence.require) as cluster:
+    async with client(server, "old", "new", fence=fence.require) as cluster:
         with pytest.raises(NotLeader):
             await cluster.create(JOB)
     assert len(server.requests) == 1
@@ -309,10 +309,10 @@ async def test_a_status_that_the_definition_does_not_have_is_told_with_the_same_
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"), [("17", 17.0), ("9" * 400, RETRY_AFTER_MOST), ("\xb2", None), ("-1", None), ("soon", None)]
+    ("header", "seconds"), [("17", 17.0), ("9" * 400, RETRY_AFTER_MOST), ("\xb2", None), ("-1", None), ("soon", None)]
 )
-async def test_retry_after_is_passed_on(server: RecordingServer, given: str, seconds: float | None) -> None:
-    server.answer = lambda _: web.json_response({}, status=429, headers={"Retry-After": given})
+async def test_retry_after_is_passed_on(server: RecordingServer, header: str, seconds: float | None) -> None:
+    server.answer = lambda _: web.json_response({}, status=429, headers={"Retry-After": header})
     with pytest.raises(Unavailable) as raised:
         await server.cluster.apply(JOB)
     assert raised.value.after == seconds
@@ -320,14 +320,10 @@ async def test_retry_after_is_passed_on(server: RecordingServer, given: str, sec
 
 
 async def test_a_server_that_does_not_answer_is_unavailable_and_metered_with_code_0(server: RecordingServer) -> None:
-    opened: list[asyncio.StreamWriter] = []  # from Python 3.13 on, a stream without a reference is closed
-    silent = await asyncio.start_server(lambda reader, writer: opened.append(writer), "127.0.0.1", 0)
-    server.port = silent.sockets[0].getsockname()[1]
-    async with client(server, timeout=0.1) as cluster:
+    async with silence() as server.port, client(server, timeout=0.1) as cluster:
         with pytest.raises(ServerError, match=r"apply .*red: no answer in time") as slow:
             await cluster.apply(JOB)
     assert slow.value.request in str(slow.value)
-    silent.close()
     async with client(server) as cluster:
         with pytest.raises(Unavailable, match="ClientConnectorError") as away:
             await cluster.apply(JOB)

@@ -1,7 +1,5 @@
 """Credentials from a service account and from kubeconfigs, as the operator's client and kopf use them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Events that cannot be created: what the log says."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Summary of a job: its state, its place among waiting passes, and what ends a backoff."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

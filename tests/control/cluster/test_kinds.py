@@ -1,7 +1,5 @@
 """URL paths of kinds."""
 
-from __future__ import annotations
-
 import pytest
 
 from omni_operator.cluster.kinds import JOBS, PODS, TOKEN_REVIEWS

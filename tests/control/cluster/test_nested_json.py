@@ -1,7 +1,5 @@
 """JSON that is nested too deeply: what is around it is read."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

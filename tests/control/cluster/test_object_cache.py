@@ -1,7 +1,5 @@
 """Cache of observed objects: newer versions win, recreated objects differ, missed deletions are found."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -163,8 +161,7 @@ def test_what_is_left_of_an_attempt_is_known_by_the_uids_of_its_deleted_owners(r
     cache.put(PODS, child(PODS, "red-a01-x-head"))
     cache.put(RAYCLUSTERS, child(RAYCLUSTERS, "red-a01-x"))
     seen = cache.observed(KEY, "j1")
-    assert [pod.attempt for pod in seen.pods] == [1]
-    assert [cluster.attempt for cluster in seen.clusters] == [1]
+    assert [owned.attempt for owned in (*seen.pods, *seen.clusters)] == [1, 1]
     assert seen.leftovers == 0
 
 
@@ -189,8 +186,7 @@ def test_evidence_outlives_its_pod_and_is_bounded(cache: ObjectCache) -> None:
         pod = child(PODS, f"p{number}", conditions=target)
         cache.put(PODS, pod)
         cache.remove(PODS, pod)
-    evidence = cache.observed(KEY, "j1").evidence
-    assert len(evidence) == 8
+    assert len(cache.observed(KEY, "j1").evidence) == 8
 
 
 def test_all_events_of_a_job_give_the_same_key() -> None:
@@ -202,10 +198,8 @@ def test_all_events_of_a_job_give_the_same_key() -> None:
 
     keys = [cache.put(JOBS, received(job()))]
     keys += [cache.put(kind, received(child(kind, "red"))) for kind in (NETWORK_POLICIES, POD_MONITORS)]
-    keys += [
-        cache.put(JOBS, received(job(version=9))),
-        cache.remove(POD_MONITORS, received(child(POD_MONITORS, "red"))),
-    ]
+    keys.append(cache.put(JOBS, received(job(version=9))))
+    keys.append(cache.remove(POD_MONITORS, received(child(POD_MONITORS, "red"))))
     assert keys == [KEY] * 5
     assert {id(key) for key in keys} == {id(key) for key in cache.jobs()}
 
@@ -247,8 +241,8 @@ def test_objects_of_no_job_are_not_cached() -> None:
 
 # Fields of statuses.
 FIELDS = (
-    "conditions type status reason state waiting containerStatuses endTime startTime rayJobInfo terminated "
-    "exitCode name suspend"
+    *("conditions", "type", "status", "reason", "state", "waiting", "containerStatuses", "endTime", "startTime"),
+    *("rayJobInfo", "terminated", "exitCode", "name", "suspend"),
 )
 
 
@@ -257,9 +251,7 @@ FIELDS = (
         st.sampled_from(["status", "spec", "extra"]),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-            lambda inner: (
-                st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS.split()), inner, max_size=4)
-            ),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
             max_leaves=12,
         ),
     )

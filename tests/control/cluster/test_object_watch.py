@@ -1,7 +1,5 @@
 """Watches of one kind: lists, continuation after breaks, expired versions, API servers that stream no lists."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field

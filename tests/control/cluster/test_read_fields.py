@@ -1,7 +1,5 @@
 """Fields of objects that stay in the cache: what passes read, and no more."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,10 +1,8 @@
 """Certificates that are renewed while the operator runs: their files are replaced in place, as kubelets do."""
 
-from __future__ import annotations
-
-import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,7 @@ async def answer(request: web.Request) -> web.Response:
     return web.json_response({"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []})
 
 
-def serving(
-    authority: Authority, handle: Handle = answer, port: int = 0
-) -> contextlib.AbstractAsyncContextManager[int]:
+def serving(authority: Authority, handle: Handle = answer, port: int = 0) -> AbstractAsyncContextManager[int]:
     """A server with a certificate of the authority; it asks clients for theirs. Gives its port."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.certificate))
     context.load_cert_chain(*authority.issue(api_server(["127.0.0.1"])))
@@ -115,10 +111,8 @@ async def test_a_client_certificate_that_was_renewed_in_place_is_used_after_the_
     accepted = [b""]
 
     async def handle(request: web.Request) -> web.Response:
-        shown = (
-            request.transport.get_extra_info("ssl_object").getpeercert(binary_form=True) if request.transport else b""
-        )
-        if shown != accepted[0]:
+        peer = request.transport.get_extra_info("ssl_object") if request.transport else None
+        if peer is None or peer.getpeercert(binary_form=True) != accepted[0]:
             return web.json_response({"kind": "Status", "message": "Unauthorized"}, status=401)
         return await answer(request)
 
@@ -134,9 +128,8 @@ users: [{{name: me, user: {{client-certificate: {certificate}, client-key: {key}
 """
         )
         accepted[0] = ssl.PEM_cert_to_DER_cert(certificate.read_text())
-        async with ApiServer(
-            await load_credentials({"KUBECONFIG": str(config)}), lambda *_: None, version="1"
-        ) as client:
+        credentials = await load_credentials({"KUBECONFIG": str(config)})
+        async with ApiServer(credentials, lambda *_: None, version="1") as client:
             await client.list_objects(JOBS, "team-a", "")
             for path in (certificate, key):
                 path.unlink()

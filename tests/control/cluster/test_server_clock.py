@@ -1,7 +1,5 @@
 """The API server's time, from the dates of its answers."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 

@@ -1,7 +1,5 @@
 """The client of watches, against a small HTTP server: requests as sent, long lines, errors, pages, credentials."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -60,11 +58,7 @@ def streams(*events: Body, cut: bool = False) -> Answer:
 
 # What a proxy may answer instead of the API server.
 NO_EVENTS = (
-    "<html>sign in</html>",
-    "null",
-    "[]",
-    "7",
-    "{}",
+    *("<html>sign in</html>", "null", "[]", "7", "{}"),
     '{"type": "ADDED"}',
     '{"type": "ADDED", "object": null}',
     '{"type": "ADDED", "object": {"metadata": 1}}',
@@ -125,16 +119,9 @@ async def test_the_first_watch_asks_for_a_streamed_list_and_the_next_for_changes
         (says(401), Unavailable),
     ],
     ids=[
-        "gone",
-        "gone-event",
-        "error-event",
-        "cut",
-        "odd-code",
+        *("gone", "gone-event", "error-event", "cut", "odd-code"),
         *map(repr, NO_EVENTS),
-        "no-streams",
-        "no-kind",
-        "busy",
-        "rejected",
+        *("no-streams", "no-kind", "busy", "rejected"),
     ],
 )
 async def test_errors_by_meaning(server: Server, answer: Answer, error: type[Exception]) -> None:

@@ -1,7 +1,5 @@
 """The docs site: links as in the repository, all pages in the navigation, nothing from the network."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

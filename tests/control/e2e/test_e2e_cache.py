@@ -1,7 +1,5 @@
 """The cache of tests: shared files are counted once, and unused entries are removed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The demo: its job, and what becomes of earlier results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from e2e.demo import EXAMPLE, JOB, ROOT, keep
@@ -10,16 +8,16 @@ from omni_operator.api import load_job
 
 def test_the_example_is_the_main_job_with_a_device_and_a_claim() -> None:
     on_cluster = load_job(ROOT / EXAMPLE).job
-    here = load_job(ROOT / "examples" / "red-grpo.yaml").job
+    main_job = load_job(ROOT / "examples" / "red-grpo.yaml").job
     assert on_cluster.metadata.name == JOB
     device = on_cluster.spec.trainer.accelerator
     assert (device.vendor, device.resource_name) == ("Mock", "nvidia.com/gpu")
     changed = {
-        "trainer": on_cluster.spec.trainer.model_copy(update={"accelerator": here.spec.trainer.accelerator}),
+        "trainer": on_cluster.spec.trainer.model_copy(update={"accelerator": main_job.spec.trainer.accelerator}),
         "checkpoint": on_cluster.spec.checkpoint.model_copy(update={"claim_name": None}),
-        "backoff_limit": here.spec.backoff_limit,
+        "backoff_limit": main_job.spec.backoff_limit,
     }
-    assert on_cluster.spec.model_copy(update=changed) == here.spec
+    assert on_cluster.spec.model_copy(update=changed) == main_job.spec
 
 
 def test_results_replace_those_of_an_earlier_demo_and_nothing_else(tmp_path: Path) -> None:

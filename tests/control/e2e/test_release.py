@@ -1,7 +1,5 @@
 """A release: the version is the same everywhere, the changelog gets its section, and every file has its checksum."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

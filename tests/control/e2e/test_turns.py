@@ -1,7 +1,5 @@
 """Which tests on whole clusters run when there is not time for all of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The server of the tests of reports."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

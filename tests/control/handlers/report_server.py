@@ -1,7 +1,5 @@
 """The endpoint of reports with an in-memory API server, and tokens of a job's trainer pod."""
 
-from __future__ import annotations
-
 import base64
 import json
 from datetime import UTC, datetime

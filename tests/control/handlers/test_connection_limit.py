@@ -1,7 +1,5 @@
 """Connection floods: a server limits the number of open connections, and connections of other senders stay open."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 from collections.abc import AsyncIterator

@@ -1,13 +1,10 @@
 """Jobs that are gone: nothing that the operator keeps refers to them any more, whatever store it is in."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import re
 from datetime import UTC, datetime, timedelta
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
 
 import pytest
 
@@ -15,7 +12,7 @@ from control.api.job_documents import SMALLEST
 from e2e.fake_cluster import FakeCluster
 from omni_operator.api.names import report_audience
 from omni_operator.cluster.cache.object_cache import ObjectCache
-from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key
+from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, Key
 from omni_operator.cluster.protocol import Identity
 from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.handlers.job_workers import STALE_ENTRIES, JobWorkers
@@ -105,17 +102,14 @@ class Operator:
 
     def submit(self, key: Key) -> str:
         """A new job; its uid."""
-        meta = {"namespace": key[0], "name": key[1]}
-        stored = self.cluster.make(
-            {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SMALLEST["spec"]}
-        )
+        stored = self.cluster.make({**SMALLEST, "metadata": {"namespace": key[0], "name": key[1]}})
         return str(stored["metadata"]["uid"])
 
     def run(self, key: Key) -> tuple[str, str]:
         """KubeRay makes the cluster of the first attempt, with one pod; name and uid of that."""
         parent = self.cluster.get(RAYJOBS, key[0], f"{key[1]}-a01")
         for kind, name in ((RAYCLUSTERS, f"{key[1]}-a01-x1"), (PODS, f"{key[1]}-a01-x1-trainer")):
-            parent = self.cluster.make(self._child(kind, name, parent))
+            parent = self.cluster.make_owned(kind, name, parent, status={"phase": "Running"})
         return parent["metadata"]["name"], parent["metadata"]["uid"]
 
     async def report(self, key: Key, uid: str, pod: tuple[str, str]) -> None:
@@ -128,20 +122,6 @@ class Operator:
         self.reports.take(key, uid, attempt, parse_event(b'{"event": "step", "step": 3}'), self.now)
         self.reports.ask_checkpoint(key, self.now)
         self.workers.wake(key)
-
-    def _child(self, kind: Any, name: str, parent: Body) -> Body:
-        owner = {
-            "kind": parent["kind"],
-            "controller": True,
-            **{part: parent["metadata"][part] for part in ("name", "uid")},
-        }
-        meta = {
-            "namespace": NAMESPACE,
-            "name": name,
-            "labels": parent["metadata"]["labels"],
-            "ownerReferences": [owner],
-        }
-        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "status": {"phase": "Running"}}
 
     def names(self) -> set[str]:
         """Names of jobs that anything refers to."""

@@ -1,7 +1,5 @@
 """What `helm test` runs: it accepts an operator that serves, and says what is missing of one that does not."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -1,7 +1,5 @@
 """Jobs that arrive through kopf: when all are known, and deletions that no event reports."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +10,7 @@ from typing import Any
 import kopf
 import pytest
 
+from control.api.job_documents import SMALLEST
 from e2e.fake_cluster import FakeCluster
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import Forbidden
@@ -54,9 +53,7 @@ class Started:
 
     def make(self, name: str, namespace: str = "ns") -> Body:
         meta = {"name": name, "namespace": namespace}
-        return self.cluster.make(
-            {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": {}, "status": {"attempts": 1}}
-        )
+        return self.cluster.make({**SMALLEST, "metadata": meta, "spec": {}, "status": {"attempts": 1}})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

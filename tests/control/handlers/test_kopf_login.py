@@ -1,7 +1,5 @@
 """kopf's HTTP session: objects of any depth and size arrive as JSON that Python parses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 

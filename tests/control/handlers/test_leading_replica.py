@@ -1,7 +1,5 @@
 """What a replica does while it leads: passes over all jobs, with nothing remembered of an earlier time."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 
@@ -40,8 +38,7 @@ async def test_passes_are_made_only_while_it_leads_and_start_with_nothing_rememb
         return reconcilers[-1]
 
     replica = LeadingReplica(cache, reports, Settings(), lambda result, seconds: None, new_reconciler, lambda: NOW)
-    meta = {"namespace": KEY[0], "name": KEY[1]}
-    job = cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SMALLEST["spec"]})
+    job = cluster.make({**SMALLEST, "metadata": {"namespace": KEY[0], "name": KEY[1]}})
     cache.put(JOBS, job)
     replica.workers.wake(KEY)
     await asyncio.sleep(0)

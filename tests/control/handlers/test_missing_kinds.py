@@ -1,7 +1,5 @@
 """Background tasks: kinds that are installed after the operator, and deletions that watches missed."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 

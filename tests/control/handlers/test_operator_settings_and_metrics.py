@@ -1,7 +1,5 @@
 """Settings from environment variables, probes, and metrics of bounded cardinality."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

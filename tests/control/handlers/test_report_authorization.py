@@ -1,7 +1,5 @@
 """Authorization of reports: claims and reviews of tokens, and limits of rejected ones."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections import Counter

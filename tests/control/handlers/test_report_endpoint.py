@@ -1,7 +1,5 @@
 """Reports over HTTP: attribution to an attempt, limits, and answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter
@@ -102,12 +100,12 @@ async def test_the_answer_requests_a_checkpoint_until_there_is_one(server: Repor
     assert await server.post(GOOD, STEP) == (200, {})
 
 
-@pytest.mark.parametrize("said", [1, 2, 10_000, 2**53])
-async def test_a_report_counts_for_the_attempt_of_its_pod(server: ReportServer, said: int) -> None:
-    assert await server.post(GOOD, {**STEP, "attempt": said}) == (200, {})
+@pytest.mark.parametrize("reported", [1, 2, 10_000, 2**53])
+async def test_a_report_counts_for_the_attempt_of_its_pod(server: ReportServer, reported: int) -> None:
+    assert await server.post(GOOD, {**STEP, "attempt": reported}) == (200, {})
     second = server.token_of(server.attempt(2))
     assert await server.post(second, {**STEP, "attempt": 1, "step": 4}) == (200, {})
-    assert await server.post(GOOD, {**STEP, "attempt": said, "step": 5}) == (200, {"stale": True})
+    assert await server.post(GOOD, {**STEP, "attempt": reported, "step": 5}) == (200, {"stale": True})
     report = server.reports.newest(KEY, "u")
     assert (report.attempt, report.step) == (2, 4)
 

@@ -1,7 +1,5 @@
 """Stop of the process: what the operator has to release, it releases before kopf has ended."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Dockerfiles of every image keep the same rules."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tag of an image is a hash of its inputs, and an image is built once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Locked sets of packages: images have the versions that tests run with."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Simulation for reconciler tests: in-memory API server, scripted KubeRay and kubelets, and a clock."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections import Counter
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from control.operator_core.pools import Pools, Queue
+from control.operator_core.pools import KEY, Pools, Queue
 from e2e.fake_cluster import FakeCluster
 from e2e.faulty_cluster import Fault, FaultyCluster, Killed
 from omni_operator.api.names import JOB_LABEL
@@ -23,10 +21,10 @@ from omni_operator.plan import ClusterSettings
 from omni_operator.reconcile.reconciler import Reconciler
 from omni_operator.reports.endpoint import ReportStore
 from omni_operator.status.decisions.timeouts import Timeouts
+from omni_operator.status.observed.timestamps import format_timestamp
 from omni_operator.status.observed.trainer_report import parse_event
 from omni_operator.status.reasons.table import REASONS, reasons_shown
 
-KEY: Key = ("team-a", "red")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SPEC: dict[str, Any] = {
     "model": {"base": "shapes-sd3"},
@@ -194,8 +192,8 @@ class Simulation:
         self.submit()
         self.watch()
 
-    def edit(self, key: Key = KEY, **spec: Any) -> None:
-        self.cluster.change(JOBS, *key, spec=spec)
+    def edit(self, **spec: Any) -> None:
+        self.cluster.change(JOBS, *KEY, spec=spec)
 
     async def edit_and_settle(self, **spec: Any) -> None:
         self.edit(**spec)
@@ -225,54 +223,32 @@ class Simulation:
 
     # KubeRay and kubelets.
 
-    def start(self, attempt: int, key: Key = KEY) -> None:
-        """KubeRay creates the cluster of an attempt, and its pods start."""
-        name = f"{key[1]}-a{attempt:02d}"
-        job = self.cluster.get(RAYJOBS, key[0], name)
-        cluster = f"{name}-x1"
-        meta = {"namespace": key[0], "labels": job["metadata"]["labels"]}
-        owner = {"kind": "RayJob", "name": name, "uid": job["metadata"]["uid"], "controller": True}
-        self.cluster.change(
-            RAYJOBS, key[0], name, status={"jobDeploymentStatus": "Initializing", "rayClusterName": cluster}
-        )
-        if self.cluster.get(RAYCLUSTERS, key[0], cluster):
-            return
-        stored = self.cluster.make(
-            {
-                "apiVersion": "ray.io/v1",
-                "kind": "RayCluster",
-                "metadata": {**meta, "name": cluster, "ownerReferences": [owner]},
-            }
-        )
-        owner = {"kind": "RayCluster", "name": cluster, "uid": stored["metadata"]["uid"], "controller": True}
-        for role in ("head", "worker"):
-            labelled = {**meta["labels"], "ray.io/node-type": role, "ray.io/group": role}
-            self.cluster.make(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Pod",
-                    "metadata": {**meta, "name": f"{cluster}-{role}", "labels": labelled, "ownerReferences": [owner]},
-                    "status": {"phase": "Pending"},
-                }
-            )
+    def change(self, kind: Kind, attempt: int = 1, **parts: Any) -> None:
+        """Change the RayJob or the RayCluster of an attempt."""
+        name = f"red-a{attempt:02d}" if kind == RAYJOBS else f"red-a{attempt:02d}-x1"
+        self.cluster.change(kind, KEY[0], name, **parts)
 
-    def run(self, attempt: int, key: Key = KEY) -> None:
-        """Pods are ready and Ray runs the job."""
-        self.start(attempt, key)
-        name = f"{key[1]}-a{attempt:02d}"
-        self.head(attempt, True, "HeadPodRunningAndReady", key)
-        self.cluster.change(
-            RAYCLUSTERS, key[0], f"{name}-x1", status={"desiredWorkerReplicas": 1, "readyWorkerReplicas": 1}
-        )
+    def start(self, attempt: int) -> None:
+        """KubeRay creates the cluster of an attempt, and its pods start."""
+        name = f"red-a{attempt:02d}-x1"
+        self.change(RAYJOBS, attempt, status={"jobDeploymentStatus": "Initializing", "rayClusterName": name})
+        if self.cluster.get(RAYCLUSTERS, KEY[0], name):
+            return
+        rayjob = self.cluster.get(RAYJOBS, KEY[0], f"red-a{attempt:02d}")
+        raycluster = self.cluster.make_owned(RAYCLUSTERS, name, rayjob)
         for role in ("head", "worker"):
-            self.pod(attempt, role, {"phase": "Running"}, key)
-        started = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        self.cluster.change(
-            RAYJOBS,
-            key[0],
-            name,
-            status={"jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "startTime": started},
-        )
+            labels = {"ray.io/node-type": role, "ray.io/group": role}
+            self.cluster.make_owned(PODS, f"{name}-{role}", raycluster, labels, status={"phase": "Pending"})
+
+    def run(self, attempt: int) -> None:
+        """Pods are ready and Ray runs the job."""
+        self.start(attempt)
+        self.head(attempt, True, "HeadPodRunningAndReady")
+        self.change(RAYCLUSTERS, attempt, status={"desiredWorkerReplicas": 1, "readyWorkerReplicas": 1})
+        for role in ("head", "worker"):
+            self.pod(attempt, role, {"phase": "Running"})
+        status = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "startTime": format_timestamp(self.now)}
+        self.change(RAYJOBS, attempt, status=status)
 
     async def run_and_settle(self, attempt: int) -> None:
         self.run(attempt)
@@ -288,48 +264,34 @@ class Simulation:
         await self.submit_and_settle(**spec)
         await self.run_and_settle(1)
 
-    def head(self, attempt: int, ready: bool, reason: str, key: Key = KEY) -> None:
+    def head(self, attempt: int, ready: bool, reason: str) -> None:
         """KubeRay updates the head's condition; `state` stays `ready`, as in KubeRay."""
-        at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        head = {"type": "HeadPodReady", "status": str(ready), "reason": reason}
         conditions = [
-            {"type": "HeadPodReady", "status": str(ready), "reason": reason, "lastTransitionTime": at},
+            {**head, "lastTransitionTime": format_timestamp(self.now)},
             {"type": "RayClusterProvisioned", "status": "True", "reason": "AllPodRunningAndReadyFirstTime"},
         ]
-        self.cluster.change(
-            RAYCLUSTERS, key[0], f"{key[1]}-a{attempt:02d}-x1", status={"state": "ready", "conditions": conditions}
-        )
+        self.change(RAYCLUSTERS, attempt, status={"state": "ready", "conditions": conditions})
 
-    def pod(self, attempt: int, role: str, status: dict[str, Any], key: Key = KEY) -> None:
+    def pod(self, attempt: int, role: str, status: dict[str, Any]) -> None:
         """A kubelet updates a pod's status."""
-        self.cluster.change(PODS, key[0], f"{key[1]}-a{attempt:02d}-x1-{role}", status=status)
+        self.cluster.change(PODS, KEY[0], f"red-a{attempt:02d}-x1-{role}", status=status)
 
     async def pod_and_settle(self, attempt: int, role: str, status: dict[str, Any]) -> None:
         self.pod(attempt, role, status)
         await self.settle()
 
-    def lose_head(self, attempt: int, key: Key = KEY) -> None:
+    def lose_head(self, attempt: int) -> None:
         """The head pod is deleted; KubeRay does not recreate it and does not update the RayJob."""
-        self.cluster.remove(PODS, key[0], f"{key[1]}-a{attempt:02d}-x1-head")
-        self.head(attempt, False, "HeadPodNotFound", key)
+        self.cluster.remove(PODS, KEY[0], f"red-a{attempt:02d}-x1-head")
+        self.head(attempt, False, "HeadPodNotFound")
 
-    def end(self, attempt: int, job: str = "SUCCEEDED", reason: str = "", message: str = "", key: Key = KEY) -> None:
+    def end(self, attempt: int, job: str = "SUCCEEDED", reason: str = "", message: str = "") -> None:
         """KubeRay records the end of the Ray job and deletes its cluster."""
-        name = f"{key[1]}-a{attempt:02d}"
         deployment = "Complete" if job in ("SUCCEEDED", "STOPPED") else "Failed"
-        at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        self.cluster.change(
-            RAYJOBS,
-            key[0],
-            name,
-            status={
-                "jobDeploymentStatus": deployment,
-                "jobStatus": job,
-                "reason": reason,
-                "message": message,
-                "endTime": at,
-            },
-        )
-        self.cluster.remove(RAYCLUSTERS, key[0], f"{name}-x1")
+        status = {"jobDeploymentStatus": deployment, "jobStatus": job, "reason": reason, "message": message}
+        self.change(RAYJOBS, attempt, status={**status, "endTime": format_timestamp(self.now)})
+        self.cluster.remove(RAYCLUSTERS, KEY[0], f"red-a{attempt:02d}-x1")
 
     async def end_and_settle(self, attempt: int, *result: str) -> None:
         self.end(attempt, *result)
@@ -337,13 +299,12 @@ class Simulation:
 
     # The trainer.
 
-    def report(self, event: str = "step", attempt: int = 1, key: Key = KEY, **fields: Any) -> dict[str, Any]:
+    def report(self, event: str = "step", attempt: int = 1, **fields: Any) -> dict[str, Any]:
         """The trainer posts a report; return the answer."""
-        job = self.cluster.get(JOBS, *key)
+        job = self.cluster.get(JOBS, *KEY)
         parsed = parse_event(json.dumps({"event": event, **fields}).encode())
-        answer = self.reports.take(key, job["metadata"]["uid"], attempt, parsed, self.now)
-        self.wakes[key] = self.now
-        return answer
+        self.wakes[KEY] = self.now
+        return self.reports.take(KEY, job["metadata"]["uid"], attempt, parsed, self.now)
 
     async def report_and_settle(self, event: str = "step", **fields: Any) -> None:
         self.report(event, **fields)
@@ -351,18 +312,18 @@ class Simulation:
 
     # The state.
 
-    def status(self, key: Key = KEY) -> Status:
-        body = self.cluster.get(JOBS, *key)
+    def status(self) -> Status:
+        body = self.cluster.get(JOBS, *KEY)
         return Status.model_validate(body.get("status") or {})
 
-    def condition(self, kind: str, key: Key = KEY) -> Condition:
-        condition = self.status(key).condition(kind)
+    def condition(self, kind: str) -> Condition:
+        condition = self.status().condition(kind)
         assert condition is not None, kind
         return condition
 
-    def verdict(self, kind: str, key: Key = KEY) -> tuple[str, str]:
+    def verdict(self, kind: str) -> tuple[str, str]:
         """Status and reason of a condition."""
-        condition = self.condition(kind, key)
+        condition = self.condition(kind)
         return condition.status, condition.reason
 
     def attempts(self) -> list[str]:

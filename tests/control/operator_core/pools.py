@@ -1,7 +1,5 @@
 """A simulated job with rollout pods of their own, and its Kueue queue."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, WORKLOADS
@@ -35,6 +33,12 @@ def unscheduled(message: str) -> dict[str, Any]:
     return {"phase": "Pending", "conditions": [condition]}
 
 
+def waits(reason: str, message: str) -> dict[str, Any]:
+    """Status of a pod whose container waits."""
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"containerStatuses": [{"name": "ray-worker", "state": state}]}
+
+
 def spec_of(pool: str, **changed: Any) -> dict[str, Any]:
     """The parts of a spec with three rollout and three reward pods, one of which has other fields."""
     model = {"base": "org/judge", "placement": "Separate", "replicas": 3}
@@ -56,7 +60,7 @@ class Pools:
         await self.simulation.submit_and_settle(**{"rollout": ROLLOUT, **job})
         self.simulation.run(1)
         rayjob = self.simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
-        self.simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=rayjob["spec"]["rayClusterSpec"])
+        self.simulation.change(RAYCLUSTERS, spec=rayjob["spec"]["rayClusterSpec"])
         self.add("trainer")
         for _ in range(ROLLOUT["replicas"]):
             self.add("rollout")
@@ -71,16 +75,15 @@ class Pools:
 
     def add(self, group: str, status: Any = READY) -> str:
         """KubeRay makes a pod, and it becomes ready."""
-        cluster = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-        owner = {"kind": "RayCluster", "name": CLUSTER, "uid": cluster["metadata"]["uid"], "controller": True}
-        groups = {spec["groupName"]: spec for spec in cluster["spec"]["workerGroupSpecs"]}
+        raycluster = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
+        groups = {spec["groupName"]: spec for spec in raycluster["spec"]["workerGroupSpecs"]}
         template = groups[group]["template"]["metadata"]["labels"] if group in groups else {}
-        labels = {**template, **cluster["metadata"]["labels"], "ray.io/node-type": "worker", "ray.io/group": group}
+        labels = {**template, "ray.io/node-type": "worker", "ray.io/group": group}
         self.made += 1
+        name = f"{CLUSTER}-{group}-{self.made}"
         status = {**status, "podIP": f"10.0.0.{self.made}"}
-        meta = {"namespace": KEY[0], "name": f"{CLUSTER}-{group}-{self.made}", "labels": labels}
-        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {**meta, "ownerReferences": [owner]}, "status": status}
-        return str(self.simulation.cluster.make(body)["metadata"]["name"])
+        self.simulation.cluster.make_owned(PODS, name, raycluster, labels, status=status)
+        return name
 
     async def report(self, version: int = 1, **others: int) -> None:
         """The trainer reports the replicas in all ready pods, and the operator makes its passes.
@@ -104,9 +107,9 @@ class Pools:
 
     def replace_named(self, group: str = "rollout", status: Any = READY) -> list[str]:
         """KubeRay deletes the pods of a group that are named, and starts others; the names."""
-        there = {body["metadata"]["name"] for body in self.simulation.cluster.all(PODS)}
+        present = {body["metadata"]["name"] for body in self.simulation.cluster.all(PODS)}
         (strategy,) = (spec.get("scaleStrategy", {}) for spec in self.specs() if spec["groupName"] == group)
-        named = [name for name in strategy.get("workersToDelete", ()) if name in there]
+        named = [name for name in strategy.get("workersToDelete", ()) if name in present]
         for name in named:
             self.simulation.cluster.remove(PODS, KEY[0], name)
             self.add(group, status)
@@ -124,9 +127,7 @@ class Pools:
         groups = self.specs()
         groups[index] |= changed
         metadata = {"managedFields": [{"manager": "helm", "operation": "Update", "time": "2026-01-01T00:00:00Z"}]}
-        self.simulation.cluster.change(
-            RAYCLUSTERS, KEY[0], CLUSTER, spec={"workerGroupSpecs": groups}, metadata=metadata
-        )
+        self.simulation.change(RAYCLUSTERS, spec={"workerGroupSpecs": groups}, metadata=metadata)
 
     def leaving(self, group: int = 1) -> list[str]:
         """Names of the pods of a group that KubeRay is to delete."""
@@ -151,7 +152,7 @@ class Queue:
         labels = {"kueue.x-k8s.io/queue-name": "team-a"}
         self.simulation.cluster.change(JOBS, *KEY, metadata={"labels": labels, "annotations": annotations or {}})
         await self.simulation.settle()
-        self.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"suspend": True})
+        self.simulation.change(RAYJOBS, spec={"suspend": True})
         self.make_workload()
         self.wait()
         await self.simulation.settle()
@@ -166,7 +167,7 @@ class Queue:
 
     def wait(self, reserved: str = "False", reason: str = "Pending", message: str = NO_ROOM) -> None:
         """KubeRay has deleted the pods, and Kueue's Workload has this condition."""
-        self.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, status={"jobDeploymentStatus": "Suspended"})
+        self.simulation.change(RAYJOBS, status={"jobDeploymentStatus": "Suspended"})
         condition = {"type": "QuotaReserved", "status": reserved, "reason": reason, "message": message}
         self.simulation.cluster.change(
             WORKLOADS, KEY[0], f"rayjob-{RAYJOB}", status={"conditions": [condition] if reason else []}
@@ -175,12 +176,12 @@ class Queue:
     async def admit(self) -> None:
         """Kueue admits the RayJob, and its pods start."""
         self.wait("True", "QuotaReserved")
-        self.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"suspend": False})
+        self.simulation.change(RAYJOBS, spec={"suspend": False})
         await self.simulation.run_and_settle(1)
 
     async def preempt(self) -> None:
         """Kueue takes the quota back, and KubeRay deletes the pods."""
-        self.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"suspend": True})
+        self.simulation.change(RAYJOBS, spec={"suspend": True})
         self.simulation.cluster.remove(RAYCLUSTERS, KEY[0], f"{RAYJOB}-x1")
         self.wait(message="Preempted to accommodate a workload")
         await self.simulation.settle()

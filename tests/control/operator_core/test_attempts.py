@@ -1,18 +1,15 @@
 """Attempts of a job: creation, observation, end, and writes of the status."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
+from control.operator_core.pools import KEY
 from e2e.fake_cluster import FakeCluster
 from omni_operator.api.status import CONDITION_TYPES
 from omni_operator.cluster.errors import Conflict, Forbidden
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Kind
 from omni_operator.reconcile.status_writer import APART, TRIES
-
-KEY = ("team-a", "red")
 
 
 async def test_a_job_runs_to_success(simulation: Any) -> None:
@@ -105,14 +102,10 @@ async def test_deadlines(simulation: Any) -> None:
 
 async def test_time_in_a_queue_does_not_count_for_the_start_deadline(simulation: Any) -> None:
     await simulation.submit_and_settle(preRunningDeadlineSeconds=50)
-    simulation.cluster.change(
-        RAYJOBS, KEY[0], "red-a01", spec={"suspend": True}, status={"jobDeploymentStatus": "Suspended"}
-    )
+    simulation.change(RAYJOBS, spec={"suspend": True}, status={"jobDeploymentStatus": "Suspended"})
     await simulation.after(1000)
     assert simulation.condition("Admitted").reason == "Queued"
-    simulation.cluster.change(
-        RAYJOBS, KEY[0], "red-a01", spec={"suspend": False}, status={"jobDeploymentStatus": "Initializing"}
-    )
+    simulation.change(RAYJOBS, spec={"suspend": False}, status={"jobDeploymentStatus": "Initializing"})
     await simulation.after(49)
     assert not simulation.status().failures
     await simulation.after(2)
@@ -198,10 +191,8 @@ async def test_the_answer_to_each_written_status_is_told(simulation: Any) -> Non
     simulation.submit_and_watch()
     await simulation.reconcile()
     assert [kind for kind, _ in answers] == [RAYJOBS, JOBS]
-    assert (
-        answers[1][1]["metadata"]["resourceVersion"]
-        == simulation.cluster.get(JOBS, *KEY)["metadata"]["resourceVersion"]
-    )
+    job = simulation.cluster.get(JOBS, *KEY)
+    assert answers[1][1]["metadata"]["resourceVersion"] == job["metadata"]["resourceVersion"]
     answers.clear()
     simulation.watch()
     await simulation.reconcile()

@@ -1,7 +1,5 @@
 """Rollout and reward pods whose number follows what waits for them, and the requests that a change takes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +87,7 @@ async def test_a_quota_is_named_and_no_more_pods_are_asked_for(scaled: Scaled) -
     body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
     failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreateWorkerPod", "message": text}
     status = {**body["status"], "conditions": [*body["status"]["conditions"], failure]}
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, status=status)
+    simulation.change(RAYCLUSTERS, status=status)
     await simulation.settle()
     await scaled.queue(60)
     condition = scaled.condition()

@@ -1,7 +1,5 @@
 """Cost of a job: what its passes validate, check, render and write, and the memory of one that is idle."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from control.api.job_documents import SMALLEST
+from control.operator_core.pools import KEY
 from omni_operator.api.names import CHECKSUM_ANNOTATION
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Body, Kind
@@ -25,7 +24,6 @@ from omni_operator.reconcile import spec_cache
 from omni_operator.reconcile.spec_cache import KEPT, InvalidSpec, SpecCache, ValidSpec
 from omni_operator.reconcile.subject import ReconcileResult
 
-KEY = ("team-a", "red")
 SPEC: dict[str, Any] = SMALLEST["spec"]
 TEMPLATE = {"spec": {"containers": [{"name": "ray", "env": [{"name": "A", "value": "b"}]}]}}
 DERIVED = ("describe_refusals", "render_job_objects", "render_attempt", "digest_attempt", "digest_spec")
@@ -88,7 +86,7 @@ def test_few_specifications_stay_and_each_change_of_a_job_counts(derived: Counte
 
     def body(number: int = 0, **meta: Any) -> dict[str, Any]:
         metadata = {"namespace": KEY[0], "name": f"job-{number}", "uid": f"u{number}", "generation": 1, **meta}
-        return {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": metadata, "spec": SPEC}
+        return {**SMALLEST, "metadata": metadata}
 
     first = cache.get(KEY, body(), settings)
     assert isinstance(first, ValidSpec)
@@ -121,7 +119,7 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
     labels = {f"label-{number}": "" for number in range(ANNOTATIONS_BYTES // 10)} if part == "labels" else {}
     meta = {"namespace": KEY[0], "name": KEY[1], "uid": "u", "generation": 1}
     spec = {**SPEC, "trainer": {"totalSteps": 10, "podTemplate": template}}
-    large = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {**meta, "labels": labels}, "spec": spec}
+    large = {**SMALLEST, "metadata": {**meta, "labels": labels}, "spec": spec}
     small = {**large, "metadata": {**meta, "generation": 2}, "spec": SPEC}
     for version, body in enumerate((small, large), 1):
         body["metadata"]["resourceVersion"] = str(version)

@@ -1,11 +1,10 @@
 """A job that is edited before its trainer runs, and stored specs that break a rule of this version."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
+from control.api.job_documents import SMALLEST
 from control.operator_core.pools import KEY, PLACES, Queue, spec_of, unscheduled
 from e2e.faulty_cluster import Fault
 from omni_operator.cluster.errors import Forbidden
@@ -60,13 +59,13 @@ async def stuck(simulation: Any, cause: str, **job: Any) -> None:
     await simulation.submit_starting(**job)
     reason, trouble = CAUSES[cause]
     if "cluster" in trouble:
-        simulation.cluster.change(RAYCLUSTERS, KEY[0], f"{RED}-x1", **trouble["cluster"])
+        simulation.change(RAYCLUSTERS, **trouble["cluster"])
         for role in ("head", "worker"):
             simulation.cluster.remove(PODS, KEY[0], f"{RED}-x1-{role}")
     if "pod" in trouble:
         simulation.pod(1, "worker", trouble["pod"])
     if "rayjob" in trouble:
-        simulation.cluster.change(RAYJOBS, KEY[0], RED, **trouble["rayjob"])
+        simulation.change(RAYJOBS, **trouble["rayjob"])
     await simulation.settle()
     assert simulation.condition("Ready").reason == reason
 
@@ -106,7 +105,7 @@ async def test_an_edit_that_makes_no_other_attempt_replaces_none(simulation: Any
 
 async def test_an_attempt_that_runs_is_not_replaced_while_a_pod_of_it_is_refused(simulation: Any) -> None:
     await simulation.submit_running()
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], f"{RED}-x1", **refused(QUOTA))
+    simulation.change(RAYCLUSTERS, **refused(QUOTA))
     simulation.edit(**EDITS["limits"])
     await simulation.after(600)
     assert (simulation.attempts(), simulation.condition("Updated").reason) == ([RED], "NextAttempt")
@@ -116,7 +115,7 @@ async def test_an_attempt_that_runs_is_not_replaced_while_a_pod_of_it_is_refused
 async def test_pods_that_could_be_replaced_while_the_trainer_runs_are_repaired_too(simulation: Any, pool: str) -> None:
     await simulation.submit_starting(**spec_of(pool))
     body = simulation.cluster.get(RAYJOBS, KEY[0], RED)
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], f"{RED}-x1", spec=body["spec"]["rayClusterSpec"], **refused(QUOTA))
+    simulation.change(RAYCLUSTERS, spec=body["spec"]["rayClusterSpec"], **refused(QUOTA))
     await simulation.settle()
     paused = {"diffusionrl.io/pause-rolling-update": "true"}
     simulation.cluster.change(JOBS, *KEY, metadata={"annotations": paused})
@@ -289,11 +288,9 @@ async def test_its_pods_and_policy_stay_as_they_are(running: Any) -> None:
 def test_valid_fields_count_as_far_as_the_job_can_be_read_without_the_others(
     changes: dict[str, Any], left: bool
 ) -> None:
-    spec = {"model": {"base": "shapes-sd3"}, "data": {"train": ["p.jsonl"]}, "trainer": {"totalSteps": 10}}
-    spec |= {"reward": {"scorers": [{"name": "color"}]}, **changes}
+    spec = {**SMALLEST["spec"], **changes}
     meta = {"namespace": KEY[0], "name": KEY[1], "uid": "u", "generation": 1}
-    body = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": spec}
-    parsed = SpecCache().get(KEY, body, ClusterSettings(image="rollout:1"))
+    parsed = SpecCache().get(KEY, {**SMALLEST, "metadata": meta, "spec": spec}, ClusterSettings(image="rollout:1"))
     assert isinstance(parsed, InvalidSpec)
     assert (parsed.job is not None and parsed.job.spec.suspend) == left
     if parsed.job is not None:

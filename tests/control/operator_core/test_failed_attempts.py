@@ -1,33 +1,24 @@
 """Attempts that fail: what ended them, how they are counted, and when the next one starts."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from control.operator_core.pools import unscheduled
+from control.operator_core.pools import KEY, unscheduled, waits
 from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS
-
-KEY = ("team-a", "red")
-
-
-def waits(reason: str, message: str) -> dict[str, Any]:
-    state = {"waiting": {"reason": reason, "message": message}}
-    return {"containerStatuses": [{"name": "ray-worker", "state": state}]}
 
 
 async def test_a_lost_head_ends_the_attempt_and_the_next_waits_until_its_objects_are_deleted(simulation: Any) -> None:
     await simulation.submit_running(backoffLimit=2)
     simulation.report("checkpoint", path="/ckpt/red/checkpoints/step_000004")
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": ["ray.io/slow"]})
+    simulation.change(RAYCLUSTERS, metadata={"finalizers": ["ray.io/slow"]})
     simulation.lose_head(1)
     await simulation.after(120)
     failure = simulation.status().failures[0]
     assert (failure.reason, failure.attempt, failure.checkpoint) == ("HeadLost", 1, "step_000004")
     assert simulation.attempts() == []  # the first is deleted, its cluster lingers
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": []})
+    simulation.change(RAYCLUSTERS, metadata={"finalizers": []})
     await simulation.after(60)
     assert simulation.attempts() == ["red-a02"]
     simulation.run(2)
@@ -57,12 +48,8 @@ async def test_a_head_that_is_briefly_not_ready_is_not_lost(simulation: Any, ahe
 
 async def test_a_head_that_was_never_ready_is_not_lost(simulation: Any) -> None:
     await simulation.submit_starting()
-    simulation.cluster.change(
-        RAYCLUSTERS,
-        KEY[0],
-        "red-a01-x1",
-        status={"conditions": [{"type": "HeadPodReady", "status": "False", "reason": "HeadPodNotFound"}]},
-    )
+    not_found = {"type": "HeadPodReady", "status": "False", "reason": "HeadPodNotFound"}
+    simulation.change(RAYCLUSTERS, status={"conditions": [not_found]})
     await simulation.after(3600)
     assert not simulation.status().failures
 
@@ -116,7 +103,7 @@ async def test_only_the_last_failures_are_kept_and_all_are_counted(simulation: A
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "said"),
+    ("status", "reason", "message"),
     [
         (
             unscheduled('0/3 nodes are available: persistentvolumeclaim "ckpt" not found.'),
@@ -136,12 +123,12 @@ async def test_only_the_last_failures_are_kept_and_all_are_counted(simulation: A
     ],
 )
 async def test_a_missing_claim_or_secret_is_named(
-    simulation: Any, status: dict[str, Any], reason: str, said: str
+    simulation: Any, status: dict[str, Any], reason: str, message: str
 ) -> None:
     await simulation.submit_starting()
     await simulation.pod_and_settle(1, "worker", status)
     assert simulation.condition("Ready").reason == reason
-    assert said in simulation.condition("Ready").message
+    assert message in simulation.condition("Ready").message
     assert simulation.event_reasons() == [reason]
 
 
@@ -199,12 +186,12 @@ async def test_what_ended_the_pods_that_a_queue_took_is_no_reason_of_a_later_fai
     simulation.pod(1, "worker", {"phase": "Failed", "containerStatuses": [{"name": "ray", "state": killed}]})
     simulation.report("error", message="2 rollout replicas are left", reason="WorkerLost")
     stopped = {"jobDeploymentStatus": "Suspended", "jobStatus": "", "startTime": None}
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": True}, status=stopped)
+    simulation.change(RAYJOBS, spec={"suspend": True}, status=stopped)
     for role in ("head", "worker"):
         simulation.cluster.remove(PODS, KEY[0], f"red-a01-x1-{role}")
     simulation.cluster.remove(RAYCLUSTERS, KEY[0], "red-a01-x1")
     await simulation.after(60)
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": False}, status={"jobDeploymentStatus": ""})
+    simulation.change(RAYJOBS, spec={"suspend": False}, status={"jobDeploymentStatus": ""})
     await simulation.run_and_settle(1)
     simulation.report("start", total_steps=10)
     await simulation.end_and_settle(1, "FAILED", "AppFailed", "exit code 1")

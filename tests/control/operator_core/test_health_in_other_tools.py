@@ -1,14 +1,12 @@
 """Health of jobs by kstatus (Flux, Helm 4) and by the documented script for Argo CD, in every state."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, get_args
 
 import pytest
 
-from control.operator_core.pools import unscheduled
+from control.operator_core.pools import KEY, unscheduled
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from e2e.health import Health, find_health
@@ -18,7 +16,6 @@ from omni_operator.cluster.kinds import JOBS, PODS, RAYJOBS
 
 pytestmark = pytest.mark.cluster
 
-KEY = ("team-a", "red")
 Simulation = Any
 IN_PROGRESS = ("InProgress", "Progressing")
 FAILED = ("Failed", "Degraded")
@@ -41,7 +38,7 @@ async def invalid(simulation: Simulation) -> None:
 
 async def queued(simulation: Simulation) -> None:
     await simulation.submit_and_settle()
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": True})
+    simulation.change(RAYJOBS, spec={"suspend": True})
     await simulation.settle()
 
 

@@ -1,7 +1,5 @@
 """Whatever KubeRay, kubelets and other writers put into statuses: passes end, and the job's status fits the CRD."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from control.operator_core.pools import KEY
 from omni_operator.api.crd.definition import schema
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
 
@@ -82,7 +81,6 @@ POD = optional(
     containerStatuses=st.lists(CONTAINER, max_size=2),
     initContainerStatuses=st.lists(CONTAINER, max_size=1),
 )
-KEY = ("team-a", "red")
 STATUS = schema()["properties"]["status"]
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 NAME = "red-a01"
@@ -192,12 +190,8 @@ async def test_the_clock_of_kuberay_does_not_delete_a_job(simulation: Any, ended
     await simulation.submit_and_settle(ttlSecondsAfterFinished=600)
     simulation.run(1)
     await simulation.after(7200)
-    simulation.cluster.change(
-        RAYJOBS,
-        KEY[0],
-        NAME,
-        status={"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED", "startTime": ended, "endTime": ended},
-    )
+    times = {"startTime": ended, "endTime": ended}
+    simulation.change(RAYJOBS, status={"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED", **times})
     await simulation.after(599)
     assert simulation.status().is_true("Succeeded")
     assert 0 <= simulation.status().usage.accelerator_seconds <= 2 * 7200
@@ -219,14 +213,8 @@ async def test_a_head_that_was_lost_in_the_future_is_lost_a_minute_after_the_ope
 async def test_objects_with_impossible_attempts_are_no_attempt(simulation: Any, number: str) -> None:
     await simulation.submit_and_settle()
     labels = {"app.kubernetes.io/managed-by": "omni-operator", "diffusionrl.io/job": "red"}
-    simulation.cluster.make(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"namespace": KEY[0], "name": "stray", "labels": {**labels, "diffusionrl.io/attempt": number}},
-            "status": {},
-        }
-    )
+    meta = {"namespace": KEY[0], "name": "stray", "labels": {**labels, "diffusionrl.io/attempt": number}}
+    simulation.cluster.make({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": {}})
     await simulation.after(60)
     assert simulation.status().attempts == 1
     check_valid(simulation.cluster.get(JOBS, *KEY)["status"])

@@ -1,11 +1,10 @@
 """Lifecycle of a job: suspension, rejected children, invalid specs, deletion."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
+from control.operator_core.pools import KEY
 from omni_operator.api.status import UNSEEN
 from omni_operator.cluster.errors import (
     ClusterError,
@@ -16,8 +15,6 @@ from omni_operator.cluster.errors import (
     Unavailable,
 )
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Kind
-
-KEY = ("team-a", "red")
 
 
 async def test_suspension_requests_a_checkpoint_and_resuming_starts_the_next_attempt(simulation: Any) -> None:
@@ -217,7 +214,7 @@ async def test_retain_keeps_the_objects_of_a_failed_attempt(simulation: Any) -> 
 async def test_a_rayjob_that_kuberay_refuses_is_deleted_because_it_holds_quota_of_a_queue(simulation: Any) -> None:
     await simulation.submit_and_settle()
     refused = {"jobDeploymentStatus": "ValidationFailed", "message": "RAY_REDIS_ADDRESS is set"}
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status=refused)
+    simulation.change(RAYJOBS, status=refused)
     await simulation.settle()
     assert simulation.verdict("Failed") == ("True", "InvalidConfig")
     assert simulation.attempts() == []
@@ -238,14 +235,14 @@ EVERYTHING = (JOBS, RAYJOBS, RAYCLUSTERS, PODS, NETWORK_POLICIES)
 async def test_a_job_is_deleted_at_once_and_leaves_nothing_without_a_request(simulation: Any) -> None:
     await simulation.submit_running()
     assert "finalizers" not in simulation.cluster.get(JOBS, *KEY)["metadata"]
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": ["ray.io/rayjob-finalizer"]})
+    simulation.change(RAYJOBS, metadata={"finalizers": ["ray.io/rayjob-finalizer"]})
     await simulation.settle()
     simulation.cluster.counts()
     simulation.cluster.remove(JOBS, *KEY)
     assert simulation.cluster.get(JOBS, *KEY) is None
     await simulation.after(120)
     assert simulation.attempts() == ["red-a01"]  # held until KubeRay has stopped the Ray job
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": []})
+    simulation.change(RAYJOBS, metadata={"finalizers": []})
     await simulation.settle()
     assert not [kind for kind in EVERYTHING if simulation.cluster.all(kind)]
     assert not simulation.cluster.counts()
@@ -278,7 +275,7 @@ async def test_the_deletion_of_a_running_job_that_is_seen_late_starts_no_attempt
 
 async def test_a_recreated_job_is_a_different_job(simulation: Any) -> None:
     await simulation.submit_running()
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": ["slow"]})
+    simulation.change(RAYCLUSTERS, metadata={"finalizers": ["slow"]})
     simulation.cluster.remove(JOBS, *KEY)
     await simulation.settle()
     assert simulation.cluster.get(JOBS, *KEY) is None
@@ -286,7 +283,7 @@ async def test_a_recreated_job_is_a_different_job(simulation: Any) -> None:
     await simulation.submit_and_settle()
     assert simulation.condition("Ready").reason == "BetweenAttempts"  # both would write the same folder
     assert "all objects of the deleted job of this name" in simulation.condition("Ready").message
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": []})
+    simulation.change(RAYCLUSTERS, metadata={"finalizers": []})
     await simulation.settle()
     status = simulation.status()
     assert (status.attempts, status.failures) == (1, ())
@@ -297,7 +294,7 @@ async def test_a_recreated_job_is_a_different_job(simulation: Any) -> None:
 async def test_a_recreated_job_says_what_keeps_the_rayjob_of_the_deleted_one(simulation: Any) -> None:
     """Without KubeRay, nobody removes the finalizer, and the name of the first attempt stays taken."""
     await simulation.submit_running()
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": ["ray.io/rayjob-finalizer"]})
+    simulation.change(RAYJOBS, metadata={"finalizers": ["ray.io/rayjob-finalizer"]})
     simulation.cluster.remove(JOBS, *KEY)
     await simulation.settle()
     simulation.submit()
@@ -305,7 +302,7 @@ async def test_a_recreated_job_says_what_keeps_the_rayjob_of_the_deleted_one(sim
     waits = simulation.condition("Ready")
     assert (simulation.status().state, waits.reason) == ("Pending", "BetweenAttempts")
     assert waits.message.endswith("garbage collection deletes it when no finalizer keeps it any more")
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": []})
+    simulation.change(RAYJOBS, metadata={"finalizers": []})
     await simulation.after(60)
     assert simulation.status().state == "Starting" and simulation.attempts() == ["red-a01"]
 

@@ -1,7 +1,5 @@
 """Rollout, reward and scorer pods that are lost, replaced and scaled while an attempt runs."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 
@@ -83,7 +81,7 @@ async def starting(simulation: Any, pools: Pools, ready: int, **rollout: Any) ->
     """An attempt whose pods are ready but for rollout pods that find no node; their names."""
     await simulation.submit_starting(rollout={**ROLLOUT, **rollout})
     rayjob = simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=rayjob["spec"]["rayClusterSpec"])
+    simulation.change(RAYCLUSTERS, spec=rayjob["spec"]["rayClusterSpec"])
     pools.add("trainer")
     without = [pools.add("rollout", unscheduled("0/3 nodes")) for _ in range(ROLLOUT["replicas"] - ready)]
     for _ in range(ready):
@@ -117,7 +115,7 @@ async def test_an_attempt_starts_without_rollout_pods_that_a_quota_refuses(simul
     (without,) = await starting(simulation, pools, ready=2)
     simulation.cluster.remove(PODS, KEY[0], without)
     refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: small"}
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, status={"conditions": [refused]})
+    simulation.change(RAYCLUSTERS, status={"conditions": [refused]})
     await simulation.settle()
     assert (simulation.condition("Ready").reason, pools.patches()) == ("QuotaExceeded", 0)
     await simulation.after(Timeouts().queue.total_seconds() + 60)
@@ -176,15 +174,6 @@ async def test_a_group_that_changed_in_between_is_not_overwritten(simulation: An
     simulation.frozen = set()
     await simulation.after(5)
     assert pools.groups()[1] == ("rollout", 4)
-
-
-async def test_a_negative_number_of_pods_is_corrected_with_one_request(simulation: Any, pools: Pools) -> None:
-    """The definition of KubeRay allows it."""
-    await pools.run()
-    pools.change(1, replicas=-3)
-    before = pools.patches()
-    await simulation.after(60)
-    assert (pools.groups()[1], pools.patches() - before) == (("rollout", 3), 1)
 
 
 async def test_a_lost_reward_pod_ends_no_attempt_and_the_conditions_count_pods(simulation: Any, pools: Pools) -> None:

@@ -1,7 +1,5 @@
 """Reports of the trainer: progress, stalls, weight versions, and the accelerator seconds of any history."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from datetime import timedelta
@@ -11,14 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from control.operator_core.pools import CLUSTER
+from control.operator_core.pools import CLUSTER, KEY
 from e2e.faulty_cluster import Fault
 from omni_operator.api.names import PODS_ANNOTATION
 from omni_operator.api.status import Weights
 from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS
 from omni_operator.status.observed.timestamps import parse_timestamp
 
-KEY = ("team-a", "red")
 RAYJOB = (KEY[0], "red-a01")
 
 
@@ -26,9 +23,8 @@ async def test_reports_update_the_progress_with_few_writes(simulation: Any) -> N
     await simulation.submit_running()
     simulation.cluster.counts()
     for step in range(1, 301):
-        simulation.report(
-            step=step, eta_s=300 - step, samples=8 * step, **{"weights/version": step, "reward/mean": 0.5}
-        )
+        metrics = {"weights/version": step, "reward/mean": 0.5}
+        simulation.report(step=step, eta_s=300 - step, samples=8 * step, **metrics)
         await simulation.after(1)
     writes = simulation.cluster.counts()["apply_status", "diffusionrljobs"]
     assert 18 <= writes <= 24  # 300 seconds at 15 each, and the changes of conditions
@@ -142,9 +138,9 @@ async def test_the_time_in_a_queue_counts_neither_as_a_stall_nor_as_the_age_of_w
     simulation.report(step=1, **synced)
     await simulation.after(60)
     stopped = {"jobDeploymentStatus": "Suspended", "jobStatus": "", "startTime": None}
-    simulation.cluster.change(RAYJOBS, *RAYJOB, spec={"suspend": True}, status=stopped)
+    simulation.change(RAYJOBS, spec={"suspend": True}, status=stopped)
     await simulation.after(7200)
-    simulation.cluster.change(RAYJOBS, *RAYJOB, spec={"suspend": False})
+    simulation.change(RAYJOBS, spec={"suspend": False})
     await simulation.run_and_settle(1)
     assert simulation.condition("ProgressStalled").status == "False"
     assert simulation.condition("WeightsInSync").status == "True"
@@ -156,13 +152,10 @@ async def test_the_time_in_a_queue_counts_neither_as_a_stall_nor_as_the_age_of_w
 
 async def test_replicas_behind_the_trainer_are_a_condition(simulation: Any) -> None:
     await simulation.submit_running()
-    await simulation.report_and_settle(
-        step=4, **{"weights/version": 4, "weights/min_replica_version": 4, "weights/max_replica_version": 4}
-    )
+    versions = {"weights/min_replica_version": 4, "weights/max_replica_version": 9}
+    await simulation.report_and_settle(step=4, **{"weights/version": 4, "weights/min_replica_version": 4})
     assert simulation.condition("WeightsInSync").status == "True"
-    await simulation.report_and_settle(
-        step=9, **{"weights/version": 9, "weights/min_replica_version": 4, "weights/max_replica_version": 9}
-    )
+    await simulation.report_and_settle(step=9, **{"weights/version": 9, **versions})
     assert simulation.condition("WeightsInSync").reason == "ReplicaBehind"
     assert simulation.status().weights.lag == 5
     assert "WeightsBehind" in simulation.event_reasons()
@@ -285,9 +278,9 @@ def test_accelerator_seconds_are_exact(new_simulation: Any, attempts: list[Any])
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("said", [True, False], ids=["the trainer's start is reported", "its start is not"])
+@pytest.mark.parametrize("is_reported", [True, False], ids=["the trainer's start is reported", "its start is not"])
 async def test_samples_of_an_attempt_that_a_queue_stops_and_starts_again_are_all_counted(
-    simulation: Any, said: bool
+    simulation: Any, is_reported: bool
 ) -> None:
     """The trainer counts from 0 again."""
     await simulation.submit_running()
@@ -295,15 +288,15 @@ async def test_samples_of_an_attempt_that_a_queue_stops_and_starts_again_are_all
         simulation.report(step=samples // 16, samples=samples)
         await simulation.after(60)
     stopped = {"jobDeploymentStatus": "Suspended", "jobStatus": "", "startTime": None}
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": True}, status=stopped)
+    simulation.change(RAYJOBS, spec={"suspend": True}, status=stopped)
     await simulation.after(60)
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": False})
+    simulation.change(RAYJOBS, spec={"suspend": False})
     simulation.run(1)
-    if said:
+    if is_reported:
         simulation.report("start", total_steps=10)
         await simulation.after(60)
         assert simulation.status().progress.samples == 0
-    for samples in (32, 96) if not said else (80, 96):
+    for samples in (80, 96) if is_reported else (32, 96):
         simulation.report(step=4 + samples // 16, samples=samples)
         await simulation.after(60)
     status = simulation.status()
@@ -403,9 +396,8 @@ async def test_a_job_with_rollout_pods_stays_ready_when_only_the_next_attempt_ge
         simulation.edit(trainer={"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}, **changed})
         await simulation.after(60)
         assert simulation.condition("Updated").reason == "NextAttempt"
-        assert simulation.condition("Ready") == before.model_copy(
-            update={"observed_generation": simulation.status().observed_generation}
-        )
+        generation = simulation.status().observed_generation
+        assert simulation.condition("Ready") == before.model_copy(update={"observed_generation": generation})
     rollout = {"placement": "Separate", "replicas": 3, "minReplicas": 3}
     simulation.edit(rollout=rollout)
     simulation.cluster.remove(PODS, KEY[0], f"{CLUSTER}-rollout-4")
@@ -424,9 +416,8 @@ async def test_an_edit_while_the_operator_is_down_right_after_it_created_an_atte
     with pytest.raises(AssertionError):
         await simulation.settle(3)
     assert (simulation.attempts(), simulation.status().attempts) == (["red-a01"], 0)
-    simulation.edit(
-        trainer={"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 8}}, rollout={"replicas": 8}
-    )
+    trainer = {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 8}}
+    simulation.edit(trainer=trainer, rollout={"replicas": 8})
     simulation.run(1)
     simulation.fault = lambda write: None
     simulation.start_operator()
@@ -453,7 +444,7 @@ async def test_only_pods_that_request_accelerators_count_some(
 )
 async def test_an_annotation_that_the_operator_did_not_write_is_ignored(simulation: Any, forged: str) -> None:
     await simulation.submit_running()
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"annotations": {PODS_ANNOTATION: forged}})
+    simulation.change(RAYJOBS, metadata={"annotations": {PODS_ANNOTATION: forged}})
     await simulation.after(100)
     await simulation.end_and_settle(1)
     assert (simulation.status().rollout.desired, simulation.status().usage.accelerator_seconds) == (1, 200)

@@ -1,7 +1,5 @@
 """Jobs in a Kueue queue: without room for all rollout pods, in a default queue, and with autoscaled pods."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any
@@ -182,9 +180,7 @@ async def test_a_preempted_attempt_changes_nothing_before_its_pods_and_its_reser
     await queue.admit()
     await queue.simulation.after(1000)
     queue.wait()
-    queue.simulation.cluster.change(
-        RAYJOBS, KEY[0], RAYJOB, spec={"suspend": True}, status={"jobDeploymentStatus": "Suspending"}
-    )
+    queue.simulation.change(RAYJOBS, spec={"suspend": True}, status={"jobDeploymentStatus": "Suspending"})
     await queue.simulation.after(10 * PAUSE)
     assert queue.asked() == 2 and queue.simulation.condition("Admitted").reason == "Queued"
     queue.wait("True", "QuotaReserved")
@@ -226,7 +222,7 @@ async def test_the_queue_may_admit_the_attempt_in_the_moment_of_the_change(queue
 
     def admit(verb: str, kind: Any, name: str) -> None:
         if (verb, kind) == ("list", WORKLOADS):  # after the operator has read the RayJob
-            queue.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"suspend": False})
+            queue.simulation.change(RAYJOBS, spec={"suspend": False})
         return
 
     queue.simulation.cluster.failures = admit
@@ -255,7 +251,7 @@ async def test_a_rayjob_that_someone_else_has_scaled_is_left_alone_and_not_read_
     await queue.submit()
     groups = queue.rayjob()["spec"]["rayClusterSpec"]
     groups["workerGroupSpecs"][1] |= {"replicas": 1, "minReplicas": 1, "maxReplicas": 1}
-    queue.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"rayClusterSpec": groups})
+    queue.simulation.change(RAYJOBS, spec={"rayClusterSpec": groups})
     requests = await queue.simulation.requests_in(10 * PAUSE)
     assert queue.asked() == 1 and requests["patch", "rayjobs"] == 0 and requests["get", "rayjobs"] <= 20
 
@@ -263,7 +259,7 @@ async def test_a_rayjob_that_someone_else_has_scaled_is_left_alone_and_not_read_
 async def test_annotations_that_someone_has_broken_stop_nothing(queue: Queue) -> None:
     await queue.submit()
     broken = {"diffusionrl.io/asked": "yesterday x", "diffusionrl.io/pods": "{}"}
-    queue.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, metadata={"annotations": broken})
+    queue.simulation.change(RAYJOBS, metadata={"annotations": broken})
     await queue.simulation.after(10 * PAUSE)
     assert queue.asked() == 4
     await queue.admit()
@@ -281,7 +277,7 @@ async def test_the_pods_that_a_default_queue_admitted_stay(
     """The RayJob of a job that names no queue got its label when it was created."""
     await pools.run()
     label = {"labels": {"kueue.x-k8s.io/queue-name": "default"}}
-    simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, metadata=label)
+    simulation.change(RAYJOBS, metadata=label)
     await pools.report()
     before = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]
     assert simulation.condition("Updated").reason == "AsRequested"
@@ -322,7 +318,7 @@ class ElasticJob:
         spec = copy.deepcopy(self.queue.rayjob()["spec"]["rayClusterSpec"])
         for group in spec["workerGroupSpecs"]:
             group["template"]["spec"]["schedulingGates"] = GATES if gated else []
-        self.simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=spec)
+        self.simulation.change(RAYCLUSTERS, spec=spec)
         self.pools.add("trainer")
         self.rollouts = [self.pools.add("rollout") for _ in range(self.requested())]
         await self.simulation.settle()

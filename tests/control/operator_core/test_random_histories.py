@@ -3,8 +3,6 @@
 At the fixed point: at most one attempt, nothing without an owner, nothing running that should not be, and no write.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from datetime import timedelta
@@ -14,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from control.operator_core.pools import KEY
 from e2e.faulty_cluster import OF_THE_JOB, Fault
 from omni_operator.api.names import JOB_LABEL, SELECTOR
 from omni_operator.api.status import Status
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS
 
-KEY = ("team-a", "red")
 EVENTS = (
     "start run succeed fail lose_head flap pod_gone rayjob_gone cluster_gone policy_gone suspend resume report "
     "checkpoint crash relist wait long_wait stuck free edit invalid valid queue unqueue delete reject outage "
@@ -167,8 +165,8 @@ class History:
     def _of_attempt(self, what: str, attempt: int) -> None:
         simulation = self.simulation
         name = f"red-a{attempt:02d}"
-        there = simulation.cluster.get(RAYJOBS, KEY[0], name)
-        ended = (there.get("status") or {}).get("jobDeploymentStatus") in ("Complete", "Failed")
+        rayjob = simulation.cluster.get(RAYJOBS, KEY[0], name)
+        ended = (rayjob.get("status") or {}).get("jobDeploymentStatus") in ("Complete", "Failed")
         cluster = simulation.cluster.get(RAYCLUSTERS, KEY[0], f"{name}-x1")
         head = simulation.cluster.get(PODS, KEY[0], f"{name}-x1-head")
         match what:

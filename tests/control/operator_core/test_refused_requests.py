@@ -1,20 +1,17 @@
 """Requests that the API server refuses or answers with 500, and passes that fail."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from control.operator_core.pools import KEY
 from e2e.fake_cluster import FakeCluster
 from omni_operator.cluster.errors import Forbidden, Refused, ServerError, ServerFailed
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, Kind
 from omni_operator.reconcile import reconciler
 from omni_operator.reconcile.pass_errors import find_condition
-
-KEY = ("team-a", "red")
 
 
 @pytest.mark.parametrize("ends", ["SUCCEEDED", "FAILED"])

@@ -1,7 +1,5 @@
 """Rollout and reward pods that are replaced one by one while an attempt runs, also after an upgrade of the operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -83,17 +81,17 @@ FIELDS: dict[str, Any] = {
 async def test_fields_that_only_these_pods_read_replace_them_and_no_others(
     simulation: Any, pools: Pools, pool: str, field: str, value: Any
 ) -> None:
-    place = PLACES[pool]
+    number = PLACES[pool]
     await pools.run_both()
     before = pools.specs()
     await simulation.edit_and_settle(**spec_of(pool, **{field: value}))
     assert len(pools.replace_named(pool)) == 1
     assert simulation.condition("Updated").reason == "RollingUpdate"
     after = pools.specs()
-    assert [group["template"] != after[index]["template"] for index, group in enumerate(before)].index(True) == place
+    assert [group["template"] != after[index]["template"] for index, group in enumerate(before)].index(True) == number
     await simulation.edit_and_settle(**spec_of(pool, **{field: None}))
     for part in ("template", "resources"):
-        assert pools.specs()[place][part] == before[place][part]
+        assert pools.specs()[number][part] == before[number][part]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +207,7 @@ async def test_a_template_before_that_is_none_stops_no_pass(simulation: Any, poo
     """Anyone who may change RayClusters may change their annotations."""
     await roll(simulation, pools, {"progressDeadlineSeconds": 600})
     before = rolling_names(ROLLOUT_GROUP).before
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, metadata={"annotations": {before: written}})
+    simulation.change(RAYCLUSTERS, metadata={"annotations": {before: written}})
     pools.replace_named(status={"phase": "Pending"})
     requests = pools.patches()
     await simulation.after(3600)

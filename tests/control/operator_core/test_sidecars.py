@@ -1,17 +1,14 @@
 """Containers of a pod that are not Ray's are shown, and decide nothing once Ray's container has started."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
-from control.operator_core.pools import Pools
+from control.operator_core.pools import KEY, Pools
 from omni_operator.client.explanation import Surroundings, explain
 from omni_operator.cluster.cache.object_parser import parse_pod
 from omni_operator.cluster.kinds import PODS, RAYCLUSTERS
 
-KEY = ("team-a", "red")
 RUNNING: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 RAY = {"name": "ray", "ready": True, "state": RUNNING}
 SIDECAR = "SidecarNotRunning"
@@ -63,7 +60,7 @@ async def test_a_training_goes_on_whatever_becomes_of_a_container_that_is_not_ra
     for role in ("head", "worker"):
         simulation.pod(1, role, status)
     simulation.head(1, False, "ContainersNotReady")
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", status={"readyWorkerReplicas": 0})
+    simulation.change(RAYCLUSTERS, status={"readyWorkerReplicas": 0})
     await simulation.settle()
     simulation.report("warning", step=4, reason="RewardConstant", message="all 0")
     await simulation.after(500)
@@ -75,8 +72,8 @@ async def test_a_training_goes_on_whatever_becomes_of_a_container_that_is_not_ra
     assert "RewardConstant" in {entry.reason for entry in status.warnings}
     assert simulation.event_reasons().count(SIDECAR) == 1
     pods = tuple(parse_pod(body) for body in simulation.cluster.all(PODS))
-    told = explain("red", status, None, around=Surroundings(pods))
-    assert f"{SIDECAR}: {reason}" in told and "What to do: correct the container that the message names" in told
+    text = explain("red", status, None, around=Surroundings(pods))
+    assert f"{SIDECAR}: {reason}" in text and "What to do: correct the container that the message names" in text
 
 
 async def test_a_sidecar_that_keeps_restarting_costs_few_writes(simulation: Any) -> None:

@@ -3,8 +3,6 @@
 Each mistake has the field of a trainer's job that is to blame, below `spec.trainer`, and words of the message.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 Fields = dict[str, Any]

@@ -1,7 +1,5 @@
 """The objects that are rendered for a job, and the parts of them that tests read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from control.api.small_job import GOOD
@@ -35,6 +33,16 @@ def workers(job: DiffusionRLJob) -> dict[str, Any]:
 def groups(job: DiffusionRLJob) -> list[dict[str, Any]]:
     """The worker groups, the trainer's first."""
     return ray_job(job)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+
+
+def pod_settings(job: DiffusionRLJob) -> dict[str, Any]:
+    """The trainer's settings in pods."""
+    return dict(plan.render_settings(*plan.resolve_for_pods(job)))
+
+
+def ray(**fields: Any) -> dict[str, Any]:
+    """The spec of a pod template with fields of Ray's container."""
+    return {"containers": [{"name": "ray", **fields}]}
 
 
 def refusals(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS) -> list[str]:

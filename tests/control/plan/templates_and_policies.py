@@ -4,8 +4,6 @@
 `STRICTER` what the default policy refuses and `restricted` does not; `ALLOWED` what both allow.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 Template = dict[str, Any]

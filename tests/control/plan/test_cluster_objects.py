@@ -1,7 +1,5 @@
 """The RayJob of a job and its pods: what KubeRay, schedulers and device plug-ins depend on."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

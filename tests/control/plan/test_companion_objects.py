@@ -1,7 +1,5 @@
 """The objects next to the RayJob of a job: network policies and pod monitors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

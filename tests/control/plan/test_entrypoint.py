@@ -1,7 +1,5 @@
 """Tests of the shell command that starts the trainer in a pod."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -111,24 +109,24 @@ def shell(request: pytest.FixtureRequest) -> str:
 
 def test_all_output_goes_to_ray_the_run_folder_and_the_container(pod: Callable[[str], Pod], shell: str) -> None:
     """A stopped job gets one signal: at the second, the trainer would not save."""
-    here = pod(TRAINER)
-    assert here.stop(here.start(shell)) == 7
+    trainer_pod = pod(TRAINER)
+    assert trainer_pod.stop(trainer_pod.start(shell)) == 7
     lines = "training\nsaving\nsaved after 1\n"
-    assert here.ray_log.read_text() == lines
-    assert (here.runs / "train.log").read_text() == lines
-    assert here.output.read_text() == "started\n" + lines
-    assert (here.runs / "job.yaml").read_text() == "of job.yaml\n"
-    assert list(here.temporary.iterdir()) == []
+    assert trainer_pod.ray_log.read_text() == lines
+    assert (trainer_pod.runs / "train.log").read_text() == lines
+    assert trainer_pod.output.read_text() == "started\n" + lines
+    assert (trainer_pod.runs / "job.yaml").read_text() == "of job.yaml\n"
+    assert list(trainer_pod.temporary.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_the_command_ends_when_ray_has_the_last_output(pod: Callable[[str], Pod], shell: str) -> None:
     """Ray reads its log when the command has ended; the cause of a failure is in the last line."""
-    here = pod(FAILING)
-    tee = here.programs / "tee"
+    failing_pod = pod(FAILING)
+    tee = failing_pod.programs / "tee"
     tee.write_text(SLOW_COPIER.format(tee=shutil.which("tee")))
     tee.chmod(0o755)
-    assert here.run(shell) == (1, "the cause of the failure\n")
+    assert failing_pod.run(shell) == (1, "the cause of the failure\n")
 
 
 def test_a_killed_trainer_is_seen_by_its_exit_code(pod: Callable[[str], Pod], shell: str) -> None:
@@ -139,25 +137,25 @@ def test_a_killed_trainer_is_seen_by_its_exit_code(pod: Callable[[str], Pod], sh
 
 
 def test_a_process_that_the_trainer_leaves_delays_the_end_and_does_not_prevent_it(pod: Callable[[str], Pod]) -> None:
-    here = pod(LEAVING)
-    assert f" {COPY_SECONDS} " in here.line
-    here.line = here.line.replace(f" {COPY_SECONDS} ", " 0.5 ")
-    code, left = here.run()
+    leaving_pod = pod(LEAVING)
+    assert f" {COPY_SECONDS} " in leaving_pod.line
+    leaving_pod.line = leaving_pod.line.replace(f" {COPY_SECONDS} ", " 0.5 ")
+    code, left = leaving_pod.run()
     os.kill(int(left), signal.SIGKILL)  # it is there
     assert code == 0
 
 
 @pytest.mark.slow
 def test_the_next_attempt_appends_to_the_log(pod: Callable[[str], Pod]) -> None:
-    here = pod(TRAINER)
+    trainer_pod = pod(TRAINER)
     for _ in range(2):
-        here.stop(here.start())
-    assert (here.runs / "train.log").read_text().count("saved") == 2
+        trainer_pod.stop(trainer_pod.start())
+    assert (trainer_pod.runs / "train.log").read_text().count("saved") == 2
 
 
 def test_the_trainer_does_not_start_without_the_job_folder(pod: Callable[[str], Pod], tmp_path: Path) -> None:
-    here = pod(FAILING)
+    failing_pod = pod(FAILING)
     (tmp_path / "job" / "job.yaml").unlink()
-    code, output = here.run()
+    code, output = failing_pod.run()
     assert (code, "job.yaml" in output, "the cause" in output) == (1, True, False)
-    assert not (here.runs / "train.log").exists()
+    assert not (failing_pod.runs / "train.log").exists()

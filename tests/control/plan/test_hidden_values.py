@@ -1,7 +1,5 @@
 """Secrets that a job has as values of variables are not in the copy that the run folder, and so the report, gets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

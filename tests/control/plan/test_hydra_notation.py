@@ -1,7 +1,5 @@
 """Tests of Hydra overrides: the trainer parses the value that was formatted."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

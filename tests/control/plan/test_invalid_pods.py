@@ -1,7 +1,5 @@
 """Pods that the API server would refuse when KubeRay creates them are refused before, with the field of the job."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

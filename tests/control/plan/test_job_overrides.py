@@ -1,7 +1,5 @@
 """Tests of the overrides of a job."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

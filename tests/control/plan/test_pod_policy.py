@@ -1,7 +1,5 @@
 """What jobs' pods may do is decided by the operator's setting, and refused with the chart value that allows it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of merging pod templates and adding quantities."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -9,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from control.plan.rendered_objects import ray
 from omni_operator.plan.pods import quantity
 from omni_operator.plan.pods.merge import KEYS, merge_templates
 
@@ -27,45 +26,29 @@ POD: dict[str, Any] = {
 }
 
 
+RAY = ("containers", 0)
+B_IS_3 = {"name": "B", "value": "3"}
+MOUNT = {"name": "m", "mountPath": "/dev/shm"}
+EXEC = {"exec": {"command": ["x"]}}
+IN_MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory"}}
+CLAIM = {"name": "shm", "persistentVolumeClaim": {"claimName": "c"}}
+
+
 @pytest.mark.parametrize(
     ("patch", "path", "wanted"),
     [
         ({"restartPolicy": "Always"}, ["restartPolicy"], "Always"),
         ({"restartPolicy": None}, ["restartPolicy"], KeyError),
         ({"new": {"a": 1}}, ["new"], {"a": 1}),
-        ({"containers": [{"name": "ray", "image": "b"}]}, ["containers", 0, "image"], "b"),
-        ({"containers": [{"name": "ray", "image": "b"}]}, ["containers", 0, "env", 0, "value"], "1"),
         ({"containers": [{"name": "side", "image": "s"}]}, ["containers", 1], {"name": "side", "image": "s"}),
-        (
-            {"containers": [{"name": "ray", "env": [{"name": "B", "value": "3"}]}]},
-            ["containers", 0, "env"],
-            [{"name": "A", "value": "1"}, {"name": "B", "value": "3"}],
-        ),
-        (
-            {"containers": [{"name": "ray", "env": [{"name": "A", "valueFrom": {"x": 1}}]}]},
-            ["containers", 0, "env", 0],
-            {"name": "A", "valueFrom": {"x": 1}},
-        ),
-        (
-            {"containers": [{"name": "ray", "volumeMounts": [{"name": "m", "mountPath": "/dev/shm"}]}]},
-            ["containers", 0, "volumeMounts"],
-            [{"name": "m", "mountPath": "/dev/shm"}],
-        ),
-        (
-            {"containers": [{"name": "ray", "readinessProbe": {"exec": {"command": ["x"]}}}]},
-            ["containers", 0, "readinessProbe"],
-            {"exec": {"command": ["x"]}, "periodSeconds": 1},
-        ),
-        (
-            {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]},
-            ["volumes", 0, "emptyDir"],
-            {"sizeLimit": "1Gi", "medium": "Memory"},
-        ),
-        (
-            {"volumes": [{"name": "shm", "persistentVolumeClaim": {"claimName": "c"}}]},
-            ["volumes", 0],
-            {"name": "shm", "persistentVolumeClaim": {"claimName": "c"}},
-        ),
+        (ray(image="b"), [*RAY, "image"], "b"),
+        (ray(image="b"), [*RAY, "env", 0, "value"], "1"),
+        (ray(env=[B_IS_3]), [*RAY, "env"], [{"name": "A", "value": "1"}, B_IS_3]),
+        (ray(env=[{"name": "A", "valueFrom": {"x": 1}}]), [*RAY, "env", 0], {"name": "A", "valueFrom": {"x": 1}}),
+        (ray(volumeMounts=[MOUNT]), [*RAY, "volumeMounts"], [MOUNT]),
+        (ray(readinessProbe=EXEC), [*RAY, "readinessProbe"], {**EXEC, "periodSeconds": 1}),
+        ({"volumes": [IN_MEMORY]}, ["volumes", 0, "emptyDir"], {"sizeLimit": "1Gi", "medium": "Memory"}),
+        ({"volumes": [CLAIM]}, ["volumes", 0], CLAIM),
     ],
 )
 def test_pod_templates_merge_as_in_kubernetes(patch: dict[str, Any], path: list[Any], wanted: Any) -> None:

@@ -1,13 +1,11 @@
 """Two pools of pods: the trainer's, and rollout pods with engines of their own."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import SETTINGS, groups, make_job, ray_job
+from control.plan.rendered_objects import SETTINGS, groups, make_job, pod_settings, ray_job
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.cache.job_parser import parse_job_facts
@@ -43,8 +41,7 @@ def test_batches_are_generated_ahead_only_where_the_job_asks_for_it() -> None:
         ((), [None, None, None]),
         (("spec.rollout.batchesAhead=2",), [True, "separate_async", 2]),
     ):
-        job = make_job(*SEPARATE, *assignments)
-        rendered = plan.render_settings(*plan.resolve_for_pods(job))
+        rendered = pod_settings(make_job(*SEPARATE, *assignments))
         assert [rendered.get(name) for name in mode] == values
 
 
@@ -70,8 +67,7 @@ AHEAD = "spec.rollout.batchesAhead=1"
 def test_older_samples_have_a_ratio_that_is_clipped_unless_the_job_says_otherwise(
     assignments: tuple[str, ...], value: bool | None
 ) -> None:
-    rendered = plan.render_settings(*plan.resolve_for_pods(make_job(*SEPARATE, *assignments)))
-    assert rendered.get(BYPASS) is value
+    assert pod_settings(make_job(*SEPARATE, *assignments)).get(BYPASS) is value
 
 
 def with_replicas() -> list[DiffusionRLJob]:
@@ -105,9 +101,9 @@ def test_the_least_number_of_pods_is_given_to_the_trainer_in_engines() -> None:
     parallel = ("spec.rollout.engine.tensorParallelSize=2", "spec.rollout.minReplicas=2")
     job = make_job(*SEPARATE, *parallel)
     name = "actor_rollout_ref.rollout.min_replicas"
-    assert plan.render_settings(*plan.resolve_for_pods(job))[name] == 4, "two engines in each pod"
+    assert pod_settings(job)[name] == 4, "two engines in each pod"
     assert plan.render_settings(job, plan.local_layout(job, "/runs"))[name] == 4
-    assert name not in plan.render_settings(*plan.resolve_for_pods(make_job(*SEPARATE)))
+    assert name not in pod_settings(make_job(*SEPARATE))
 
 
 def test_the_trainer_gets_the_pools_as_settings() -> None:
@@ -120,12 +116,12 @@ def test_the_trainer_gets_the_pools_as_settings() -> None:
         "actor_rollout_ref.rollout.node_resource",
     )
     job = make_job(*SEPARATE)
-    in_pods = plan.render_settings(*plan.resolve_for_pods(job))
+    in_pods = pod_settings(job)
     assert [in_pods.get(name) for name in names] == [1, 8, "omni_trainer", 3, 4, "omni_rollout"]
     # One machine has the accelerators of all pods, and nodes need no names.
-    here = plan.render_settings(job, plan.local_layout(job, "/runs"))
-    assert [here.get(name) for name in names] == [1, 8, None, 1, 12, None]
-    colocated = plan.render_settings(*plan.resolve_for_pods(make_job()))
+    on_one_machine = plan.render_settings(job, plan.local_layout(job, "/runs"))
+    assert [on_one_machine.get(name) for name in names] == [1, 8, None, 1, 12, None]
+    colocated = pod_settings(make_job())
     assert [colocated.get(name) for name in names] == [1, 1, None, None, None, None]
 
 
@@ -151,9 +147,9 @@ def test_pools_of_two_vendors_get_what_each_needs_and_the_trainer_gets_rays_name
         (variable,) = [entry["value"] for entry in container(group)["env"] if entry["name"] == "VERL_PLATFORM"]
         assert (variable, container(group)["image"]) == (platform, image)
     names = ("actor_rollout_ref.rollout.ray_resource", "reward.reward_model.ray_resource")
-    in_pods = plan.render_settings(*plan.resolve_for_pods(job))
+    in_pods = pod_settings(job)
     assert [in_pods.get(name) for name in names] == ["NPU", "NPU"]
-    same = plan.render_settings(*plan.resolve_for_pods(make_job(*SEPARATE)))
+    same = pod_settings(make_job(*SEPARATE))
     assert [same.get(name) for name in names] == [None, None], "an image of an earlier version does not have them"
 
 

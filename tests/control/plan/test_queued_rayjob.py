@@ -1,7 +1,5 @@
 """The RayJob of an attempt in a Kueue queue, changed for another number of rollout pods."""
 
-from __future__ import annotations
-
 import copy
 import json
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Warnings about recipes: each rule warns below its limit and not at it, and names value, reason and source."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

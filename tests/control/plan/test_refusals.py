@@ -1,7 +1,5 @@
 """Why the operator refuses a valid job on a cluster, and what it warns of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,12 +1,8 @@
 """Scorers with a pool: worker groups of their own, pinned and counted, and the trainer's settings of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import pytest
-
-from control.plan.rendered_objects import SETTINGS, groups, make_job
+from control.plan.rendered_objects import SETTINGS, groups, make_job, pod_settings
 from omni_operator import plan
 from omni_operator.cluster.cache.job_parser import parse_job_facts
 from omni_operator.cluster.cache.object_parser import parse_rayjob
@@ -51,7 +47,7 @@ def test_each_pool_is_a_worker_group_with_its_own_resource_accelerators_and_imag
 
 
 def test_the_trainer_pins_the_processes_of_a_pool_to_its_pods() -> None:
-    settings = plan.render_settings(*plan.resolve_for_pods(make_job(*POOLS)))
+    settings = pod_settings(make_job(*POOLS))
     assert pools(settings) == {
         "pickscore.pool.nnodes": 2,
         "pickscore.pool.n_gpus_per_node": 3,
@@ -67,14 +63,14 @@ def test_the_trainer_pins_the_processes_of_a_pool_to_its_pods() -> None:
         "spec.rollout.replicas=2",
         f"spec.reward.scorers=[{ON_GPUS}]",
     )
-    assert pools(plan.render_settings(*plan.resolve_for_pods(on_npus)))["pickscore.pool.ray_resource"] == "GPU"
+    assert pools(pod_settings(on_npus))["pickscore.pool.ray_resource"] == "GPU"
     (refused,) = plan.find_refusals(on_npus, SETTINGS)
     assert refused.at == ("spec", "reward", "scorers", 0, "pool", "podTemplate")
 
 
 def test_a_local_run_has_the_same_processes_on_one_machine() -> None:
-    here = plan.resolve_paths(make_job(*POOLS), "/jobs")
-    settings = plan.render_settings(here, plan.local_layout(here, "/runs"))
+    resolved = plan.resolve_paths(make_job(*POOLS), "/jobs")
+    settings = plan.render_settings(resolved, plan.local_layout(resolved, "/runs"))
     assert pools(settings) == {
         "pickscore.pool.nnodes": 2,
         "pickscore.pool.n_gpus_per_node": 3,
@@ -86,8 +82,7 @@ def test_a_local_run_has_the_same_processes_on_one_machine() -> None:
 
 
 def test_a_single_scorer_with_a_pool_is_one_of_several() -> None:
-    job = make_job("spec.reward.scorers=[{name: jpeg, pool: {}}]")
-    settings = plan.render_settings(*plan.resolve_for_pods(job))
+    settings = pod_settings(make_job("spec.reward.scorers=[{name: jpeg, pool: {}}]"))
     assert settings["reward.reward_manager.name"] == "MultiVisualRewardManager"
     assert "reward.scorer" not in settings and settings["reward.reward_functions.jpeg.pool.nnodes"] == 1
 
@@ -107,20 +102,3 @@ def test_pods_of_scorers_download_no_model_of_the_trainer() -> None:
     trainer, *others = groups(make_job(*POOLS, "spec.model.base=owner/name"))
     assert "initContainers" in trainer["template"]["spec"]
     assert all("initContainers" not in group["template"]["spec"] for group in others)
-
-
-@pytest.mark.parametrize(
-    ("scorer", "said"),
-    [
-        ("{name: x, http: {url: 'http://h'}, pool: {}}", "must not be given for a scorer that asks a server"),
-        ("{name: unified_reward, settings: {base_url: 'http://h/v1', model: m}, pool: {}}", "that asks a server"),
-        ("{name: clip_score, settings: {device: cuda}, pool: {}}", "must not be given with pool, whose accelerator"),
-        ("{name: x_, builtin: jpeg, pool: {}}", "must have at most 40 letters and end with a letter or digit"),
-        (f"{{name: {'x' * 41}, builtin: jpeg, pool: {{}}}}", "must have at most 40 letters"),
-        ("{name: jpeg, pool: {accelerator: {vendor: Mock}}}", "a pool's accelerator.vendor must be"),
-        ("{name: jpeg, pool: {python: ~/env/bin/python}}", "~"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(scorer: str, said: str) -> None:
-    with pytest.raises(Exception, match=said):
-        make_job(*GPUS, f"spec.reward.scorers=[{scorer}]")

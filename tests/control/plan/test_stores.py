@@ -1,26 +1,25 @@
 """Stores in a job's pods: who gets keys, what downloads the model, where results go, which ports are open."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
 
-from control.plan.rendered_objects import SETTINGS, make_job
+from control.plan.rendered_objects import SETTINGS, by_kind, make_job, pod_settings, ray, ray_job
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.plan.pod_policy import PodPolicy
 
 STORAGE = "spec.storage={endpoint: 'http://minio.store:9000', secretName: keys}"
+SEPARATE = "spec.rollout.placement=Separate"
 HUB = "spec.output={url: hf://owner/adapters}"
+DENY = "spec.security.networkPolicy=DefaultDeny"
 KEYS = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
 
 
-def pods(made: DiffusionRLJob) -> dict[str, Any]:
+def pods(job: DiffusionRLJob) -> dict[str, Any]:
     """Pod specs by group; `head` too."""
-    (ray_job,) = [body for body in plan.render_objects(made, 1, SETTINGS) if body["kind"] == "RayJob"]
-    cluster = ray_job["spec"]["rayClusterSpec"]
+    cluster = ray_job(job)["spec"]["rayClusterSpec"]
     groups = {group["groupName"]: group["template"]["spec"] for group in cluster["workerGroupSpecs"]}
     return {"head": cluster["headGroupSpec"]["template"]["spec"], **groups}
 
@@ -32,24 +31,17 @@ def keys(container: dict[str, Any]) -> list[str]:
 
 
 def test_only_the_trainer_gets_the_keys_of_its_output_and_data() -> None:
-    separate = "spec.rollout={placement: Separate}"
-    for changes in (["spec.output={url: s3://b/runs}"], ["spec.data.train=['s3://b/t.jsonl']"]):
-        specs = pods(make_job(*changes, STORAGE, separate))
-        assert {group: keys(spec["containers"][0]) for group, spec in specs.items()} == {
-            "head": [],
-            "trainer": KEYS,
-            "rollout": [],
-        }
+    for change in ("spec.output={url: s3://b/runs}", "spec.data.train=['s3://b/t.jsonl']"):
+        specs = pods(make_job(change, STORAGE, SEPARATE))
+        of_groups = {group: keys(spec["containers"][0]) for group, spec in specs.items()}
+        assert of_groups == {"head": [], "trainer": KEYS, "rollout": []}
         assert "initContainers" not in specs["trainer"]
 
 
 def test_only_the_trainer_gets_the_token_of_the_hub_and_may_reach_it() -> None:
-    specs = pods(make_job(HUB, "spec.storage={secretName: keys}", "spec.rollout={placement: Separate}"))
-    assert {group: keys(spec["containers"][0]) for group, spec in specs.items()} == {
-        "head": [],
-        "trainer": ["HF_TOKEN"],
-        "rollout": [],
-    }
+    specs = pods(make_job(HUB, "spec.storage={secretName: keys}", SEPARATE))
+    of_groups = {group: keys(spec["containers"][0]) for group, spec in specs.items()}
+    assert of_groups == {"head": [], "trainer": ["HF_TOKEN"], "rollout": []}
     offline = {
         group: [item["value"] for item in spec["containers"][0].get("env", ()) if item["name"] == "HF_HUB_OFFLINE"]
         for group, spec in specs.items()
@@ -90,9 +82,8 @@ def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
 
     def verdict(*changes: str) -> tuple[list[str], list[int]]:
         """What is refused, and the open ports."""
-        of_hub = make_job(HUB, STORAGE, "spec.security={networkPolicy: DefaultDeny}", *changes)
-        (policy,) = [body for body in plan.render_objects(of_hub, 1, SETTINGS) if body["kind"] == "NetworkPolicy"]
-        ports = policy["spec"]["egress"][2]["ports"]
+        of_hub = make_job(HUB, STORAGE, DENY, *changes)
+        ports = by_kind(of_hub)["NetworkPolicy"]["spec"]["egress"][2]["ports"]
         return [refusal.text for refusal in plan.find_refusals(of_hub, SETTINGS)], [port["port"] for port in ports]
 
     assert verdict() == ([], [9000])
@@ -110,30 +101,19 @@ def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
 
 
 def test_a_model_in_a_store_is_downloaded_where_it_is_loaded_and_its_keys_stay_in_the_init_container() -> None:
-    fetching = make_job(
-        "spec.model={base: s3://b/sd35, cache: {claimName: models}}", STORAGE, "spec.rollout={placement: Separate}"
-    )
+    fetching = make_job("spec.model={base: s3://b/sd35, cache: {claimName: models}}", STORAGE, SEPARATE)
+    folder = "/var/lib/diffusionrl/models/b/sd35"
     for group, spec in pods(fetching).items():
         if group == "head":
             assert "initContainers" not in spec
             continue
         (fetch,) = spec["initContainers"]
-        assert fetch["command"] == [
-            "python3",
-            "-m",
-            "verl_omni.utils.stores",
-            "download",
-            "s3://b/sd35",
-            "/var/lib/diffusionrl/models/b/sd35",
-            "--endpoint",
-            "http://minio.store:9000",
-        ]
+        command = f"python3 -m verl_omni.utils.stores download s3://b/sd35 {folder} --endpoint http://minio.store:9000"
+        assert fetch["command"] == command.split()
         assert keys(fetch) == KEYS
         assert keys(spec["containers"][0]) == []
         assert {"name": "models", "persistentVolumeClaim": {"claimName": "models"}} in spec["volumes"]
-    assert "actor_rollout_ref.model.path=/var/lib/diffusionrl/models/b/sd35" in plan.render_pod_overrides(
-        *plan.resolve_for_pods(fetching)
-    )
+    assert pod_settings(fetching)["actor_rollout_ref.model.path"] == folder
 
 
 def test_a_session_token_may_be_absent_and_without_a_secret_the_pods_identity_counts() -> None:
@@ -147,22 +127,14 @@ def test_a_session_token_may_be_absent_and_without_a_secret_the_pods_identity_co
 
 
 def test_the_settings_name_a_folder_of_the_job_and_how_the_store_is_reached() -> None:
-    sending = make_job("spec.output={url: s3://b/runs/, deadlineSeconds: 60}", STORAGE)
-    overrides = plan.render_pod_overrides(*plan.resolve_for_pods(sending))
-    assert [line for line in overrides if line.startswith(("trainer.output", "trainer.store"))] == [
-        "trainer.output.url='s3://b/runs/a-job'",
-        "trainer.output.deadline_s=60",
-        "trainer.store.endpoint='http://minio.store:9000'",
-    ]
-    sending = make_job(
-        "spec.output={url: hf://owner/adapters/}", "spec.storage={endpoint: 'https://hub', secretName: keys}"
-    )
-    overrides = plan.render_pod_overrides(*plan.resolve_for_pods(sending))
-    assert [line for line in overrides if line.startswith(("trainer.output", "trainer.store"))] == [
-        "trainer.output.url='hf://owner/adapters/a-job'",
-        "trainer.output.deadline_s=600",
-        "trainer.store.endpoint='https://hub'",
-    ]
+    def sent(output: str, storage: str) -> list[Any]:
+        settings = pod_settings(make_job(f"spec.output={output}", storage))
+        return [settings[f"trainer.{name}"] for name in ("output.url", "output.deadline_s", "store.endpoint")]
+
+    hub = "spec.storage={endpoint: 'https://hub', secretName: keys}"
+    store = ["s3://b/runs/a-job", 60, "http://minio.store:9000"]
+    assert sent("{url: s3://b/runs/, deadlineSeconds: 60}", STORAGE) == store
+    assert sent("{url: hf://owner/adapters/}", hub) == ["hf://owner/adapters/a-job", 600, "https://hub"]
 
 
 def test_a_claim_for_results_is_mounted_where_the_url_says() -> None:
@@ -184,8 +156,7 @@ def test_a_claim_for_results_is_mounted_where_the_url_says() -> None:
     ],
 )
 def test_the_port_of_the_store_is_open_in_the_network_policy(changes: list[str], port: int) -> None:
-    sending = make_job(*changes, "spec.security={networkPolicy: DefaultDeny}")
-    (policy,) = [body for body in plan.render_objects(sending, 1, SETTINGS) if body["kind"] == "NetworkPolicy"]
+    policy = by_kind(make_job(*changes, DENY))["NetworkPolicy"]
     assert {"ports": [{"protocol": "TCP", "port": port}]} in policy["spec"]["egress"]
 
 
@@ -204,18 +175,15 @@ def test_a_folder_that_vanishes_with_the_pod_is_refused() -> None:
 
 
 def test_results_that_are_sent_are_not_warned_of_as_lost() -> None:
-    warned = {warning.at for warning in plan.find_warnings(make_job())}
-    assert ("spec", "checkpoint", "claimName") in warned
-    assert ("spec", "checkpoint", "claimName") not in {
-        warning.at for warning in plan.find_warnings(make_job("spec.output={url: s3://b}"))
-    }
+    for changes, warned in (((), True), (("spec.output={url: s3://b}",), False)):
+        fields = {warning.at for warning in plan.find_warnings(make_job(*changes))}
+        assert (("spec", "checkpoint", "claimName") in fields) is warned
 
 
 def test_an_admin_decides_which_secrets_hold_keys() -> None:
     strict = SETTINGS.model_copy(update={"pod_policy": PodPolicy.model_validate({"secrets": ["team-*"]})})
-    assert [refusal.at for refusal in plan.find_refusals(make_job("spec.output={url: s3://b}", STORAGE), strict)] == [
-        ("spec", "storage", "secretName")
-    ]
+    (refusal,) = plan.find_refusals(make_job("spec.output={url: s3://b}", STORAGE), strict)
+    assert refusal.at == ("spec", "storage", "secretName")
 
 
 def test_a_download_has_the_variables_and_mounts_of_the_pods_main_container_and_its_image() -> None:
@@ -227,8 +195,8 @@ def test_a_download_has_the_variables_and_mounts_of_the_pods_main_container_and_
         "volumeMounts": [{"name": "ca", "mountPath": "/ca"}],
     }
     template = json.dumps({"spec": {"containers": [ray], "volumes": [{"name": "ca", "configMap": {"name": "ca"}}]}})
-    separate = ["spec.rollout.placement=Separate", f"spec.rollout.podTemplate={template}"]
-    specs = pods(make_job("spec.model.base=s3://b/sd35", STORAGE, *separate, "spec.checkpoint.claimName=runs"))
+    rollout = (SEPARATE, f"spec.rollout.podTemplate={template}")
+    specs = pods(make_job("spec.model.base=s3://b/sd35", STORAGE, *rollout, "spec.checkpoint.claimName=runs"))
     (fetch,) = specs["rollout"]["initContainers"]
     (plain,) = specs["trainer"]["initContainers"]
     assert (fetch["image"], plain["image"], fetch["envFrom"]) == ("own:2", "rollout:1", ray["envFrom"])
@@ -238,7 +206,7 @@ def test_a_download_has_the_variables_and_mounts_of_the_pods_main_container_and_
 
 
 def test_programs_cannot_change_the_models_that_were_downloaded() -> None:
-    specs = pods(make_job("spec.model.base=s3://b/sd35", STORAGE, "spec.rollout.placement=Separate"))
+    specs = pods(make_job("spec.model.base=s3://b/sd35", STORAGE, SEPARATE))
     for pod in (specs["rollout"], specs["trainer"]):
         containers = (*pod["initContainers"], pod["containers"][0])
         mounts = [mount for container in containers for mount in container["volumeMounts"] if mount["name"] == "models"]
@@ -246,17 +214,9 @@ def test_programs_cannot_change_the_models_that_were_downloaded() -> None:
 
 
 def test_the_port_of_a_mirror_is_open_for_downloads() -> None:
-    template = json.dumps(
-        {
-            "spec": {
-                "containers": [{"name": "ray", "env": [{"name": "HF_ENDPOINT", "value": "http://mirror.models:8081"}]}]
-            }
-        }
-    )
-    deny = "spec.security.networkPolicy=DefaultDeny"
+    template = json.dumps({"spec": ray(env=[{"name": "HF_ENDPOINT", "value": "http://mirror.models:8081"}])})
     for base, expected in (("a/b", 8081), ("./model", None)):
-        (policy, *_) = plan.render_objects(
-            make_job(deny, f"spec.model.base={base}", f"spec.trainer.podTemplate={template}"), 1, SETTINGS
-        )
+        job = make_job(DENY, f"spec.model.base={base}", f"spec.trainer.podTemplate={template}")
+        policy = by_kind(job)["NetworkPolicy"]
         ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", ())}
         assert ports == ({53, expected} if expected else {53})

@@ -1,7 +1,5 @@
 """YAML of rendered objects: readers of YAML 1.1 and 1.2 read what was written."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -13,40 +11,11 @@ from ruamel.yaml import YAML
 from omni_operator.api.files.yaml_document import Document
 from omni_operator.plan import dump_yaml
 
+# Texts that YAML 1.1 or 1.2 would read as something else without quotes, or with other blanks and line ends.
 WORDS = (
-    "y",
-    "N",
-    "yes",
-    "off",
-    "null",
-    "~",
-    "=",
-    "<<",
-    "1e5",
-    "0o17",
-    "017",
-    "08",
-    "1_000",
-    "1:30",
-    ".5",
-    "+.5e3",
-    ".inf",
-    "2026-01-01",
-    "- a",
-    "a: b",
-    "#",
-    " a",
-    "a ",
-    "",
-    "\n",
-    "a\n",
-    "a\n\n",
-    " a\nb",
-    "a \nb",
-    "a\r\nb",
-    "a\u2028b\nc",
-    "a\tb\n",
-    "\ufeff",
+    *("y", "N", "yes", "off", "null", "~", "=", "<<", "1e5", "0o17", "017", "08", "1_000", "1:30", ".5", "+.5e3"),
+    *(".inf", "2026-01-01", "#", "- a", "a: b", " a", "a ", "", "\n", "a\n", "a\n\n", " a\nb", "a \nb", "a\r\nb"),
+    *("a\tb\n", "a\u2028b\nc", "\ufeff"),
 )
 TEXTS = st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8"))
 VALUES = st.recursive(

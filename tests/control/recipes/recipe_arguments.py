@@ -1,7 +1,5 @@
 """Arguments that recipes share, and what their conversion leaves out."""
 
-from __future__ import annotations
-
 from omni_operator.recipes import convert
 
 ROLLOUT = "actor_rollout_ref.rollout"

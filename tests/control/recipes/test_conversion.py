@@ -1,7 +1,5 @@
 """Settings of a recipe to a job: every value is in a field, in the overrides, or named as left out."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 from control.recipes.recipe_arguments import ACTOR, REQUIRED, ROLLOUT, refused
 from omni_operator import plan
 from omni_operator.api import load_job, read_job
-from omni_operator.recipes import convert
+from omni_operator.recipes import Conversion, convert
 from omni_operator.recipes.fields import CONVERSIONS, IMPLIED, REFERENCE_DEFAULTS, SCORERS, TOGETHER
 from verl_omni.settings_schema.reference_settings import target_of
 
@@ -19,14 +17,20 @@ ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml"))
 ADAPTER = "actor_rollout_ref.model.lora_rank=8"
 ALGO = f"{ROLLOUT}.algo"
+PAIRS = (ADAPTER, f"{ACTOR}.diffusion_loss.loss_mode=dpo", "algorithm.sample_source=offline")
+
+
+def accepted(*arguments: str, without: str = "none") -> Conversion:
+    """The conversion to a valid job, which refuses nothing; `without` the required settings that begin so."""
+    converted = convert([*(text for text in REQUIRED if not text.startswith(without)), *arguments])
+    assert converted.refused == ()
+    read_job(plan.dump_yaml(converted.document), "job")
+    return converted
 
 
 def spec(*arguments: str) -> dict[str, Any]:
     """The spec of a valid job without anything left out."""
-    converted = convert([*REQUIRED, *arguments])
-    assert converted.refused == ()
-    read_job(plan.dump_yaml(converted.document), "job")
-    return converted.document["spec"]
+    return accepted(*arguments).document["spec"]
 
 
 def settings_of(document: dict[str, Any] | Path) -> dict[str, str]:
@@ -43,9 +47,7 @@ def test_a_job_rendered_and_converted_trains_the_same(path: Path) -> None:
     conversion = convert([f"{name}={value}" for name, value in original.items()])
     assert conversion.refused == ()
     converted = settings_of(conversion.document)
-    assert {
-        name: (value, converted.get(name)) for name, value in original.items() if converted.get(name) != value
-    } == {}
+    assert {name: converted.get(name) for name in original} == original
 
 
 @pytest.mark.slow
@@ -58,15 +60,9 @@ def test_every_setting_is_somewhere() -> None:
         text = plan.dump_yaml(converted.document)
         named = {argument.partition("=")[0] for argument in converted.without_effect}
         named |= {argument.partition("=")[0] for argument, _ in converted.refused}
-        here = target_of(name)
-        placed = (
-            here in CONVERSIONS
-            or here in TOGETHER
-            or here in IMPLIED
-            or here == "trainer.experiment_name"
-            or here.startswith(f"{SCORERS}.")
-        )
-        assert placed or f"{here}=7" in text or here in named, name
+        target = target_of(name)
+        placed = target in {*CONVERSIONS, *TOGETHER, *IMPLIED, "trainer.experiment_name"}
+        assert placed or target.startswith(f"{SCORERS}.") or f"{target}=7" in text or target in named, name
 
 
 def test_the_defaults_are_those_of_the_reference() -> None:
@@ -86,10 +82,7 @@ def test_algorithms_without_recorded_steps_draw_without_noise_unless_it_is_given
 
 
 def test_pairs_of_a_data_set_need_no_number_of_samples() -> None:
-    pairs = (ADAPTER, f"{ACTOR}.diffusion_loss.loss_mode=dpo", "algorithm.sample_source=offline")
-    converted = convert([*(argument for argument in REQUIRED if not argument.startswith(f"{ROLLOUT}.n=")), *pairs])
-    assert converted.refused == () and "samplesPerPrompt" not in converted.document["spec"]["rollout"]
-    read_job(plan.dump_yaml(converted.document), "job")
+    assert "samplesPerPrompt" not in accepted(*PAIRS, without=f"{ROLLOUT}.n=").document["spec"]["rollout"]
 
 
 @pytest.mark.parametrize(
@@ -104,15 +97,9 @@ def test_pairs_of_a_data_set_need_no_number_of_samples() -> None:
     ],
 )
 def test_the_default_tensor_parallel_size_fits_the_accelerators(arguments: list[str], parallel: int) -> None:
-    pairs = (ADAPTER, f"{LOSS_MODE}=dpo", "algorithm.sample_source=offline")
-    size = f"{ROLLOUT}.tensor_model_parallel_size"
-    for algorithm in ((), pairs):
-        converted = convert([*(text for text in REQUIRED if not text.startswith(size)), *algorithm, *arguments])
-        assert (
-            converted.refused == ()
-            and converted.document["spec"]["rollout"]["engine"]["tensorParallelSize"] == parallel
-        )
-        read_job(plan.dump_yaml(converted.document), "job")
+    for algorithm in ((), PAIRS):
+        converted = accepted(*algorithm, *arguments, without=f"{ROLLOUT}.tensor_model_parallel_size")
+        assert converted.document["spec"]["rollout"]["engine"]["tensorParallelSize"] == parallel
 
 
 @pytest.mark.parametrize(("accelerators", "parallel"), [(1, 1), (2, 2)])
@@ -125,28 +112,20 @@ def test_the_default_tensor_parallel_size_of_a_judge_fits_too(accelerators: int,
 
 
 def test_a_number_of_samples_next_to_pairs_of_a_data_set_has_no_effect() -> None:
-    converted = convert([*REQUIRED, ADAPTER, f"{LOSS_MODE}=dpo", "algorithm.sample_source=offline", f"{ROLLOUT}.n=1"])
-    assert converted.refused == () and f"{ROLLOUT}.n=1" in converted.without_effect
-    read_job(plan.dump_yaml(converted.document), "job")
+    assert f"{ROLLOUT}.n=1" in accepted(*PAIRS, f"{ROLLOUT}.n=1").without_effect
 
 
 def test_pairs_of_a_data_set_need_no_reward_function() -> None:
     """Without one nothing is evaluated, so the job has no held-out prompts, and a scorer that is not called."""
-    pairs = (ADAPTER, f"{LOSS_MODE}=dpo", "algorithm.sample_source=offline", "data.val_files=test.parquet")
-    converted = convert([*(argument for argument in REQUIRED if not argument.startswith("reward.")), *pairs])
-    assert converted.refused == () and "data.val_files=test.parquet" in converted.without_effect
+    converted = accepted(*PAIRS, "data.val_files=test.parquet", without="reward.")
+    assert "data.val_files=test.parquet" in converted.without_effect
     assert "validation" not in converted.document["spec"]["data"]
-    read_job(plan.dump_yaml(converted.document), "job")
 
 
 def test_options_of_hydra_that_name_the_configuration_have_no_effect() -> None:
-    converted = convert([*REQUIRED, "--config-name=diffusion_trainer", "--config-path=config"])
-    assert (converted.refused, converted.without_effect) == (
-        (),
-        ("--config-name=diffusion_trainer", "--config-path=config"),
-    )
-    apart = convert([*REQUIRED, "--config-name", "diffusion_trainer", "-cp", "config"])
-    assert (apart.refused, apart.without_effect) == ((), converted.without_effect)
+    options = ("--config-name=diffusion_trainer", "--config-path=config")
+    for written in (options, ("--config-name", "diffusion_trainer", "-cp", "config")):
+        assert accepted(*written).without_effect == options
     ((argument, reason),) = convert([*REQUIRED, "--config-name=another"]).refused
     assert argument == "--config-name=another"
     assert reason.startswith("another is not supported; write diffusion_trainer or ")
@@ -316,6 +295,9 @@ def test_several_rewards() -> None:
     ]
 
 
+NPU = {"vendor": "Ascend", "count": 1}
+
+
 def test_the_use_and_the_pool_of_a_reward() -> None:
     of = "+reward.reward_functions"
     assert spec(
@@ -325,11 +307,7 @@ def test_the_use_and_the_pool_of_a_reward() -> None:
         "trainer.device=npu",
         "data.val_files=held_out.parquet",
     )["reward"]["scorers"] == [
-        {
-            "name": "hpsv3",
-            "use": "Evaluation",
-            "pool": {"replicas": 2, "accelerator": {"vendor": "Ascend", "count": 1}},
-        },
+        {"name": "hpsv3", "use": "Evaluation", "pool": {"replicas": 2, "accelerator": NPU}},
         {"name": "jpeg", "pool": {"replicas": 1, "python": "envs/a/bin/python"}},
     ]
 
@@ -365,11 +343,8 @@ def test_one_scorer_of_the_reference_that_asks_a_server_becomes_a_server_too() -
         f"+{function}.reward_kwargs.server_url=http://localhost:19082",
         f"+{function}.reward_kwargs.timeout=30",
     )
-    (scorer,) = fields["reward"]["scorers"]
-    assert scorer == {
-        "name": "http",
-        "http": {"url": "http://localhost:19082", "timeoutSeconds": 30, "protocol": "Pickle"},
-    }
+    server = {"url": "http://localhost:19082", "timeoutSeconds": 30, "protocol": "Pickle"}
+    assert fields["reward"]["scorers"] == [{"name": "http", "http": server}]
 
 
 def test_the_settings_of_a_scorer_of_the_reference_may_be_those_of_this_trainer() -> None:
@@ -457,10 +432,8 @@ def test_a_judge_of_the_reference_becomes_the_judge_of_the_job() -> None:
     assert separate["placement"] == "Separate" and separate["replicas"] == 1
     assert separate["accelerator"] == {"vendor": "NVIDIA", "count": 2}
     converted = convert([*REQUIRED, "reward.reward_model.enable=False", "reward.reward_model.nnodes=1"])
-    assert (
-        "model" not in converted.document["spec"]["reward"]
-        and "reward.reward_model.nnodes=1" in converted.without_effect
-    )
+    assert "model" not in converted.document["spec"]["reward"]
+    assert "reward.reward_model.nnodes=1" in converted.without_effect
 
 
 def test_a_judge_without_a_model_is_refused() -> None:
@@ -470,10 +443,8 @@ def test_a_judge_without_a_model_is_refused() -> None:
 @pytest.mark.parametrize("name", ["imagebind", "choice_reward", "videoalign_native"])
 def test_a_scorer_of_the_reference_that_does_not_exist_is_refused(name: str) -> None:
     reasons = refused(f"reward.reward_functions.a.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.{name}")
-    assert any(
-        reason.startswith(f"the scorer {name.removesuffix('_reward')} is not available: ")
-        for reason in reasons.values()
-    )
+    unavailable = f"the scorer {name.removesuffix('_reward')} is not available: "
+    assert any(reason.startswith(unavailable) for reason in reasons.values())
 
 
 def test_a_scorer_whose_function_is_not_known_is_refused_by_its_file_with_what_to_write() -> None:

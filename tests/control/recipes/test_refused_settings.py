@@ -1,7 +1,5 @@
 """Settings of a recipe that a job cannot have: each is named once, with the reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from control.recipes.recipe_arguments import ACTOR, MODEL, REQUIRED, ROLLOUT, refused
@@ -17,7 +15,7 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         (f"{ACTOR}.diffusion_loss.loss_mode=ppo", "ppo is not supported; algorithms are awm, "),
         ("algorithm.adv_estimator=gae", "gae is not supported; write flow_grpo or dance_grpo or mix_grpo"),
@@ -31,9 +29,9 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
         ("~data.seed", "a setting cannot be deleted; write its value"),
     ],
 )
-def test_a_value_without_a_place_is_named_with_the_reason(argument: str, said: str) -> None:
+def test_a_value_without_a_place_is_named_with_the_reason(argument: str, message: str) -> None:
     adapter = "actor_rollout_ref.model.lora_rank=8"
-    assert any(reason.startswith(said) for reason in refused(adapter, argument).values())
+    assert any(reason.startswith(message) for reason in refused(adapter, argument).values())
 
 
 LOSS_MODE = f"{ACTOR}.diffusion_loss.loss_mode"
@@ -42,7 +40,7 @@ ESTIMATOR = "algorithm.adv_estimator"
 
 
 @pytest.mark.parametrize(
-    ("given", "at_fault", "said"),
+    ("names", "at_fault", "message"),
     [
         ((f"{ESTIMATOR}=dance_grpo", f"{LOSS_MODE}=mix_grpo"), 0, f"contradicts {LOSS_MODE}=mix_grpo: "),
         ((f"{LOSS_MODE}=dance_grpo", f"{ESTIMATOR}=mix_grpo"), 1, f"contradicts {LOSS_MODE}=dance_grpo: "),
@@ -52,11 +50,11 @@ ESTIMATOR = "algorithm.adv_estimator"
     ],
 )
 def test_names_of_different_algorithms_are_one_error_in_any_order(
-    given: tuple[str, ...], at_fault: int, said: str
+    names: tuple[str, ...], at_fault: int, message: str
 ) -> None:
-    for order in (given, given[::-1]):
+    for order in (names, names[::-1]):
         ((argument, reason),) = convert([*REQUIRED, *order]).refused
-        assert argument == given[at_fault] and reason.startswith(said)
+        assert argument == names[at_fault] and reason.startswith(message)
     assert refused(f"{LOSS_MODE}=mix_grpo", f"{SAMPLED_FOR}=mix_grpo", f"{ESTIMATOR}=mix_grpo") == {}
 
 
@@ -109,6 +107,9 @@ def test_a_value_that_the_algorithm_cannot_use_is_named() -> None:
     assert bypass not in refused(bypass)
 
 
+JUDGE = tuple(f"reward.reward_model.{text}" for text in ("enable=True", "model_path=m", "enable_resource_pool=True"))
+
+
 @pytest.mark.parametrize(
     ("argument", "more"),
     [
@@ -119,20 +120,12 @@ def test_a_value_that_the_algorithm_cannot_use_is_named() -> None:
         (f"{ACTOR}.ppo_mini_batch_size=$N", ()),
         (f"{ROLLOUT}.pipeline.num_inference_steps=$N", (f"{ROLLOUT}.algo.sde_window_size=2",)),
         ("actor_rollout_ref.model.lora_alpha=$N", ("actor_rollout_ref.model.lora_rank=8",)),
-        (
-            "reward.reward_model.nnodes=$N",
-            (
-                "reward.reward_model.enable=True",
-                "reward.reward_model.model_path=m",
-                "reward.reward_model.enable_resource_pool=True",
-            ),
-        ),
+        ("reward.reward_model.nnodes=$N", JUDGE),
     ],
 )
 def test_a_number_that_is_not_known_is_named_once_and_no_other_setting(argument: str, more: tuple[str, ...]) -> None:
-    assert convert([*REQUIRED, *more, argument]).refused == (
-        (argument, f"{argument.partition('=')[2]} is not a number"),
-    )
+    reason = f"{argument.partition('=')[2]} is not a number"
+    assert convert([*REQUIRED, *more, argument]).refused == ((argument, reason),)
 
 
 def test_what_follows_from_other_settings_stays_in_the_job() -> None:
@@ -164,16 +157,16 @@ def test_what_follows_from_other_settings_stays_in_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("trainer.device=$DEVICE", "$DEVICE is not supported; write cuda or npu"),
         ("trainer.use_v1=$V1", "$V1 is not supported; write true or false"),
         ("reward.reward_model.enable=$JUDGE", "$JUDGE is not supported; write true or false"),
     ],
 )
-def test_a_setting_that_decides_about_others_is_not_guessed(argument: str, said: str) -> None:
+def test_a_setting_that_decides_about_others_is_not_guessed(argument: str, message: str) -> None:
     converted = convert([*REQUIRED, argument])
-    assert converted.refused == ((argument, said),)
+    assert converted.refused == ((argument, message),)
     assert converted.document == convert(REQUIRED).document
 
 

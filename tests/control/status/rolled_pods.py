@@ -1,7 +1,5 @@
 """A RayCluster whose rollout or reward pods are replaced, with KubeRay and kubelets, in memory."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -13,13 +11,7 @@ from omni_operator.reconcile.pod_replacement import change
 from omni_operator.status.decisions.rolling import find_steps
 from omni_operator.status.decisions.situation import GiveUpTemplate, ReplacePods
 from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
-from omni_operator.status.observed.observation import (
-    Attempt,
-    ObservedPod,
-    ObservedRayCluster,
-    PodGroup,
-    TrainerReport,
-)
+from omni_operator.status.observed.observation import Attempt, ObservedPod, ObservedRayCluster, PodGroup, TrainerReport
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DEADLINE = timedelta(seconds=100)
@@ -37,6 +29,11 @@ def group_of(template: str, replicas: int = 1, name: str = ROLLOUT_GROUP) -> dic
         "rayStartParams": {"of": template},
         "template": {"metadata": {"labels": labels}, "spec": {"containers": containers}},
     }
+
+
+def cluster_of(*groups: PodGroup) -> ObservedRayCluster:
+    """A RayCluster with worker groups."""
+    return ObservedRayCluster(name="c", uid="u", attempt=1, created=START, groups=groups)
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """`status.state` and `status.reason`: one word each, from the conditions alone."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

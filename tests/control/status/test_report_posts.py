@@ -1,7 +1,5 @@
 """Tests of trainers' reports: strict types, bounded values, merged within an attempt."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from datetime import UTC, datetime, timedelta
@@ -30,21 +28,9 @@ def posted(*posts: dict[str, Any]) -> Any:
 
 
 def test_a_step_event_updates_the_report() -> None:
-    line = {
-        "attempt": 1,
-        "event": "step",
-        "step": 7,
-        "reward/mean": 0.5,
-        "reward/std": 0.1,
-        "weights/version": 7,
-        "images_per_s": 12.5,
-        "timing_s/sync": 0.3,
-        "timing_s/step": 4.0,
-        "eta_s": 12.0,
-        "rollout_corr/ratio_max": 1.1,
-        "actor/loss": 0.1,
-        "samples": 224,
-    }
+    line = {"attempt": 1, "event": "step", "step": 7, "samples": 224, "eta_s": 12.0, "images_per_s": 12.5}
+    line |= {"reward/mean": 0.5, "reward/std": 0.1, "weights/version": 7, "timing_s/sync": 0.3, "timing_s/step": 4.0}
+    line |= {"rollout_corr/ratio_max": 1.1, "actor/loss": 0.1}
     report = posted({"event": "start", "total_steps": 10, "resumed_from": None}, line)
     assert (report.step, report.total_steps, report.version, report.samples) == (7, 10, 7, 224)
     assert (report.reward_mean, report.images_per_second, report.step_seconds, report.eta_seconds) == (0.5, 12.5, 4, 12)
@@ -52,9 +38,8 @@ def test_a_step_event_updates_the_report() -> None:
 
 
 def test_a_checkpoint_event_does_not_change_the_step() -> None:
-    report = posted(
-        {"event": "step", "step": 41}, {"event": "checkpoint", "path": "runs/x/checkpoints/step_000040", "step": 40}
-    )
+    checkpoint = {"event": "checkpoint", "path": "runs/x/checkpoints/step_000040", "step": 40}
+    report = posted({"event": "step", "step": 41}, checkpoint)
     assert (report.checkpoint, report.checkpoint_step, report.step) == ("step_000040", 40, 41)
     assert posted({"event": "checkpoint", "path": "/c/step_000007"}).checkpoint_step == 7
 
@@ -119,25 +104,16 @@ STEP = {"event": "step"}
         None,
         "step",
         {"event": "dance"},
+        *({**STEP, "step": step} for step in (-1, "7", True, 7.5)),
+        *({**STEP, name: 1e300} for name in ("reward/mean", "timing_s/step")),
+        *({**STEP, name: -1} for name in ("reward/queued_requests", "eta_s")),
         {**STEP, "attempt": 10**30},
-        {**STEP, "step": -1},
-        {**STEP, "step": "7"},
-        {**STEP, "step": True},
-        {**STEP, "step": 7.5},
         {**STEP, "rollout/queued_samples": 2**60},
-        {**STEP, "reward/queued_requests": -1},
         {**STEP, "weights/version": [1]},
-        {**STEP, "reward/mean": 1e300},
-        {**STEP, "eta_s": -1},
-        {**STEP, "timing_s/step": 1e300},
         {"event": "error", "message": "x" * 70_000},
-        {"event": "phase", "text": "x" * 1025},
-        {"event": "phase", "text": "\ud800"},
-        {"event": "checkpoint", "path": "/c/" + "x" * 900},
-        {"event": "checkpoint", "path": "/"},
-        {"event": "checkpoint", "path": "/c/.."},
-        {"event": "checkpoint", "path": "/c/a\nb"},
-        {"event": "checkpoint", "path": "x/" * 3000},
+        *({"event": "phase", "text": text} for text in ("x" * 1025, "\ud800")),
+        *({"event": "checkpoint", "path": f"/c/{name}"} for name in ("x" * 900, "..", "a\nb")),
+        *({"event": "checkpoint", "path": path} for path in ("/", "x/" * 3000)),
     ],
 )
 def test_malformed_events_are_refused(post: Any) -> None:
@@ -178,12 +154,8 @@ VALUES = st.one_of(
     st.text(max_size=300),
     st.lists(st.integers(), max_size=3),
 )
-FIELDS = st.dictionaries(
-    st.sampled_from(
-        [found.alias or name for name, found in ReportEvent.model_fields.items() if name != "event"] + ["unknown"]
-    ),
-    VALUES,
-)
+NAMES = [field.alias or name for name, field in ReportEvent.model_fields.items() if name != "event"]
+FIELDS = st.dictionaries(st.sampled_from([*NAMES, "unknown"]), VALUES)
 EVENTS = st.sampled_from(["start", "phase", "step", "checkpoint", "heartbeat", "warning", "error", "stopped", "done"])
 
 

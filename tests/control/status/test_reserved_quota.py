@@ -1,8 +1,6 @@
 """When quota of a queue is requested and returned: properties of the decision, for any numbers of pods."""
 
-from __future__ import annotations
-
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,14 +13,13 @@ from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolF
 from omni_operator.status.observed.observation import (
     Attempt,
     ObservedPod,
-    ObservedRayCluster,
     ObservedRayJob,
     PodGroup,
     PoolSize,
     RequestedPods,
 )
+from tests.control.status.rolled_pods import START, cluster_of
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = Autoscaling(least=1, most=9, share=10, window=timedelta(seconds=60))
 NUMBER = st.integers(1, 9)
 
@@ -42,26 +39,16 @@ def rayjob(requested: int, created_with: int = 1) -> ObservedRayJob:
 def test_quota_is_requested_before_pods_and_returned_after_them(
     requested: int, replicas: int, new: int | None, present: int, live: bool, gated: bool
 ) -> None:
-    cluster = ObservedRayCluster(
-        name="c",
-        uid="u",
-        attempt=1,
-        created=START,
-        groups=(
-            PodGroup(name="trainer", index=0, replicas=3, gated=True),
-            PodGroup(name=ROLLOUT_GROUP, index=1, replicas=replicas, gated=gated),
-        ),
+    cluster = cluster_of(
+        PodGroup(name="trainer", index=0, replicas=3, gated=True),
+        PodGroup(name=ROLLOUT_GROUP, index=1, replicas=replicas, gated=gated),
     )
     pods = tuple(
         ObservedPod(name=f"p{number}", uid="u", attempt=1, group=ROLLOUT_GROUP, created=START)
         for number in range(present)
     )
-    facts = JobFacts(
-        uid="j",
-        generation=1,
-        created=START,
-        rollouts=PoolFacts(group=ROLLOUT_GROUP, live=live, autoscaling=POLICY),
-    )
+    rollouts = PoolFacts(group=ROLLOUT_GROUP, live=live, autoscaling=POLICY)
+    facts = JobFacts(uid="j", generation=1, created=START, rollouts=rollouts)
     changes = (ScaleGroup(cluster, GroupChange(1, ROLLOUT_GROUP, replicas, new)),) if new and live and gated else ()
     with_request = rayjob(requested)
     steps = follow_pods(facts, Attempt(number=1, rayjob=with_request, cluster=cluster, pods=pods), changes)

@@ -1,7 +1,5 @@
 """Replacement of rollout and reward pods: decisions, and changes of a RayCluster, by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -12,14 +10,8 @@ from omni_operator.reconcile.pod_replacement import change
 from omni_operator.status.decisions.rolling import find_steps, review_rolling
 from omni_operator.status.decisions.situation import GiveUpTemplate, ReplacePods, StartReplacement
 from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
-from omni_operator.status.observed.observation import (
-    Attempt,
-    Observation,
-    ObservedRayCluster,
-    PodGroup,
-    TrainerReport,
-)
-from tests.control.status.rolled_pods import BAD, DEADLINE, START, World, group_of
+from omni_operator.status.observed.observation import Attempt, Observation, PodGroup, TrainerReport
+from tests.control.status.rolled_pods import BAD, DEADLINE, START, World, cluster_of, group_of
 
 
 def replace_all(world: World) -> list[list[str]]:
@@ -170,15 +162,9 @@ def test_a_group_that_changed_in_between_is_a_conflict(changed: str) -> None:
 
 
 def test_the_worst_of_two_groups_is_the_reason_and_the_message_has_both() -> None:
-    cluster = ObservedRayCluster(
-        name="c",
-        uid="u",
-        attempt=1,
-        created=START,
-        groups=(
-            PodGroup(name=ROLLOUT_GROUP, index=1, replicas=1, template="a", refused="b", refusal="no image"),
-            PodGroup(name=REWARD_GROUP, index=2, replicas=1, template="b", replacing=START),
-        ),
+    cluster = cluster_of(
+        PodGroup(name=ROLLOUT_GROUP, index=1, replicas=1, template="a", refused="b", refusal="no image"),
+        PodGroup(name=REWARD_GROUP, index=2, replicas=1, template="b", replacing=START),
     )
     policies = tuple(RollingUpdate(group=name, template="b") for name in (ROLLOUT_GROUP, REWARD_GROUP))
     facts = JobFacts(uid="j", generation=1, created=START, rolling=policies)

@@ -1,7 +1,5 @@
 """Replacement of rollout and reward pods, in any order of events."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,10 +1,9 @@
 """How many rollout and reward pods a job has, by the samples and requests that wait for them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
@@ -13,13 +12,13 @@ from hypothesis import strategies as st
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.status.decisions.scaling import recommend, review_scaling, scale
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
-from omni_operator.status.observed.observation import Attempt, ObservedRayCluster, PodGroup
+from omni_operator.status.observed.observation import Attempt, PodGroup
 from omni_operator.status.observed.queue_history import PEAKS_KEPT, QueueHistory, add_peak
 from omni_operator.status.observed.running_pods import as_running
 from omni_operator.status.observed.trainer_report import merge_event, parse_event
 from omni_operator.status.report.progress import count_accelerators
+from tests.control.status.rolled_pods import START, cluster_of
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOW = timedelta(seconds=60)
 POLICY = Autoscaling(least=2, most=6, share=10, window=WINDOW)
 # Seconds since the last report, and how many samples wait.
@@ -58,13 +57,7 @@ def test_none_is_removed_within_a_window_of_a_report_that_needed_it(given: list[
             assert now - replayed[0][0] >= WINDOW, "what waited before the first report is not known"
             seen = [samples for at, samples, _ in replayed[: index + 1] if at > now - WINDOW]
             assert after == max(POLICY.least, -(-max(seen) // POLICY.share)), "one window after the last peak"
-            added = [
-                at
-                for at, pods in (
-                    (replayed[number][0], replayed[number][2] - replayed[number - 1][2]) for number in range(1, index)
-                )
-                if pods > 0
-            ]
+            added = [at for (_, _, fewer), (at, _, pods) in pairwise(replayed[:index]) if pods > fewer]
             assert all(now - at >= WINDOW for at in added), "no flapping"
 
 
@@ -79,9 +72,8 @@ def test_without_reports_the_number_stays_but_the_limits_hold() -> None:
 
 def test_a_trainer_whose_reports_stop_keeps_its_pods() -> None:
     history = add_peak(add_peak(None, 60, START), 0, START + timedelta(seconds=30))
-    recommended = [
-        recommend(POLICY, history, 6, START + timedelta(seconds=seconds)) for seconds in (59, 60, 89, 90, 9000)
-    ]
+    times = [START + timedelta(seconds=seconds) for seconds in (59, 60, 89, 90, 9000)]
+    recommended = [recommend(POLICY, history, 6, now) for now in times]
     assert recommended == [6, 2, 2, 6, 6], "the last report is as old as a window, so it does not say what waits"
 
 
@@ -135,23 +127,10 @@ def test_each_group_follows_its_own_queue_by_the_same_decision(
     policies = {ROLLOUT_GROUP: POLICY if first else None, REWARD_GROUP: JUDGES if second else None}
     spec = {ROLLOUT_GROUP: rollouts, REWARD_GROUP: judges}
     pools = [pool(group, policies[group], pods) for group, pods in spec.items()]
-    facts = JobFacts(
-        uid="j",
-        generation=1,
-        created=START,
-        trainer=PoolFacts(group=TRAINER_GROUP, pods=1, accelerators=1),
-        rollouts=pools[0],
-        judges=pools[1],
-    )
-    cluster = ObservedRayCluster(
-        name="c",
-        uid="u",
-        attempt=1,
-        created=START,
-        groups=tuple(
-            PodGroup(name=group, index=index + 1, replicas=pods) for index, (group, pods) in enumerate(spec.items())
-        ),
-    )
+    trainer = PoolFacts(group=TRAINER_GROUP, pods=1, accelerators=1)
+    facts = JobFacts(uid="j", generation=1, created=START, trainer=trainer, rollouts=pools[0], judges=pools[1])
+    groups = enumerate(spec.items(), start=1)
+    cluster = cluster_of(*(PodGroup(name=group, index=index, replicas=pods) for index, (group, pods) in groups))
     histories: dict[str, QueueHistory | None] = dict.fromkeys(spec)
     expected = dict(spec)
     report = None

@@ -1,7 +1,5 @@
 """Which long files of tests wait for a later run of `make test`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

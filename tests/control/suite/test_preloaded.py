@@ -1,7 +1,5 @@
 """Files of tests that run in forks of one process, with the exit code, output and end of a process of their own."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

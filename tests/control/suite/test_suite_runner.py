@@ -1,7 +1,5 @@
 """The runner of the suite: order, failures, durations, and the end of everything that it started."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -5,8 +5,6 @@
 `--check` writes nothing and fails if the file does not match the models.
 """
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PURE: fields of a model that a cluster's definition of the kind does not have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

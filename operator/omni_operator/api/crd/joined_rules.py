@@ -5,8 +5,6 @@ logic: to look up a field copies the schema of the object around it, and to eval
 few of those. So the rules of an object become one, which looks up what several of them read only once.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -7,8 +7,6 @@ The API server evaluates an object's rules on each change, so such a job could n
 - a spec that obeyed the rule must still obey it after a change.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PURE: conversion of pydantic's JSON schema to a structural schema for a CRD."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from omni_operator.api.base import VALIDATIONS, Cel

@@ -1,7 +1,5 @@
 """Reading jobs from files; an error lists every problem with file, line and the nearest valid name."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,12 +1,10 @@
 """A YAML document that keeps the line number of every value."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -61,7 +59,7 @@ class Document:
     others: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str, source: str, kind: str | None = None) -> Document:
+    def parse(cls, text: str, source: str, kind: str | None = None) -> Self:
         """Read one YAML document.
 
         Args:

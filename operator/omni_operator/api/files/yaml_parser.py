@@ -6,8 +6,6 @@ as `!!int abc`, and reads collections that contain themselves, are nested until 
 when each alias is replaced by its value.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

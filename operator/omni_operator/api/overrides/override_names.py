@@ -1,7 +1,5 @@
 """PURE: checks of overrides, without the trainer."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """PURE: rules about the accelerators of trainer, engines and judge, and about what is divided among them."""
 
-from __future__ import annotations
-
 from omni_operator.api.base import Rule
 
 VENDORS = ("NVIDIA", "Ascend")  # vendors whose accelerators may be combined in a job

@@ -1,7 +1,5 @@
 """PURE: overrides that do not go with fields of the job, which the project's trainer refuses at its start."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Why a run failed: from the trainer's exit code, its error event and the end of its log."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Sequence

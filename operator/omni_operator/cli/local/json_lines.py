@@ -1,7 +1,5 @@
 """JSON lines of a file that another process appends to."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 A separate program, because the child itself must call prctl before its command runs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Processes that a run leaves behind: found, terminated and reaped (Linux)."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Progress of a run on the terminal: a bar, or one line per step where output is not a terminal."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self

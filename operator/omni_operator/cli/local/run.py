@@ -1,7 +1,5 @@
 """`drl run`: run a job on this machine, from the YAML to the report."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The run folder before the trainer starts: new, resumable, finished, or of another job."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

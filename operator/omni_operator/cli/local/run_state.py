@@ -1,7 +1,5 @@
 """PURE: the state of a run, computed from its events."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

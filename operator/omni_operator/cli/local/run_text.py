@@ -1,7 +1,5 @@
 """PURE: the text shown for events and metrics of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

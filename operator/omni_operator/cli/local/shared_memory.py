@@ -1,7 +1,5 @@
 """Shared memory that a run leaves in /dev/shm: unused segments would stay until the machine restarts."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

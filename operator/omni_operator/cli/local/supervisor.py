@@ -1,7 +1,5 @@
 """The trainer as a child process: its exit, its progress and the user's Ctrl-C, in one event loop."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import signal

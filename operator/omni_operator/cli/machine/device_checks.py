@@ -1,7 +1,5 @@
 """`drl doctor --gpu`: runs the trainer's checks of a device, in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

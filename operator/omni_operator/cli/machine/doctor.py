@@ -1,7 +1,5 @@
 """`drl doctor`: check that this machine can run a job."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`drl fit`: estimate the memory that a job needs, before it runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """PURE: the output of `drl fit` as text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

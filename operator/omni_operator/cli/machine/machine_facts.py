@@ -1,7 +1,5 @@
 """Facts about this machine, found without importing the training stack."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

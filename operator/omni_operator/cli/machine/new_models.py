@@ -1,7 +1,5 @@
 """`drl model`: create models and prompts offline."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The training stack, which this package never imports: installed versions, and running its programs."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

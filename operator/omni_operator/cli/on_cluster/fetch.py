@@ -1,7 +1,5 @@
 """`drl fetch`: copy the results of a job from a cluster."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

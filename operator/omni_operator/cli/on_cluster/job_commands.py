@@ -1,7 +1,5 @@
 """`drl why`, `suspend`, `resume` and `scale`: jobs on a cluster. What lists, waits and deletes is kubectl."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

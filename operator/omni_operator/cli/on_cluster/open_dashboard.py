@@ -1,7 +1,5 @@
 """`drl open`: the Ray dashboard of a job on a cluster by a local port, or its report in the browser."""
 
-from __future__ import annotations
-
 import json
 import time
 import webbrowser

@@ -1,7 +1,5 @@
 """Parser of job objects: JSON of the API server -> the facts that decisions use."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

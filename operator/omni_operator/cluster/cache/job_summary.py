@@ -1,7 +1,5 @@
 """Summary of a job: what queue and metrics read of all jobs, without parsing their objects again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import get_args
 

@@ -9,8 +9,6 @@ Invariants:
   recognized by their uids, which the job's status records.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager

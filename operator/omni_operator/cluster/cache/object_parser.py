@@ -4,8 +4,6 @@ Values are clamped to what the job's status accepts: KubeRay, or anyone who may 
 counts, texts of any length and years from 1 to 9999 there.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Fields of objects that passes read. For a job that is too large to start, only the reason is kept."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

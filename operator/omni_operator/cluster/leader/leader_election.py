@@ -10,8 +10,6 @@ Invariants:
   its holder's next renewal is a conflict, and the Lease that is read then has an older version than one before.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

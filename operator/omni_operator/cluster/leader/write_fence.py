@@ -4,8 +4,6 @@ The client of the API server asks it before each write, and ends each write by t
 before it takes over is longer (`LeaseTimes`), so writes of two leaders never overlap.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import time

@@ -7,8 +7,6 @@ Invariants:
 - lists without any change in between, because each one expires, follow each other after pauses that grow.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -1,7 +1,5 @@
 """Client of watches: lists that the API server streams, lists in pages, and changes."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

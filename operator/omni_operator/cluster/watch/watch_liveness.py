@@ -5,8 +5,6 @@ the watch delivers each tracked write (the operator's Lease, every RayJob that i
 the deadline. Failed writes are not tracked: an unreachable API server is no reason to restart.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from omni_operator.cluster.kinds import JOBS, LEASES, RAYJOBS, Body, Key, Kind, version_of

@@ -1,7 +1,5 @@
 """PURE: resources, environment and node labels that accelerators need, by vendor and node type."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """PURE: pod template that head and workers share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 A budget and annotations keep drains and autoscalers away from them. What ends them all the same lets them save first.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob

@@ -1,7 +1,5 @@
 """PURE: head group of a job's RayCluster; the head runs no part of the training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob

@@ -1,7 +1,5 @@
 """PURE: strategic merge of pod templates, as in Kubernetes: mappings by key, lists by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # Merge keys of lists; other lists are replaced.

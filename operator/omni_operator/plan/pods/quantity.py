@@ -1,7 +1,5 @@
 """PURE: Kubernetes quantities of memory and CPU."""
 
-from __future__ import annotations
-
 import math
 import re
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """PURE: volumes of a job: the run folder, downloaded models, and where results are sent."""
 
-from __future__ import annotations
-
 import posixpath
 from typing import Any
 

@@ -5,8 +5,6 @@ another one is refused then, and the job has the reason `PodsRefused`. One is st
 grace period for one second, in which no trainer saves a checkpoint.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction

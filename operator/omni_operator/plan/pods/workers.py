@@ -1,7 +1,5 @@
 """PURE: worker groups of a job's RayCluster, one for each pool."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -10,8 +10,6 @@ Invariants:
 A deleted job needs no step: its objects have owner references, by which Kubernetes deletes them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile

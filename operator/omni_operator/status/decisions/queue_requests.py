@@ -10,8 +10,6 @@ Invariants:
 - the next number follows from the RayJob and the status alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 

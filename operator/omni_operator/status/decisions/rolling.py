@@ -9,8 +9,6 @@ Invariants, for each group:
 - at most `most_unavailable` pods are being replaced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime

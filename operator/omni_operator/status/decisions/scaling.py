@@ -7,8 +7,6 @@ Kueue reserves quota for the numbers of pods in the RayJob, and KubeRay creates 
 changes both. Kueue keeps new pods from being scheduled until it has quota for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -3,8 +3,6 @@
 Every pass determines the situation from the observed objects. It is never stored, so a job cannot get stuck in one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """PURE: a job at one moment of a pass."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """How long the operator waits before it treats a problem as a failure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import timedelta
 

@@ -4,8 +4,6 @@ KubeRay does not report a lost head: its RayJob stays `Running` and its RayClust
 the RayCluster's condition `HeadPodReady` turning False after it was True once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum

@@ -1,7 +1,5 @@
 """PURE: reasons of failures, from the text of errors."""
 
-from __future__ import annotations
-
 import re
 
 from omni_operator.status.reasons.names import FailureReason

@@ -1,7 +1,5 @@
 """PURE: the facts about a job that decisions depend on."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """PURE: observed state of a job's objects and the reports of its trainer."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping

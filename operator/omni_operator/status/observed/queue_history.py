@@ -1,7 +1,5 @@
 """PURE: the samples that waited for generation, or the requests for the judge, as far back as autoscaling looks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """PURE: what an attempt keeps of the spec that it was created from: its pods, their templates and their numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 

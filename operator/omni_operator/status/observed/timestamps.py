@@ -1,7 +1,5 @@
 """PURE: Kubernetes timestamps."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 # Clamped to years in which adding and subtracting any duration of a spec gives a valid time.

@@ -6,8 +6,6 @@ Types are strict and every value is bounded here, so that later code can calcula
 Unknown fields are ignored, so a newer trainer can report to an older operator.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """PURE: types of the table of reasons."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, TypeAlias

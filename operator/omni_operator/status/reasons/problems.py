@@ -1,7 +1,5 @@
 """PURE: rows of the table of reasons for whatever is wrong with a job."""
 
-from __future__ import annotations
-
 from omni_operator.api.names import JOB_LABEL
 
 from .names import Reason

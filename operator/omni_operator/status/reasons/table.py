@@ -4,8 +4,6 @@
 in `problems`, the place in the code that gives it, and a test.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from omni_operator.api.status import RECONCILE_ERROR, ConditionType

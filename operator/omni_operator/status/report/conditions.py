@@ -1,7 +1,5 @@
 """PURE: conditions of a job, derived from its situation; every pass derives all of them."""
 
-from __future__ import annotations
-
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.status import CONDITION_TYPES, Condition, Status

@@ -1,7 +1,5 @@
 """PURE: Kubernetes events that report the difference between two statuses."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

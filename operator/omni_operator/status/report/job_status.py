@@ -4,8 +4,6 @@ The status depends only on the last written status and the current observation, 
 nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

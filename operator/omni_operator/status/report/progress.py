@@ -1,7 +1,5 @@
 """PURE: progress, weights, checkpoint and usage in the status, from the trainer's reports."""
 
-from __future__ import annotations
-
 import math
 from datetime import datetime
 
