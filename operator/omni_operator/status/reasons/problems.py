@@ -332,11 +332,11 @@ WARNINGS = {
     ),
     "RecipeRisk": Reason(
         shown=("warning",),
-        meaning="Settings that published runs report as harmful, or do not use; each with its reason and source. Or "
-        "offloading and sleep that the accelerators' memory makes needless.",
+        meaning="Settings that published runs report as harmful, or do not use, each with its reason and source; or "
+        "offloading and sleep that the run does not need.",
         look="drl validate JOB.yaml",
-        action="Change them, or ignore the message if they are meant. Before a run, `drl validate` names the first "
-        "kind, and `drl fit` the second.",
+        action="Change them, or ignore the message if they are meant. `drl validate` and `drl fit` name them before a "
+        "run.",
     ),
     "PromptsTruncated": Reason(
         shown=("warning",),
