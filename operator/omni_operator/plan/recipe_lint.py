@@ -1,4 +1,4 @@
-"""PURE: warnings about a job: of its recipe, as the trainer prints them, and of a judge that no scorer asks."""
+"""PURE: warnings about a job: of its recipe, as the trainer prints them, and of fields without effect."""
 
 from typing import Any
 
@@ -16,18 +16,32 @@ JUDGE_UNUSED = (
     "is a judge that no scorer asks, and it takes accelerators: remove it, or add a scorer that asks a judge, such as "
     "genrm_ocr, without base_url"
 )
+PATIENCE_UNUSED = (
+    "cannot end the run: spec.trainer.evalEverySteps is 0, so samples are evaluated only before and after training; "
+    "raise that, or remove this"
+)
 
 
 def find_unused(job: DiffusionRLJob) -> list[Violation]:
-    """A judge that takes accelerators and is never asked; a function of the user's may ask it."""
+    """Fields that can have no effect because of others."""
+    if job.spec.algorithm.entrypoint != ENTRYPOINT:
+        return []
+    found = []
+    if _has_unused_judge(job):
+        found.append(Violation(("spec", "reward", "model"), JUDGE_UNUSED))
+    if job.spec.reward.early_stopping_patience is not None and job.spec.trainer.eval_every_steps == 0:
+        found.append(Violation(("spec", "reward", "earlyStoppingPatience"), PATIENCE_UNUSED))
+    return found
+
+
+def _has_unused_judge(job: DiffusionRLJob) -> bool:
+    """Whether a judge takes accelerators and is never asked; a function of the user's may ask it."""
     reward = job.spec.reward
-    algorithm = job.spec.algorithm
-    own_manager = any(text.lstrip("+").startswith("reward.reward_manager.") for text in algorithm.overrides)
-    if reward.model is None or own_manager or algorithm.entrypoint != ENTRYPOINT:
-        return []
-    if any(scorer.function or (scorer.asks_judge and not scorer.settings.get("base_url")) for scorer in reward.scorers):
-        return []
-    return [Violation(("spec", "reward", "model"), JUDGE_UNUSED)]
+    own_manager = any(text.lstrip("+").startswith("reward.reward_manager.") for text in job.spec.algorithm.overrides)
+    if reward.model is None or own_manager:
+        return False
+    asking = (scorer.asks_judge and not scorer.settings.get("base_url") for scorer in reward.scorers)
+    return not any(asking) and not any(scorer.function for scorer in reward.scorers)
 
 
 def find_risks(job: DiffusionRLJob) -> list[Violation]:

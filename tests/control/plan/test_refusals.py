@@ -148,6 +148,16 @@ def test_a_judge_that_no_scorer_asks_is_a_warning(assignments: list[str], unused
     assert (at in {warning.at for warning in plan.find_warnings(make_job(*assignments))}) is unused
 
 
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_patience_without_evaluations_during_the_training_is_a_warning(steps: int) -> None:
+    scorers = "spec.reward.scorers=[{name: jpeg}, {name: shapes, use: Evaluation}]"
+    patience = ("spec.reward.earlyStoppingPatience=2", scorers, "spec.data.validation=[h.txt]")
+    warned = {
+        warning.at[-1] for warning in plan.find_warnings(make_job(*patience, f"spec.trainer.evalEverySteps={steps}"))
+    }
+    assert ("earlyStoppingPatience" in warned) is (steps == 0)
+
+
 def test_the_smallest_job_is_not_refused() -> None:
     assert plan.find_refusals(make_job(), SETTINGS) == []
 
