@@ -311,7 +311,7 @@ def train_on(
     if stack.device_memory is not None and not judge_settings.shared(run.config):  # whose memory is not estimated
 
         def report_needless(text: str) -> None:
-            run.folder.event("warning", reason="RecipeRisk", message=text)
+            run.folder.event("warning", reason="OffloadingNotNeeded", message=text)
 
         resources.callback(needless.search(run.config, stack.device_memory, report_needless))
     from verl_omni.trainer.run.step_checkpoints import RunRequests

@@ -332,11 +332,16 @@ WARNINGS = {
     ),
     "RecipeRisk": Reason(
         shown=("warning",),
-        meaning="Settings that published runs report as harmful, or do not use, each with its reason and source; or "
-        "offloading and sleep that the run does not need.",
+        meaning="Settings that published runs report as harmful, or do not use; each with its reason and source.",
         look="drl validate JOB.yaml",
-        action="Change them, or ignore the message if they are meant. `drl validate` and `drl fit` name them before a "
-        "run.",
+        action="Change them, or ignore the message if they are meant. `drl validate` names them before a run.",
+    ),
+    "OffloadingNotNeeded": Reason(
+        shown=("warning",),
+        meaning="As `drl fit` estimates, the run fits on its accelerators without this offloading or sleep, which "
+        "costs time.",
+        look=STATUS,
+        action="Set what the message names.",
     ),
     "PromptsTruncated": Reason(
         shown=("warning",),

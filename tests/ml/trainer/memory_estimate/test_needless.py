@@ -83,6 +83,6 @@ def test_only_a_run_whose_accelerators_are_known_and_its_own_is_searched(
     run: Any = SimpleNamespace(config=config, folder=folder)
     with pytest.raises(Reached), ExitStack() as resources:
         main_diffusion.train_on(Cluster(lambda: None), run, resources, lambda _: None, lambda: False)
-    told = {"event": "warning", "reason": "RecipeRisk", "message": "param_offload=false"}
+    told = {"event": "warning", "reason": "OffloadingNotNeeded", "message": "param_offload=false"}
     assert searched == ([LARGE, 0] if memory and not shared else [])
     assert (told in events) == bool(searched)
