@@ -6,11 +6,9 @@ ran out. All others may change what is learned: `drl run` refuses them, and the 
 
 import re
 
-ACTOR = "actor_rollout_ref.actor"
-MODEL = "actor_rollout_ref.model"
-ROLLOUT = "actor_rollout_ref.rollout"
-JUDGE = "reward.reward_model"
-ENGINE = f"{ROLLOUT}.engine_kwargs.vllm_omni"
+from verl_omni.settings_schema import engine_settings
+from verl_omni.settings_schema.declarations import ACTOR, JUDGE, MODEL, ROLLOUT
+
 # A name, or one of a group with its settings.
 MAY_DIFFER = (
     "actor_rollout_ref.nccl_timeout",
@@ -65,7 +63,7 @@ MAY_DIFFER = (
         )
     ),
     *(
-        f"{ENGINE}.{name}"
+        f"{engine_settings.GROUP}.{name}"
         for name in (
             "diffusion_compile_dynamic",
             "diffusion_compile_granularity",

@@ -26,12 +26,12 @@ def find_unused(job: DiffusionRLJob) -> list[Violation]:
     """Fields that can have no effect because of others."""
     if job.spec.algorithm.entrypoint != ENTRYPOINT:
         return []
-    found = []
+    unused = []
     if _has_unused_judge(job):
-        found.append(Violation(("spec", "reward", "model"), JUDGE_UNUSED))
+        unused.append(Violation(("spec", "reward", "model"), JUDGE_UNUSED))
     if job.spec.reward.early_stopping_patience is not None and job.spec.trainer.eval_every_steps == 0:
-        found.append(Violation(("spec", "reward", "earlyStoppingPatience"), PATIENCE_UNUSED))
-    return found
+        unused.append(Violation(("spec", "reward", "earlyStoppingPatience"), PATIENCE_UNUSED))
+    return unused
 
 
 def _has_unused_judge(job: DiffusionRLJob) -> bool:

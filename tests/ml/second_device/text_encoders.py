@@ -111,15 +111,15 @@ def test_offloaded_encoders_take_memory_of_the_device_only_while_they_encode(
 ) -> None:
     before = allocated()
     plain = made(tmp_path, second, prompt_cache_dir=None)
-    everything = allocated() - before
+    with_encoders = allocated() - before
     before = allocated()
     pipeline = made(tmp_path, second, offload_text_encoders=True)
-    rest = allocated() - before
-    assert everything - rest >= encoder_bytes(plain) > 0  # CUDA's allocator rounds up
+    without_encoders = allocated() - before
+    assert with_encoders - without_encoders >= encoder_bytes(plain) > 0  # CUDA's allocator rounds up
     encoding = list[int]()
     encode(pipeline, [[1, 2, 3]], [], lambda: encoding.append(allocated() - before))
-    assert encoding == [everything]
-    assert allocated() - before == rest
+    assert encoding == [with_encoders]
+    assert allocated() - before == without_encoders
 
 
 def test_encoders_return_to_cpu_memory_after_an_error(second: torch.device, tmp_path: Path) -> None:

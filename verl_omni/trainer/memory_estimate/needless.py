@@ -12,6 +12,7 @@ from collections.abc import Callable
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.trainer import startup
+from verl_omni.trainer.memory_estimate import __main__ as fit
 from verl_omni.utils.registry import import_modules
 
 logger = logging.getLogger(__name__)
@@ -51,10 +52,8 @@ def search(config: DictConfig, capacity: int, report: Callable[[str], None]) -> 
 
 def describe(config: DictConfig, capacity: int) -> str:
     """What to set, each with what it saves; empty: nothing. Arguments as of `search`."""
-    from verl_omni.trainer.memory_estimate import __main__ as fit  # late: it imports torch
-
-    found = fit.describe(config, capacity, None, accelerator=True)
-    of_trainer = found["pools"]["trainer"] if "pools" in found else found
+    estimate = fit.describe(config, capacity, None, accelerator=True)
+    of_trainer = estimate["pools"]["trainer"] if "pools" in estimate else estimate
     changes = [
         f"{change['setting']}={str(change['value']).lower()} (saves: {change['costs']})"
         for change in of_trainer["not_needed"]

@@ -92,7 +92,7 @@ def follow_pods(
     if rayjob is None or cluster is None or cluster.deleting:
         return changes
     wanted = {group.name: group.replicas for group in cluster.groups if group.gated}
-    wanted |= {scaled.change.group: scaled.change.new for scaled in changes}
+    wanted |= {step.change.group: step.change.new for step in changes}
     scaled = {pool.group for pool in facts.pools if pool.live}
     more: list[ReserveQuota] = []
     fewer: list[ReserveQuota] = []

@@ -27,9 +27,9 @@ def test_parts_of_a_file_are_joined_to_what_the_whole_file_is(
 ) -> None:
     file = tmp_path_factory.mktemp("rows") / "prompts.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    whole = prompt_tables.read([str(file)])
+    in_one_part = prompt_tables.read([str(file)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompt_tables, "ROWS_AT_ONCE", 2)
         in_parts = prompt_tables.read([str(file)])
-    assert [*in_parts] == [*whole]
-    assert in_parts.column_names == whole.column_names
+    assert [*in_parts] == [*in_one_part]
+    assert in_parts.column_names == in_one_part.column_names
